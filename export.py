@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         print(export_options.parser().format_help(), end="")
         return 0
     file_formats.check_packages(request.formats)
-    exported = network.opened(request.path, request.words)
+    exported = network.open_network(request.path, request.words)
     if exported is None:
         return 0
     texts = exported.texts(embedded.shape(exported.run)[1])

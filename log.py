@@ -136,9 +136,9 @@ class RunLog:
         if lost:
             self.note(f"validation.csv loses the rows of averages that this call does not validate: {', '.join(lost)}")
 
-    def kept(self, updates: int, stays: bool) -> dict[str, Any]:
+    def rows_for_state(self, updates: int, stays: bool) -> dict[str, Any]:
         """The rows that the state of a checkpoint keeps, by table."""
-        return {name: table.kept(updates, stays) for name, table in self._tables.items()}
+        return {name: table.rows_for_state(updates, stays) for name, table in self._tables.items()}
 
     def rows(self, name: str) -> list[Row]:
         """The rows of training.csv or validation.csv so far."""

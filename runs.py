@@ -34,7 +34,7 @@ _ORDER = "time"
 def main(argv: list[str]) -> int:
     """parse -> find -> print, or remove."""
     options = _parser().parse_args(argv)
-    runs = run_list.ordered(run_list.below(Path(options.logs)), options.sort)
+    runs = run_list.ordered(run_list.find_runs(Path(options.logs)), options.sort)
     for note in _idle(options):
         print(note, file=sys.stderr)
     if options.remove:
@@ -97,7 +97,7 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
             return 1
     for run in runs:
         _check_own_folder(run)  # again: an answer may take its time
-        with locks.held(Path(run.folder)):
+        with locks.lock_folder(Path(run.folder)):
             shutil.rmtree(run.folder)
         print(f"Removed {run.folder}")
     return 0

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         print(*board.plan(), sep="\n")
         return 0
     top.mkdir(parents=True, exist_ok=True)
-    with locks.held(top, "the sweep"):
+    with locks.lock_folder(top, "the sweep"):
         try:
             _train(ready, board, top, shares)
         except StopRequest:

@@ -26,7 +26,7 @@ from harness.training import endings
 from harness.training.context import TrainingContext
 from harness.training.initial_state import initial_state
 from harness.training.loop import TrainingLoop
-from harness.training.opened_run import opened
+from harness.training.opened_run import open_run
 from harness.training.origins import NewRun, SavedRun, last_update
 from harness.training.profiling import UpdateProfiler
 from harness.training.validating import Validator
@@ -64,7 +64,7 @@ def run_training(argv: list[str], script: str, origin: TrainingOrigin) -> int:
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.rendezvous(run))
         run, folder, checkpoint = origin.join(run, team, checkpoint)
-        with opened(run, team, folder, checkpoint, hints.command(script, *argv)) as context:
+        with open_run(run, team, folder, checkpoint, hints.command(script, *argv)) as context:
             train(context, checkpoint)
             team.shut_down()
     return 0
@@ -75,14 +75,14 @@ def train(context: TrainingContext, checkpoint: LoadedCheckpoint | None = None) 
     checkpoint."""
     done = checkpoint.updates if checkpoint else 0
     last = last_update(context.run, done)
-    context.mlperf.begun()
+    context.mlperf.log_init_start()
     recording = context.team.broadcast_json(bool(context.profile))  # the instances cut their host steps alike
     with compiling.training_program(context.run, context.log, done, recording, context.team.group) as program:
         initial = initial_state(context, program, checkpoint)
         profiler = UpdateProfiler(context, program, recording, done, last)
         with Validator(context, initial.validated) as validator:
             done = TrainingLoop(context, program, initial, validator, profiler).run(last)
-            endings.finished(context, done, validator, initial.meter.images_per_second)
+            endings.log_finished(context, done, validator, initial.meter.images_per_second)
 
 
 if __name__ == "__main__":

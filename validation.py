@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Validate what --restore-path names, or random weights, one after another by the instances of a team."""
-    exported = predicting.asked(argv)
+    exported = predicting.exported_file_given(argv)
     if exported:
         return predicting.predict(exported)
     origin = _origin(argv)
@@ -71,7 +71,7 @@ def _origin(argv: list[str]) -> SavedWeights:
                 "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
             )
         return SavedWeights([], None, {})
-    selected = [] if membership.call_follows(argv, "validation") else find.select(Path(path))
+    selected = [] if membership.call_is_of_later_instance(argv, "validation") else find.select(Path(path))
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if sources.value_of(argv, "micro_batch_size", "validation"):
@@ -82,7 +82,7 @@ def _origin(argv: list[str]) -> SavedWeights:
 def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int) -> int:
     """Validate the checkpoints, or random weights if there are none; the exit code."""
     log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *([] if selected else _random_weights(run))])
-    request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.first else None
+    request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.is_first else None
     unreadable, validated = [], []
 
     def stopped(reason: str) -> None:
@@ -94,7 +94,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
             with compiling.validation_program(run, log) as program:
                 if team.group:
                     signals.defer_until_agreed(program.stop)
-                if team.first:
+                if team.is_first:
                     record_profile(run, program, request, log)
                 for checkpoint in selected or [RANDOM_WEIGHTS]:
                     values = _read(checkpoint, selected, team, log) if selected else None
@@ -110,7 +110,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
         except StopRequest as stop:
             stopped(str(stop))
             raise
-    if unreadable and team.first:
+    if unreadable and team.is_first:
         names = ", ".join(unreadable)
         prog = commands.prog("validation.py")
         print(f"{prog}: error: {len(unreadable)} of {len(selected)} checkpoints cannot be read: {names}", file=sys.stderr)
@@ -129,7 +129,7 @@ def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: 
     """The tensors that instance 0 reads, in every instance; None if they cannot be read, which is an error of a checkpoint
     that is alone."""
     values = None
-    if team.first:
+    if team.is_first:
         try:
             values = read.tensors(checkpoint)
         except CheckpointError as error:

@@ -69,7 +69,7 @@ def _beside_no_training(target: Path) -> AbstractContextManager[None]:
     parent = target.parent.resolve()
     folder = parent.parent if parent.name == AVERAGES else parent
     is_run = (folder / locks.FILE).exists() or bool(find.numbered(folder))
-    return locks.held(folder) if is_run else nullcontext()
+    return locks.lock_folder(folder) if is_run else nullcontext()
 
 
 def _target(filename: str) -> Path:

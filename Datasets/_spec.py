@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def regular_size(file: Path) -> int:
     """Bytes of a regular file; DataError for a missing file, a pipe or a device."""
     try:
-        with input_files.opened(file) as stream:
+        with input_files.open_regular_file(file) as stream:
             return os.fstat(stream.fileno()).st_size
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None

@@ -86,7 +86,7 @@ def uniform_of_words(words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitcast(top, tf.int32), tf.float32) * (2.0**-24)
 
 
-def below(limit: int, key: Key, *counters: tf.Tensor) -> tf.Tensor:
+def uniform_below(limit: int, key: Key, *counters: tf.Tensor) -> tf.Tensor:
     """int32 in [0, limit), limit at most 2^31; the bias of the division is below limit / 2^32."""
     top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(32, tf.uint64))
     scaled = tf.bitwise.right_shift(top * tf.constant(limit, tf.uint64), tf.constant(32, tf.uint64))

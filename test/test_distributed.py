@@ -207,10 +207,10 @@ def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkey
         saved = variables(tmp_path / wire, 1)
         means[wire] = np.concatenate([value.ravel() for name, value in saved.items() if name.endswith("kernel/Momentum")])
     for wire in ("fp16", "bf16"):
-        on_grid = number_formats.named(wire).rounded(means[wire]) == means[wire]
+        on_grid = number_formats.by_name(wire).rounded(means[wire]) == means[wire]
         normal = np.abs(means[wire]) > 2.0**-13
         assert normal.mean() > 0.2 and on_grid[normal].all()
-        assert (number_formats.named(wire).rounded(means["fp32"]) != means["fp32"]).mean() > 0.5
+        assert (number_formats.by_name(wire).rounded(means["fp32"]) != means["fp32"]).mean() > 0.5
         near = np.abs(means[wire] - means["fp32"]) <= 2.0 ** -(7 if wire == "bf16" else 10) * np.abs(means["fp32"]).max()
         assert near.all()
 
@@ -224,7 +224,7 @@ def test_sums_in_narrow_formats_round_once_an_addition(size, wire, tmp_path):
     addresses = ",".join(free_addresses(size))
     helper = "test/helpers/all_reduce.py"
     succeeded([started(helper, [addresses, k, wire, tmp_path / f"{k}.npz"]) for k in range(size)])
-    rounded = number_formats.named(wire).rounded
+    rounded = number_formats.by_name(wire).rounded
 
     def added(total: np.ndarray, term: np.ndarray) -> np.ndarray:
         exact = total + term
@@ -272,13 +272,19 @@ class Told:
     """An instance of a team whose configs these are; `top`: what the first one says."""
 
     def __init__(self, instance: int, configs: list[dict], top: Any) -> None:
-        self.instance, self.size, self.first, self.configs, self._top = instance, len(configs), instance == 0, configs, top
+        self.instance, self.size, self.is_first, self.configs, self._top = (
+            instance,
+            len(configs),
+            instance == 0,
+            configs,
+            top,
+        )
 
     def broadcast_text(self, text: str) -> str:
-        return text if self.first else str(self._top)
+        return text if self.is_first else str(self._top)
 
     def broadcast_json(self, value: Any) -> Any:
-        return value if self.first else self._top
+        return value if self.is_first else self._top
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_environments_of_clusters(pytestconfig):
 
     @refusing(OptionError)
     def read(environ: dict[str, str]) -> None:
-        membership.follows(environ)
+        membership.is_later_instance(environ)
         membership.find(alone if membership.under_poprun(environ) else together, environ)
 
     fuzzing.hold("clusters", fuzzing.rounds(300, 1000, pytestconfig), cluster_of, read, Refused)
@@ -158,7 +158,7 @@ def test_environments_of_steps(pytestconfig):
 
     @refusing(OptionError)
     def read(environ: dict[str, str]) -> None:
-        membership.follows(environ)
+        membership.is_later_instance(environ)
         bounded(" ".join(["none", *membership.ignored_others(environ)]))
         membership.find(together, environ)
 

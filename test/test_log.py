@@ -100,7 +100,7 @@ def written(folder: Path) -> tuple[log.RunLog, list[tuple[int, dict[str, object]
     for iteration in (10, 20, 30, 40):
         run_log.training_row(row(iteration))
         if iteration > 10:
-            kept = run_log.kept(iteration, stays=iteration != 30)
+            kept = run_log.rows_for_state(iteration, stays=iteration != 30)
             states.append((iteration, json.loads(json.dumps(kept))))
     run_log.close()
     return run_log, states
@@ -113,7 +113,7 @@ def test_rows_that_will_come_again_are_forgotten(tmp_path):
     assert [row["iteration"] for row in run_log.rows("training.csv")] == ["10", "20"]
     run_log.training_row(row(30))
     assert (tmp_path / "training.csv").read_text().count("iteration") == 1
-    assert run_log.kept(30, stays=True)["training.csv"]["before"] == 2
+    assert run_log.rows_for_state(30, stays=True)["training.csv"]["before"] == 2
     assert "warning" not in (tmp_path / "log.txt").read_text()
 
 
@@ -139,7 +139,7 @@ def test_rows_are_made_anew_from_the_checkpoints(damage, rolling, tmp_path):
     for iteration in range(last + 10, 60, 10):
         run_log.training_row(row(iteration))
     assert path.read_text().splitlines()[: len(lines)] == [line.rstrip() for line in lines]
-    kept = run_log.kept(50, stays=True)["training.csv"]
+    kept = run_log.rows_for_state(50, stays=True)["training.csv"]
     assert [cells[1] for cells in kept["rows"]] == [str(n) for n in range(30 if rolling else 50, 60, 10)]
     assert kept["before"] == (2 if rolling else 4)
 
@@ -295,7 +295,7 @@ def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
     for iteration in range(10, 60, 10):  # and no checkpoint meanwhile
         run_log.training_row(row(iteration))
     assert len(run_log._tables["training.csv"]._recent) < 3
-    assert run_log.kept(50, stays=True)["training.csv"] | {"rows": 1} == {"since": 40, "before": 4, "rows": 1}
+    assert run_log.rows_for_state(50, stays=True)["training.csv"] | {"rows": 1} == {"since": 40, "before": 4, "rows": 1}
 
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
@@ -306,7 +306,7 @@ def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
     run_log = log.RunLog(tmp_path)
     run_log.resume_after(40, [(20, {}), (40, {"iteration": 40})], stays=True)
     assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
-    assert len(run_log.kept(50, stays=True)["training.csv"]["rows"]) == 4
+    assert len(run_log.rows_for_state(50, stays=True)["training.csv"]["rows"]) == 4
     sound, late = (state["training.csv"] for _, state in states[1:])
     for strange in (7, [], {"since": "x"}, {**sound, "since": -1}, {**sound, "rows": [["x"] * len(run_tables.TRAINING_COLUMNS)]},
                     {**sound, "rows": [["40"]]}, {**sound, "since": 10**15, "rows": []}, {**sound, "before": 10**15},

@@ -127,7 +127,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert refused.code == 2 and "--autoresume needs --logs-path" in refused.err
     refused = run(*call[:-2], tmp_path / "none", "--autoresume", "--no-logs")
     assert refused.code == 2 and "--no-logs: --autoresume goes on in the folder of --logs-path" in refused.err
-    with locks.held(folder):
+    with locks.lock_folder(folder):
         assert "is being written by another process" in run(*call, "--iterations", 15).err
 
 

@@ -90,7 +90,7 @@ def test_runs_are_listed_with_what_they_reached(logs):
 
 @pytest.mark.parametrize(("seconds", "year"), [(1e12, "9999"), (9e12, "9999"), (-1e11, "1970"), (-9e12, "1970")])
 def test_times_that_no_calendar_has_are_told_as_the_last_or_first(seconds, year, logs):
-    summary = replace(run_list.below(logs)[0], changed=seconds)
+    summary = replace(run_list.find_runs(logs)[0], changed=seconds)
     assert run_list.as_json(summary)["changed"].startswith(year) and f" {year}-" in run_list.table([summary])
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_run_is_named_with_the_reason(case, logs):
 
 
 def test_a_running_run_is_seen_by_its_lock_and_stays(logs):
-    with locks.held(logs / "done"):
+    with locks.lock_folder(logs / "done"):
         assert listed(logs)["done"]["state"] == "running"
         result = called(logs, "--remove", "deep/half", "done", "--yes")
         assert (result.code, result.out) == (2, "") and "--remove done: it is running; stop it first" in result.err

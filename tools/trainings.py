@@ -55,7 +55,7 @@ class Job(Protocol[Given]):
 def clear(folder: Path) -> None:
     """Take the folder of a call that ended before its first result."""
     if folder.exists():
-        with locks.held(folder):  # not that of a training that still runs
+        with locks.lock_folder(folder):  # not that of a training that still runs
             pass
         shutil.rmtree(folder)
 

@@ -110,7 +110,7 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
 
 def _hdf5(source: Path) -> dict[str, np.ndarray]:
     h5py = _package("h5py", "h5py")
-    with input_files.opened(source):
+    with input_files.open_regular_file(source):
         pass  # of the kind that can be opened
     try:
         with h5py.File(source, "r") as file:
@@ -207,7 +207,7 @@ def _torch(source: Path) -> dict[str, np.ndarray]:
 
 
 def _wheel(source: Path) -> dict[str, np.ndarray]:
-    with input_files.opened(source) as file, zips.opened(file, MAX_BYTES) as wheel:
+    with input_files.open_regular_file(source) as file, zips.opened(file, MAX_BYTES) as wheel:
         inside = [info for info in wheel.infolist() if info.filename.endswith(TORCH)]
         if len(inside) != 1:
             raise ImportFailure(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")

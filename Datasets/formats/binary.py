@@ -45,7 +45,7 @@ class RecordFile:
     def __init__(self, file: Path, layout: RecordLayout) -> None:
         self._file, self._layout = file, layout
         try:
-            self._content = Slices(input_files.opened(file))
+            self._content = Slices(input_files.open_regular_file(file))
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from None
 

@@ -99,7 +99,7 @@ def fault(encoded: Bytes, scans: bool = True) -> str | None:
 def file_fault(file: Path) -> str | None:
     """Why a file cannot be a picture, by its header."""
     try:
-        with input_files.opened(file) as stream:
+        with input_files.open_regular_file(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             if not size:
                 return "is empty"

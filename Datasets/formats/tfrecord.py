@@ -143,7 +143,7 @@ class RecordIndex:
     def _read(self, record: int, size: int) -> bytes:
         file, _ = self._place(record)
         try:
-            with input_files.opened(file) as stream:
+            with input_files.open_regular_file(file) as stream:
                 data = os.pread(stream.fileno(), size, int(self._offsets[record]))
         except OSError as error:
             raise DataError(f"{self.name(record)} cannot be read: {error.strerror}") from error
@@ -215,7 +215,7 @@ def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
     if not size:
         raise DataError(f"{file} is empty; copy it again")
     parts: list[tuple[np.ndarray, np.ndarray]] = []
-    with input_files.opened(file) as stream:
+    with input_files.open_regular_file(file) as stream:
         while at < size:
             offsets: list[int] = []
             headers: list[bytes] = []

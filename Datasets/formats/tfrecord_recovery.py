@@ -53,7 +53,7 @@ def walk(file: Path, payloads: bool = False) -> list[Stretch]:
     payload lead into a later record, so the search starts inside it. With it every payload's checksum is.
     """
     try:
-        with input_files.opened(file) as stream:
+        with input_files.open_regular_file(file) as stream:
             content = Slices(stream)
             return _stretches(content, len(content), payloads)
     except OSError as error:

@@ -23,9 +23,9 @@ class Cuts(NamedTuple):
 def random_cuts(record: tf.Tensor, epoch: tf.Tensor, seed: int) -> Cuts:
     """Any place in the frame, half of the images mirrored."""
     return Cuts(
-        top=draws.below(2 * FRAME + 1, draws.key(seed, "data/crop-top"), epoch, record),
-        left=draws.below(2 * FRAME + 1, draws.key(seed, "data/crop-left"), epoch, record),
-        mirrored=tf.equal(draws.below(2, draws.key(seed, "data/flip"), epoch, record), 1),
+        top=draws.uniform_below(2 * FRAME + 1, draws.key(seed, "data/crop-top"), epoch, record),
+        left=draws.uniform_below(2 * FRAME + 1, draws.key(seed, "data/crop-left"), epoch, record),
+        mirrored=tf.equal(draws.uniform_below(2, draws.key(seed, "data/flip"), epoch, record), 1),
     )
 
 

@@ -53,7 +53,7 @@ def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) 
     if block == 1:
         return draws.permuted(index, epoch, size, key), epoch
     blocks, rest = divmod(size, block)
-    before = block * tf.cast(draws.below(blocks + 1, draws.key(seed, "data/order-rest"), epoch), tf.int64)
+    before = block * tf.cast(draws.uniform_below(blocks + 1, draws.key(seed, "data/order-rest"), epoch), tf.int64)
     index_in_blocks = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without those that fill no block
     record = draws.permuted(index_in_blocks // block, epoch, blocks, key) * block + index_in_blocks % block
     in_rest = tf.logical_and(index >= before, index < before + rest)

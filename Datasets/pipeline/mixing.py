@@ -95,7 +95,7 @@ class Mixing:
         cut = tf.cast(tf.round(cut), tf.int32)
         inside = []
         for axis in ("rows", "columns"):
-            centre = draws.below(side, self._key(f"cutmix/{axis}"), index)
+            centre = draws.uniform_below(side, self._key(f"cutmix/{axis}"), index)
             first = tf.clip_by_value(centre - cut // 2, 0, side - cut)[:, None]
             inside.append(tf.logical_and(tf.range(side) >= first, tf.range(side) < first + cut[:, None]))
         box = tf.logical_and(inside[0][:, None, :, None, None], inside[1][:, None, None, :, None])

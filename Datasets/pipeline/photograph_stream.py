@@ -217,7 +217,7 @@ def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element
     """The draws of records [n]: the seed of the crop, int32 [n, 2], and the flip, bool [n]."""
     return {
         "seed": draws.seed_pairs(draws.key(request.seed, "data/box"), epoch, record),
-        "flip": tf.equal(draws.below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
+        "flip": tf.equal(draws.uniform_below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
     }
 
 

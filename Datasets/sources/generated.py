@@ -97,7 +97,7 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     )
     image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, so that eight bits hold them
     drawn_from = max(1, spec.num_classes - 1)
-    sample = {"label": draws.below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
+    sample = {"label": draws.uniform_below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
     if request.eight_bit_io:
         sample["image"] = tf.cast(image, tf.uint8)[0]
         if spec.standardised:

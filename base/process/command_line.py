@@ -184,13 +184,13 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     except failures as error:
         return report(error, 1)
     except ModuleNotFoundError as error:
-        if startup.missing(error) is None:
+        if startup.missing_package_message(error) is None:
             raise
-        return report(startup.missing(error), 1)
+        return report(startup.missing_package_message(error), 1)
     except (MemoryError, ImportError, RuntimeError) as error:
-        if tf_runtime.starved(error) is None:
+        if tf_runtime.starved_message(error) is None:
             raise
-        return report(tf_runtime.starved(error), 1)
+        return report(tf_runtime.starved_message(error), 1)
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1  # a run's log names its output

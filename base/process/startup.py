@@ -35,7 +35,7 @@ def _as_called(prog: str) -> str:
     return commands.prog(prog) if commands else prog
 
 
-def missing(error: BaseException) -> str | None:
+def missing_package_message(error: BaseException) -> str | None:
     """The message for a missing package; None for any other error."""
     name = getattr(error, "name", None) or ""
     if not isinstance(error, ModuleNotFoundError) or name.split(".")[0] not in INSTALLED:
@@ -48,17 +48,17 @@ def missing(error: BaseException) -> str | None:
     return f"Python package {name} is not installed in {sys.executable}; {remedy}"
 
 
-def starved(error: BaseException) -> str | None:
+def starved_message(error: BaseException) -> str | None:
     """The message for an import that found too little memory; None for any other error."""
     if isinstance(error, MemoryError):  # options, which could be others, have not been read yet
         return "out of memory: give more (ulimit -v, ulimit -d)"
     from base.process import tf_runtime
 
-    return tf_runtime.starved(error)
+    return tf_runtime.starved_message(error)
 
 
 def _told(prog: str, kind: type, error: BaseException, trace: object) -> None:
-    reason = missing(error) or starved(error)
+    reason = missing_package_message(error) or starved_message(error)
     if reason:
         print(f"{prog}: error: {reason}", file=sys.stderr)
     else:

@@ -100,7 +100,7 @@ def device_error(error: Exception) -> str:
     return f"{type(error).__name__}: {telling_line(error)}"
 
 
-def starved(error: BaseException) -> str | None:
+def starved_message(error: BaseException) -> str | None:
     """Return a line on an error that comes of too little memory, or of too few threads; None for any other."""
     if isinstance(error, MemoryError):
         return f"out of memory: {_LESS}, or more memory (ulimit -v, ulimit -d)"

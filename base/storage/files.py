@@ -121,5 +121,5 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _not_regular(path: Path, mode: int) -> NotRegular:
-    what = "Is a link, which is not followed" if stat.S_ISLNK(mode) else input_files.unfit(mode)
+    what = "Is a link, which is not followed" if stat.S_ISLNK(mode) else input_files.unfit_reason(mode)
     return NotRegular(errno.EINVAL, f"{what}; remove it", str(path))

@@ -21,7 +21,7 @@ _KINDS = (
 )
 
 
-def unfit(mode: int) -> str | None:
+def unfit_reason(mode: int) -> str | None:
     """Why a path of this mode is not read as a file; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
@@ -30,7 +30,7 @@ def unfit(mode: int) -> str | None:
     return f"Is {next((name for test, name in _KINDS if test(mode)), 'of a kind of its own')}, not a file"
 
 
-def opened(path: str | Path) -> BinaryIO:
+def open_regular_file(path: str | Path) -> BinaryIO:
     """A regular file for reading; OSError, whose `strerror` names its kind, for anything else."""
     _check_regular(os.stat(path), path)  # to open some devices is to do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,7 +44,7 @@ def opened(path: str | Path) -> BinaryIO:
 
 def content(path: str | Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes; OSError for anything else."""
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         blocks, room = [], most + 1 if size <= most else 0
         while room and (block := file.read(min(room, max(size, _BLOCK)))):  # mostly in one piece, which is not copied
@@ -91,6 +91,6 @@ def text(path: str | Path, most: int) -> str:
 
 
 def _check_regular(state: os.stat_result, path: str | Path) -> None:
-    reason = unfit(state.st_mode)
+    reason = unfit_reason(state.st_mode)
     if reason:
         raise OSError(errno.EISDIR if stat.S_ISDIR(state.st_mode) else errno.EINVAL, reason, str(path))

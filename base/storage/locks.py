@@ -19,7 +19,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
-def held(folder: Path, what: str = "the run") -> Iterator[None]:
+def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
     """Hold the lock of a folder, that of `what`, which ends with the process however that ends; OptionError if another
     process holds it or nothing may be written there, OSError if the file that says so cannot be written for another reason.
 
@@ -45,7 +45,7 @@ def held(folder: Path, what: str = "the run") -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return whether a process holds the folder's lock, without writing anything."""
     return any(_is_locked(path, flags) for path, flags in ((folder, os.O_DIRECTORY), (folder / FILE, os.O_NONBLOCK)))
 

@@ -26,7 +26,7 @@ _READERS = {
 def read(path: Path, most: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
     """The wanted arrays by name, of a file that unpacks to at most `most` bytes; OSError, or ValueError with one line."""
     arrays = {}
-    with input_files.opened(path) as file, zips.opened(file, most) as archive:
+    with input_files.open_regular_file(path) as file, zips.opened(file, most) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in arrays:  # once with .npy and once without

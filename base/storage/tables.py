@@ -86,10 +86,10 @@ class Table:
     def sync(self) -> None:
         """Put the rows that were written onto the disk; from any thread, so that the file stays open for rows to come."""
         if os.path.lexists(self.path):
-            with input_files.opened(self.path) as written:
+            with input_files.open_regular_file(self.path) as written:
                 os.fsync(written.fileno())
 
-    def kept(self, updates: int, stays: bool) -> dict[str, Any]:
+    def rows_for_state(self, updates: int, stays: bool) -> dict[str, Any]:
         """Return the rows since the last checkpoint, for the training state of the checkpoint after `updates`.
         `stays`: it is not replaced by the next one, which therefore need not repeat them."""
         own = [cells for cells in self._recent if self._place(cells) + self._lag <= updates]
@@ -112,8 +112,8 @@ class Table:
         """Prepare the file for a run that resumes from the checkpoint after `updates`: drop the rows that are
         about to come again, and restore missing and damaged rows. Returns warnings for the log.
 
-        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: of a run, for
-        updates without a state.
+        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `rows_for_state`. `expected_rows`: of a
+        run, for updates without a state.
         """
         file_rows, damaged, ragged, cut = self._sound_rows()
         rows = {self._place(cells): cells for cells in file_rows if 0 <= self._place(cells) <= updates}
@@ -255,7 +255,7 @@ def cell_number(cell: str) -> float:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines of a file with their ends, one after another; a line that is longer than any row comes in pieces."""
-    with input_files.opened(path) as file, io.BufferedReader(file) as lines:
+    with input_files.open_regular_file(path) as file, io.BufferedReader(file) as lines:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise _beyond(path, f"the {MAX_BYTES:,} bytes that are read of a run's rows")
         while line := lines.readline(LONGEST):
@@ -279,8 +279,8 @@ def _rows(count: int) -> str:
 
 
 def _sound(state: Kept) -> bool:
-    """Return whether the table's part of a checkpoint has the form that `kept` gives: at most one row of each update, and
-    one of the beginning."""
+    """Return whether the table's part of a checkpoint has the form that `rows_for_state` gives: at most one row of
+    each update, and one of the beginning."""
     content = state.content
     return (
         isinstance(content, Mapping)

@@ -97,7 +97,7 @@ def _damaged(index: Path) -> Iterator[None]:
 def _tensor(name: str, entry: _Entry, checked: bool) -> np.ndarray:
     """An array that may be written to."""
     content = np.empty(entry.end - entry.start, np.uint8)
-    with input_files.opened(entry.file) as file:
+    with input_files.open_regular_file(entry.file) as file:
         file.seek(entry.start)
         if input_files.fill(file, content) < len(content):
             raise Damaged(f"{entry.file.name} is cut short")
@@ -161,7 +161,7 @@ def _check_files(entries: Mapping[str, _Entry]) -> None:
         ends[entry.file] = entry.end
     for file, end in ends.items():
         try:
-            with input_files.opened(file) as opened:
+            with input_files.open_regular_file(file) as opened:
                 size = os.fstat(opened.fileno()).st_size
         except OSError as error:
             raise Damaged(f"{file.name}: {error.strerror}") from None

@@ -94,7 +94,7 @@ def _rows() -> dict[str, System]:
 SYSTEMS: Mapping[str, System] = MappingProxyType(_rows())
 
 
-def named(name: str) -> System:
+def by_name(name: str) -> System:
     """The system of that name, whatever its capitals; OptionError with the nearest names."""
     spelled = name.upper().replace("_", "-").replace("IPU-POD", "POD").replace("BOWPOD", "BOW-POD")
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
@@ -112,11 +112,11 @@ def smallest(ipus: int) -> System:
     return fitting[0]
 
 
-def holding(name: str | None, ipus: int) -> System:
+def smallest_holding(name: str | None, ipus: int) -> System:
     """The system that was asked for, or the smallest; OptionError if the plan has more IPUs."""
     if name is None:
         return smallest(ipus)
-    system = named(name)
+    system = by_name(name)
     if ipus > system.ipus:
         larger = [s.name for s in SYSTEMS.values() if s.ipu is system.ipu and s.ipus >= ipus]
         raise OptionError(

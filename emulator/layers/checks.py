@@ -20,7 +20,7 @@ CHECKED = (
 )  # fmt: skip
 
 
-def checked(x: tf.Tensor, where: str) -> tf.Tensor:
+def check_finite(x: tf.Tensor, where: str) -> tf.Tensor:
     """x; where it is not finite the session call fails with [MARK] [what happened] [where]."""
     kind = tf.where_v2(tf.reduce_any(tf.math.is_inf(x)), OVERFLOW, INVALID)
     finite = tf.reduce_all(tf.math.is_finite(x))
@@ -31,7 +31,7 @@ def checked(x: tf.Tensor, where: str) -> tf.Tensor:
 def _checked_gradient(x: tf.Tensor, where: str) -> tf.Tensor:
     """x, the gradient that is handed back for it checked."""
 
-    return by_rule("Identity", tf.identity, x, rule=lambda dy: checked(dy, where))
+    return by_rule("Identity", tf.identity, x, rule=lambda dy: check_finite(dy, where))
 
 
 class CheckedLayers(TensorLayers):
@@ -52,7 +52,7 @@ def _checking(name: str) -> Callable[..., Any]:
         y = getattr(super(CheckedLayers, self), name)(x, *rest, **options)
         self._layer = outer
         first, *others = y if isinstance(y, tuple) else (y,)
-        first = self._alias_gradient(checked(first, f"{where}, forward"), first)
+        first = self._alias_gradient(check_finite(first, f"{where}, forward"), first)
         return (first, *others) if others else first
 
     return layer

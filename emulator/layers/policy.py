@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.checks import CheckedLayers, CheckedOperandLayers, CheckedRoundedLayers, checked
+from emulator.layers.checks import CheckedLayers, CheckedOperandLayers, CheckedRoundedLayers, check_finite
 from emulator.layers.rounded_layers import OperandLayers, OperandRoundings, RoundedLayers
 from emulator.layers.rounding import Rounding, add_rounded, range_factor, round_without_gradient, value_and_gradient_rounded
 from emulator.layers.tensor_layers import TensorLayers
@@ -56,9 +56,9 @@ class PrecisionPolicy:
         kernels = self.precision.scaled_kernels
         return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None)
 
-    def checked(self, x: tf.Tensor, where: str) -> tf.Tensor:
+    def check_finite(self, x: tf.Tensor, where: str) -> tf.Tensor:
         """x; the first that is not finite ends the run, if that was asked for."""
-        return checked(x, where) if self.precision.checks else x
+        return check_finite(x, where) if self.precision.checks else x
 
     # Variables
 
@@ -122,7 +122,7 @@ class PrecisionPolicy:
         if not self.precision.rounds_results:
             return gradient
         narrow = self._cast(gradient, self.precision.compute, self._stochastic_results, f"rounding/{name}", *counters)
-        return self.checked(narrow, f"the gradient of {name}")
+        return self.check_finite(narrow, f"the gradient of {name}")
 
     def accumulate_gradient(
         self, name: str, total: tf.Tensor, gradient: tf.Tensor, passes: int, *counters: tf.Tensor
@@ -137,7 +137,7 @@ class PrecisionPolicy:
             for each in (self.precision.compute, self.precision.accumulator)
         )
         total = add_rounded(total, gradient, passes, of_pass, of_sum, noise)
-        return self.checked(total, f"the accumulated gradient of {name}")
+        return self.check_finite(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
         """Return the mean gradient from what `accumulate_gradient` has added up over `passes`."""

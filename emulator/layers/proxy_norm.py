@@ -56,7 +56,7 @@ def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.where_v2(own > 0, value, other)
 
 
-def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+def chain_gradient(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """The gradient with respect to the four trained rows, of which the statistics are functions; zero for these."""
     return _functions(rule)[1](value, gradient)
 
@@ -77,7 +77,7 @@ def _functions(rule: ProxyRule) -> tuple[TensorFunction, TensorFunction]:
     return traced(refresh), traced(chain)
 
 
-def decayed_rows(value: tf.Tensor) -> tf.Tensor:
+def rows_to_decay(value: tf.Tensor) -> tf.Tensor:
     """The variable where weight decay applies, zero elsewhere."""
     return value * _mask(DECAYED, value.dtype)
 

@@ -140,7 +140,7 @@ class TensorLayers(Layers):
 
     def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
         """A layer's result, the gradients that arrive at it counted."""
-        return y if self._watch is None else self._alias_gradient(self._watch.watched(y, self.path(kind)), y)
+        return y if self._watch is None else self._alias_gradient(self._watch.watch_gradient(y, self.path(kind)), y)
 
     def norm(
         self, x: tf.Tensor, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True

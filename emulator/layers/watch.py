@@ -27,7 +27,7 @@ class GradientWatch:
         self._largest: dict[str, tf.Tensor] = {}
         self._operand_amax: dict[tuple[int, int], tf.Tensor] = {}
 
-    def watched(self, x: tf.Tensor, name: str) -> tf.Tensor:
+    def watch_gradient(self, x: tf.Tensor, name: str) -> tf.Tensor:
         """x, the gradient that arrives at it counted."""
         if name not in self.names:
             return x
@@ -65,10 +65,10 @@ class GradientWatch:
         ]
         return tf.stack([tf.stack(each) for each in amax])
 
-    def largest(self) -> tf.Tensor:
+    def largest_gradient(self) -> tf.Tensor:
         """float32 []: the largest gradient that arrived at any of the layers; after the backward pass."""
         return tf.reduce_max(tf.stack([tf.zeros([]), *self._largest.values()]))
 
-    def lost(self) -> tf.Tensor:
+    def lost_shares(self) -> tf.Tensor:
         """float32 [layers, 2]: the shares that underflowed and that overflowed; after the backward pass."""
         return tf.stack([self._shares.get(name, tf.zeros([2])) for name in self.names])

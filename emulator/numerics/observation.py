@@ -45,7 +45,7 @@ class ObservedTensor:
         """Return the tensor of a record."""
         losses = Losses(*(float(record[name]) for name in Losses._fields))
         exponents = {int(e): int(count) for e, count in record["exponents"].items()}
-        return cls(str(record["layer"]), str(record["kind"]), number_formats.named(record["format"]), losses, exponents)
+        return cls(str(record["layer"]), str(record["kind"]), number_formats.by_name(record["format"]), losses, exponents)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ NAMES = tuple(_BY_NAME)
 TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")  # TensorFlow has tensors of these
 
 
-def named(text: str) -> Format:
+def by_name(text: str) -> Format:
     """Return the format of a name: of the table, as ml_dtypes spells it, or `e<bits>m<bits>[b<bias>][fn|fnuz]`. FormatError
     for another name, and for a format whose numbers FP32 cannot carry."""
     word = text.lower()

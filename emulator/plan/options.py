@@ -22,7 +22,7 @@ def _fold(value: str) -> str | None:
 
 def _format(value: str) -> str | None:
     try:
-        number_formats.named(value)
+        number_formats.by_name(value)
     except number_formats.FormatError as error:
         return f"must be a number format, and {value} {error}{plugins.did_you_mean(value, number_formats.NAMES)}"
     return None

@@ -86,7 +86,7 @@ class Precision:
         """Return the precision that the device's options ask for. `kernels`: the names of the network's, in its order.
         FormatError for a bias that leaves no numbers."""
         usual = NAMED[options.precision]
-        own = named(
+        own = by_name(
             options.precision,
             stochastic={"OFF": OFF, "all": ALL}.get(options.stochastic_rounding, UPDATE),
             checks=EXCEPTIONS if options.fp_exceptions else NANS if options.analyse_nans else "",
@@ -98,7 +98,7 @@ class Precision:
             operands=Operands(*(_operand(options, kind, getattr(usual.operands, kind)) for kind in Operands._fields)),
             exceptions=_exceptions(options.format_for or _ends(usual), kernels),
         )
-        changed = {name: number_formats.named(text) for name, text in _state_formats(options).items() if text}
+        changed = {name: number_formats.by_name(text) for name, text in _state_formats(options).items() if text}
         scaled = options.format_scaling == MAXIMUM and own.rounds_operands
         return replace(own, **changed, scaled_kernels=tuple(kernels) if scaled else ())
 
@@ -243,7 +243,7 @@ def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str
     """Return the layers of --format-for by parts of names, without those of which each kernel has an earlier one."""
     ends = {FIRST: f"{layer_of(kernels[0])}/", LAST: f"{layer_of(kernels[-1])}/"} if kernels else {}
     pairs = [
-        (ends.get(part, part), number_formats.named(text)) for part, _, text in (word.rpartition("=") for word in words)
+        (ends.get(part, part), number_formats.by_name(text)) for part, _, text in (word.rpartition("=") for word in words)
     ]
     deciding = {next((k for k, (part, _) in enumerate(pairs) if part in kernel), None) for kernel in kernels}
     return tuple(pair for k, pair in enumerate(pairs) if not kernels or k in deciding)
@@ -252,7 +252,7 @@ def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str
 def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
     """Return the format of one kind of operand: that of its option, or the usual one, with the bias of its option."""
     text, bias = getattr(options, f"{kind}_format"), getattr(options, f"{kind}_bias")
-    own = number_formats.named(text) if text else usual
+    own = number_formats.by_name(text) if text else usual
     try:
         return own.with_bias(bias)
     except FormatError as error:
@@ -265,7 +265,7 @@ def _state_formats(options: DeviceOptions) -> dict[str, str | None]:
     return {"accumulator": accumulator, "master": options.master_format, "slot": options.slot_format}
 
 
-def named(name: str, **rest: object) -> Precision:
+def by_name(name: str, **rest: object) -> Precision:
     """The precision of `--precision`."""
     usual = NAMED[name]
     own = Precision(
@@ -274,4 +274,4 @@ def named(name: str, **rest: object) -> Precision:
     return replace(own, **rest)
 
 
-SINGLE = named("32.32")
+SINGLE = by_name("32.32")

@@ -164,7 +164,7 @@ def _largest(operations: Iterable[Operation]) -> int:
     return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 
 
-def exceeded(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:
+def find_exceeded_limit(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:
     """The limit that the prediction is above, the tightest one, and whether it is so far above that the run cannot succeed;
     (None, False) if there is room. `sharing`: processes of the run on this machine, which take as much each."""
     above = [limit for limit in limits if _needed(need, limit, sharing) > limit.bytes]

@@ -259,7 +259,7 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
         raise _refusal(timeline, len(timeline) - 1, f"the timeline ends without {missing}")
 
 
-def needs(action: Action, stages: int) -> tuple[Action, ...]:
+def dependencies(action: Action, stages: int) -> tuple[Action, ...]:
     """Return the actions that must be done before: a forward needs the forward of the stage before, a backward the stage's
     own forward and the backward of the stage after."""
     i, j = action.micro_batch, action.stage
@@ -279,7 +279,7 @@ def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: i
         return f"the micro-batches are 0 to {micro_batches - 1}"
     if action in done:
         return f"done before, at clock {done[action]}"
-    for needed in needs(action, stages):
+    for needed in dependencies(action, stages):
         same_stage = needed.stage == j  # what another stage hands on arrives one clock later
         if needed not in done or (done[needed] == k and not same_stage):
             return f"needs {needed} {'before it' if same_stage else 'at an earlier clock'}"

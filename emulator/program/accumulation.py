@@ -68,7 +68,11 @@ class AccumulationLoop:
             cells = Cells(self.order, pass_index, tokens)
             watch = GradientWatch(*training.watched, with_largest=bool(self.loss_scale.rule))
             results = run_pass(network, values, features, cells, watch)
-            return next_pass, {n: self.policy.checked(x, self._error_label(n)) for n, x in results.items()}, cells.tokens
+            return (
+                next_pass,
+                {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()},
+                cells.tokens,
+            )
 
         if plan.passes_per_update == 1:
             results = one_pass(tf.constant(0), tuple(() for _ in plan.stages))[1]

@@ -142,9 +142,9 @@ def run_pass(
             dy, stage_gradients = work.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in stage_gradients.values() if g is not None])
         variable_gradients |= stage_gradients
-    monitors = {LOST_GRADIENTS: watch.lost()} if watch.names else {}
+    monitors = {LOST_GRADIENTS: watch.lost_shares()} if watch.names else {}
     if watch.with_largest:
-        monitors[LARGEST_GRADIENT] = watch.largest()
+        monitors[LARGEST_GRADIENT] = watch.largest_gradient()
     if plan.precision.scaled_kernels:
         monitors[AMAX] = watch.operand_amax(len(plan.precision.scaled_kernels))
     return {

@@ -24,7 +24,7 @@ class LossScale:
     """
 
     factor: float | tf.Tensor
-    undone_in_rate: bool
+    unscaled_by_learning_rate: bool
     rule: str = ""
     period: int = 2000
 
@@ -32,13 +32,13 @@ class LossScale:
         """The loss to differentiate."""
         return loss * self.factor
 
-    def adjusted_rate(self, rate: tf.Tensor) -> tf.Tensor:
+    def adjusted_learning_rate(self, rate: tf.Tensor) -> tf.Tensor:
         """The learning rate to update with."""
-        return rate / self.factor if self.undone_in_rate else rate
+        return rate / self.factor if self.unscaled_by_learning_rate else rate
 
     def unscaled_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """The gradient to update with."""
-        return gradient if self.undone_in_rate else gradient / self.factor
+        return gradient if self.unscaled_by_learning_rate else gradient / self.factor
 
     def first_state(self) -> tf.Tensor:
         """float32 [3]: the scale, the updates since it was changed, and those that were skipped."""

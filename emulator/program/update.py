@@ -147,7 +147,7 @@ class HostStep:
         small = [name for name in results if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
-            all_reduce_format = number_formats.named(training.plan.options.all_reduce_format)
+            all_reduce_format = number_formats.by_name(training.plan.options.all_reduce_format)
             # divided first in narrow formats: a sum may overflow where the mean fits
             narrow = trainable if all_reduce_format != number_formats.FP32 else []
             sent = {name: results[name] if name not in narrow else results[name] / group.size for name in trainable}
@@ -177,7 +177,7 @@ class HostStep:
     ) -> list[tf.Operation]:
         """The operations that update every variable and slot."""
         training, weights = self.training, self.weights
-        learning_rate, optimiser = scale.adjusted_rate(learning_rate), training.optimiser
+        learning_rate, optimiser = scale.adjusted_learning_rate(learning_rate), training.optimiser
         operations = []
         for variable in training.updated_variables:
             name = variable.name
@@ -188,18 +188,18 @@ class HostStep:
             gradient = results[name]
             master, slots = weights.state(name)
             if variable.proxy:
-                gradient = proxy_norm.chained(variable.proxy, master, gradient)
+                gradient = proxy_norm.chain_gradient(variable.proxy, master, gradient)
             decayed = self._decayed_value(variable, master)
             if decayed is not None and not optimiser.decoupled_decay:
                 gradient += decayed * (training.weight_decay * scale.factor)
             value, slots = optimiser.update(name, master, slots, scale.unscaled_gradient(gradient), learning_rate, step)
             if decayed is not None and optimiser.decoupled_decay:
                 value -= learning_rate * training.weight_decay * decayed
-            operations += weights.assign(name, self.policy.checked(value, f"the update of {name}"), slots, step)
+            operations += weights.assign(name, self.policy.check_finite(value, f"the update of {name}"), slots, step)
         return operations
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
         """The part of a variable's value that weight decay takes a share of; None for a variable without."""
         if variable.proxy:
-            return proxy_norm.decayed_rows(master)
+            return proxy_norm.rows_to_decay(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None

@@ -171,7 +171,9 @@ class VariableHandles:
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
         """Return the values of every variable, by name, each in its format's dtype where there is one."""
         values = session.run({name: handle.read for name, handle in self.saved.items()})
-        grids = {name: number_formats.named(handle.format_name) for name, handle in self.saved.items() if handle.format_name}
+        grids = {
+            name: number_formats.by_name(handle.format_name) for name, handle in self.saved.items() if handle.format_name
+        }
         return {name: grids[name].stored(value) if name in grids else value for name, value in values.items()}
 
     def assign(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
@@ -179,7 +181,7 @@ class VariableHandles:
         feeds = {}
         for name in names:
             grid = self.saved[name].format_name
-            feeds[self.saved[name].value] = number_formats.named(grid).rounded(values[name]) if grid else values[name]
+            feeds[self.saved[name].value] = number_formats.by_name(grid).rounded(values[name]) if grid else values[name]
         session.run([self.saved[name].set for name in names], feeds)
 
 

@@ -16,7 +16,7 @@ from harness.checkpoints import find, optimiser_state, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.read import Tensors
-from harness.options.catalogue import LARGEST, shown
+from harness.options.catalogue import LARGEST, format_value
 from harness.options.update_rules import UPDATE_RULES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:
 def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
     """Return the tensors that a training saves, and that resuming needs."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
-    own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
+    own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.is_trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
     return {**expected_model_tensors(run), **own, **scale, STEP: CheckpointTensor(())}
 
@@ -122,7 +122,7 @@ def _differing_options(run: Run, source: Checkpoint) -> str:
     recorded = run_record.options(find.run_folder(Path(source.prefix)))
     own = {"model": run.options.main.model, **vars(run.options.model)}
     other = [
-        f"{name} {shown(recorded[name])}, not {shown(value)}"
+        f"{name} {format_value(recorded[name])}, not {format_value(value)}"
         for name, value in own.items()
         if recorded.get(name) not in (None, value)
     ]

@@ -114,7 +114,7 @@ def _error_text(file: Path, error: OSError) -> str:
 
 def _irregular(file: Path) -> str | None:
     try:
-        input_files.opened(file).close()
+        input_files.open_regular_file(file).close()
     except OSError as error:
         return _error_text(file, error)
     return None
@@ -137,7 +137,7 @@ def _named(prefix: Path) -> list[str]:
 def _described(file: Path, sync: bool = False) -> dict[str, Any]:
     """Length and digest; with `sync` not before the file is on the disk."""
     digest = hashlib.sha256()
-    with input_files.opened(file) as opened:
+    with input_files.open_regular_file(file) as opened:
         if sync:
             os.fsync(opened.fileno())
         while part := opened.read(1 << 22):

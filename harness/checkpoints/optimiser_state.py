@@ -112,7 +112,7 @@ def add_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
         name, copy = variable.name, f"{variable.name}/{FP32_COPY}"
         if name not in values or not variable.trainable:
             continue
-        if precision.has_fp32_copy(variable) and run.trained(name):
+        if precision.has_fp32_copy(variable) and run.is_trained(name):
             new.setdefault(copy, values[name].astype(np.float32))
         elif copy in values and precision.stored_format(variable) == FP32:
             new[name] = values[copy]

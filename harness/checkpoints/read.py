@@ -88,7 +88,7 @@ def _check_permitted(checkpoint: Checkpoint) -> None:
     prefix = Path(checkpoint.prefix)
     for file in sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.*")):
         try:
-            input_files.opened(file).close()
+            input_files.open_regular_file(file).close()
         except PermissionError as error:
             raise NotPermitted(
                 f"{file} cannot be read: {error.strerror}; make it readable, or move {prefix.name} away to do without it"

@@ -13,7 +13,7 @@ from base.storage import input_files
 from harness.checkpoints import find, npz_weights, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.state_file import Invocation, invocations
-from harness.run.arguments import ASKED, RUN_ID, SEED, wrong_option
+from harness.run.arguments import ASKED, RUN_ID, SEED, invalid_option
 
 _FIRST, _LATER = "arguments.json", "arguments_restore.json"
 State = dict[str, Any]
@@ -50,7 +50,7 @@ def arguments_file(folder: Path) -> Path:
 
 def _sound(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     """The arguments in a file; CheckpointError for values that no run records."""
-    wrong = wrong_option(recorded)
+    wrong = invalid_option(recorded)
     if wrong:
         raise CheckpointError(f"{path} is damaged: {wrong}; put it back as the run wrote it")
     return recorded

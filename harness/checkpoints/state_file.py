@@ -31,7 +31,7 @@ from harness.run.arguments import (
     TEXT,
     WHOLE,
     Rule,
-    broken,
+    invalid_entry,
     is_number,
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
     if digest not in (None, _digest(state)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
     proved = digest is not None or manifest.matches(checkpoint.state_path, Path(checkpoint.prefix))
-    return {} if broken(state, _RULES) else state, not proved
+    return {} if invalid_entry(state, _RULES) else state, not proved
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Cluster:
         hosts = [host_of(address) for address in self.addresses]
         return max(1, hosts.count(hosts[self.instance])) if hosts else 1
 
-    def named(self, instance: int) -> str:
+    def name_of(self, instance: int) -> str:
         """An instance, for messages."""
         return f"instance {instance} ({self.addresses[instance]})"
 
@@ -55,7 +55,7 @@ def host_of(address: str) -> str:
     return address.rsplit(":", 1)[0]
 
 
-def checked(addresses: Sequence[Any], where: str) -> tuple[str, ...]:
+def check_addresses(addresses: Sequence[Any], where: str) -> tuple[str, ...]:
     """The addresses; OptionError for what is not host:port, or there twice."""
     for address in addresses:
         matched = _ADDRESS.fullmatch(address) if isinstance(address, str) else None

@@ -26,7 +26,7 @@ def without_others(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_OF_LAUNCHERS)}
 
 
-def follows(environ: Mapping[str, str], distributed: bool = True) -> bool:
+def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> bool:
     """Return whether the environment says that this is not instance 0, before anything else is known. `distributed`: the
     call has --distributed; without it the tasks of srun are strangers to each other."""
     if under_poprun(environ):
@@ -36,9 +36,9 @@ def follows(environ: Mapping[str, str], distributed: bool = True) -> bool:
     return distributed and slurm.in_step(environ) and environ.get(slurm.RANK, "0") != "0"
 
 
-def call_follows(argv: list[str], script: str) -> bool:
-    """Return `follows` for a call of a script."""
-    return follows(os.environ, sources.is_given(argv, "distributed", script))
+def call_is_of_later_instance(argv: list[str], script: str) -> bool:
+    """Return `is_later_instance` for a call of a script."""
+    return is_later_instance(os.environ, sources.is_given(argv, "distributed", script))
 
 
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from base.errors import OptionError
-from harness.cluster.cluster import POPRUN, Cluster, checked, number
+from harness.cluster.cluster import POPRUN, Cluster, check_addresses, number
 
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
 IPUS, UNIFORM, PLACE = (
@@ -38,4 +38,4 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
             f"{TOTAL} and {LOCAL} say {total // local} instances, but {ADDRESSES} has {len(listed)}; start with poprun, "
             f"which sets it, or give host:port of each, separated by commas"
         )
-    return Cluster(checked(listed, ADDRESSES), offset // local, local, ipus, POPRUN)
+    return Cluster(check_addresses(listed, ADDRESSES), offset // local, local, ipus, POPRUN)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from base.errors import OptionError
 from base.fields import brief
-from harness.cluster.cluster import SLURM, Cluster, checked, number, several
+from harness.cluster.cluster import SLURM, Cluster, check_addresses, number, several
 
 JOB, STEP, RANK = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"
 NODE, LOCAL = "SLURM_NODEID", "SLURM_LOCALID"
@@ -72,7 +72,9 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     _check_place(environ, rank, places[rank])
     ports = _ports(environ, max(counts))
     addresses = [f"{nodes[node]}:{ports[local]}" for node, local in places]
-    return Cluster(checked(addresses, f"the nodes and ports of Slurm's job {brief(environ[JOB])}"), rank, source=SLURM)
+    return Cluster(
+        check_addresses(addresses, f"the nodes and ports of Slurm's job {brief(environ[JOB])}"), rank, source=SLURM
+    )
 
 
 def _name(environ: Mapping[str, str], names: Sequence[str]) -> str:

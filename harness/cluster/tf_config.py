@@ -16,7 +16,7 @@ from base.bounds import json_value
 from base.errors import OptionError
 from base.fields import brief
 from harness.cluster import ranks
-from harness.cluster.cluster import Cluster, checked
+from harness.cluster.cluster import Cluster, check_addresses
 
 TF_CONFIG = "TF_CONFIG"
 _WORKERS = '"cluster": {"worker": ["host0:2222", "host1:2222"]}'
@@ -72,7 +72,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     _check_jobs(jobs, task)
     leader = next((job for job in _LEADERS if job in jobs), None)
     listed = [*(jobs[leader] if leader else ()), *jobs.get(_WORKER, ())]
-    addresses = checked(listed, f"{TF_CONFIG}'s cluster.{leader or _WORKER}" + (" and worker" if leader else ""))
+    addresses = check_addresses(listed, f"{TF_CONFIG}'s cluster.{leader or _WORKER}" + (" and worker" if leader else ""))
     return Cluster(addresses, _instance(task, leader, environ, len(addresses)), source=TF_CONFIG)
 
 

@@ -31,9 +31,9 @@ def folder_of_run(argv: list[str], script: str) -> Path | None:
     folder = Path(path)
     if find.numbered(folder):
         return folder
-    tidies = not membership.call_follows(argv, script)  # instance 0 does, for all
+    tidies = not membership.call_is_of_later_instance(argv, script)  # instance 0 does, for all
     if tidies and (folder / "arguments.json").exists() and not sources.is_given(argv, "dry_run", script):
-        with locks.held(folder):
+        with locks.lock_folder(folder):
             if not find.numbered(folder):
                 _check_never_saved(folder)
                 forget_unsaved(folder)

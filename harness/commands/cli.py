@@ -21,7 +21,7 @@ from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
-from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
+from harness.options.catalogue import Catalogue, Option, catalogue, format_value, section_options
 from harness.options.configs import Block
 from harness.options.sections import (
     COMMAND_LINE,
@@ -121,7 +121,7 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
 def _taken_over(known: Catalogue, given: OptionValues, origin: str) -> list[str]:
     """A line on the options that are those of the weights to begin with, and not the usual ones."""
     words = [
-        f"{name} {shown(given.values[name])}"
+        f"{name} {format_value(given.values[name])}"
         for name, source in given.sources.items()
         if source == origin and given.values[name] != known.options[name].default
     ]
@@ -161,7 +161,9 @@ def _others(folder: str, flag: str, chosen: str) -> str:
 
 def explain(options: RunOptions) -> str:
     """Every value and where it came from."""
-    rows = [(name, brief(shown(value)), options.sources.get(name, "default")) for name, value in options.values().items()]
+    rows = [
+        (name, brief(format_value(value)), options.sources.get(name, "default")) for name, value in options.values().items()
+    ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     second = min(second, 36)
     return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
@@ -217,7 +219,7 @@ def _add_help(group: Any, option: Option) -> None:
     if option.base is bool and option.default is True:
         flags = ["--no-" + option.flag[2:]]
     status = " (recorded; no effect on the arithmetic)" if meta["kind"] == HINT else ""
-    default = "" if option.base is bool or option.default in (None, ()) else f" [{shown(option.default)}]"
+    default = "" if option.base is bool or option.default in (None, ()) else f" [{format_value(option.default)}]"
     text = (meta["help"] + default + status).replace("%", "%%")
     if option.base is bool:
         group.add_argument(*flags, action="store_true", help=text, dest=option.name)

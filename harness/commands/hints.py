@@ -12,7 +12,7 @@ from pathlib import Path
 from base import plugins
 from base.process import command_line, commands
 from base.process.signals import StopRequest
-from harness.cluster.membership import call_follows, under_poprun
+from harness.cluster.membership import call_is_of_later_instance, under_poprun
 from harness.run.run import Run
 
 
@@ -58,7 +58,7 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
     try:
         yield
     except StopRequest as request:
-        if not request.hinted and not call_follows(argv, script):
+        if not request.hinted and not call_is_of_later_instance(argv, script):
             request.hinted = True
             again = command(script, *argv) if alone or not under_poprun(os.environ) else "the same call of poprun"
             print(f"{state}\n{label + ':':<16} {again}")

@@ -55,7 +55,7 @@ class RunSummary:
     changed: float
 
 
-def below(top: Path) -> list[RunSummary]:
+def find_runs(top: Path) -> list[RunSummary]:
     """Return the runs in a folder and in those below it, the folder itself among them; OptionError if there is no such
     folder."""
     if not top.is_dir():
@@ -107,7 +107,7 @@ def _folders(top: Path) -> Iterator[Path]:
 def _summary(folder: Path, name: str) -> RunSummary:
     recorded, damage = _recorded(folder)
     damage = damage or _damage(folder)
-    running = locks.is_held(folder)
+    running = locks.is_locked(folder)
     validated = _validated(folder)
     updates, best = _updates(folder, running), next(iter(validated_rows.ranked(validated)), None)
     trained = bool(updates or recorded.get(RUN_ID) or running or damage)

@@ -19,7 +19,7 @@ from harness.run.run import Run
 from log import RunLog
 
 
-def opened(
+def open_run_log(
     run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True
 ) -> RunLog:  # fmt: skip
     """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
@@ -42,15 +42,15 @@ def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
     """The log of a validation or a server, which has a run folder of its own; of several instances, the first one writes
     it."""
     logging = run.options.logging
-    if not team.first:
+    if not team.is_first:
         return RunLog(None, console=logging.log_all_instances)
     folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, keep=True) if logging.logs else None
-    return opened(run, folder, arguments(run, command_line(), {"logs_path": str(folder)}), head)
+    return open_run_log(run, folder, arguments(run, command_line(), {"logs_path": str(folder)}), head)
 
 
 def training_head(run: Run) -> list[str]:
     """Return the log lines on the network and the plan that are about to be trained."""
-    names = " ".join(v.name for v in run.trace.variables if v.trainable and run.trained(v.name))
+    names = " ".join(v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name))
     return [
         run.summary(),
         *prediction.lines(run),

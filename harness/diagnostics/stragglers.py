@@ -49,9 +49,9 @@ class Stragglers:
         if self._slow == before:
             return []
         if self._slow is None:
-            return [f"{self._cluster.named(before)} is no longer slow"]
+            return [f"{self._cluster.name_of(before)} is no longer slow"]
         others = "the other" if self._cluster.size == 2 else "the others"
         return [
-            f"{self._cluster.named(slowest)} is slow: {others} waited for it {100 * share:.0f} % of the time "
+            f"{self._cluster.name_of(slowest)} is slow: {others} waited for it {100 * share:.0f} % of the time "
             f"({means[slowest]:.3g} s for the passes of an update, where {others} took {usual:.3g} s)"
         ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.reports.validated_rows import Row, best
 
 
-def without_gain(ordered: Sequence[Row]) -> int:
+def validations_without_gain(ordered: Sequence[Row]) -> int:
     """Return the number of rows since the best one."""
     top = best(ordered)
     return sum(int(row["iteration"]) > int(top["iteration"]) for row in ordered) if top else 0
@@ -15,4 +15,4 @@ def without_gain(ordered: Sequence[Row]) -> int:
 
 def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
     """Return whether a run ends with these rows: the last `patience` brought no better accuracy. 0 ends none."""
-    return bool(patience) and without_gain(ordered) >= patience
+    return bool(patience) and validations_without_gain(ordered) >= patience

@@ -27,7 +27,7 @@ def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
     return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
-def keep(run: Run, folder: Path, resumed: bool) -> None:
+def record_inference(run: Run, folder: Path, resumed: bool) -> None:
     """Write the file of a run that begins; of a `resumed` one where an earlier version wrote none and the data have the
     classes that the weights know."""
     if resumed and (os.path.lexists(folder / FILE) or _others_known(run, folder)):

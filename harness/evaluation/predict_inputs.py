@@ -20,7 +20,7 @@ class Photographs:
     warnings: tuple[str, ...] = ()
 
 
-def listed(given: Sequence[str]) -> Photographs:
+def list_photographs(given: Sequence[str]) -> Photographs:
     """The photographs of the files and folders in `given`, by their headers; DataError for a file that is none, and for a
     folder without any."""
     paths: list[str] = []
@@ -34,7 +34,7 @@ def listed(given: Sequence[str]) -> Photographs:
         below = image_folder.below(Path(path))
         faults = {file: image_headers.file_fault(file) for file in below}
         sound = [str(file) for file in below if not faults[file]]
-        warnings += [left_out(f"photograph {file} {fault}") for file, fault in faults.items() if fault]
+        warnings += [left_out_line(f"photograph {file} {fault}") for file, fault in faults.items() if fault]
         if not sound:
             raise DataError(f"folder {path} holds no photograph{' that can be read' if below else ''}")
         paths += sound
@@ -42,6 +42,6 @@ def listed(given: Sequence[str]) -> Photographs:
     return Photographs(tuple(dict.fromkeys(paths)), frozenset(of_folders - set(given)), tuple(warnings))
 
 
-def left_out(fault: str) -> str:
+def left_out_line(fault: str) -> str:
     """Return the line on a photograph of a folder that is not named."""
     return f"warning: {fault}: left out"

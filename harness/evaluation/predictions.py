@@ -55,7 +55,7 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     from harness.programs.build import prediction_program
 
     options = run.options.checkpoint
-    listed = predict_inputs.listed(options.predict)
+    listed = predict_inputs.list_photographs(options.predict)
     for warning in listed.warnings:
         log.note(warning)
     request = dataclasses.replace(run.request(1), hostside_norm=False)
@@ -111,7 +111,7 @@ def loaded(
                 return {path: picture for each in paths for path, picture in some([each]).items()}
             if paths[0] not in listed.of_folders:
                 raise
-            note(predict_inputs.left_out(str(error)))
+            note(predict_inputs.left_out_line(str(error)))
             return {}
 
     for first in range(0, len(listed.paths), _TOGETHER):

@@ -27,7 +27,7 @@ class SavedWeights(Origin):
         options, warnings = run.options.checkpoint, ()
         predictions_file.check(options.output, options.predict)
         if options.predict:
-            warnings = predict_inputs.listed(options.predict).warnings
+            warnings = predict_inputs.list_photographs(options.predict).warnings
         else:
             folders.check(run)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

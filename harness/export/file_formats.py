@@ -183,7 +183,7 @@ def _check_regular(folder: Path) -> None:
     if len(there) > _MAX_FILES:
         raise ValueError(_NO_EXPORT.format(f"more than {_MAX_FILES} files"))
     for path in there:
-        reason = None if path.is_dir() else input_files.unfit(path.stat().st_mode)
+        reason = None if path.is_dir() else input_files.unfit_reason(path.stat().st_mode)
         if reason:
             raise ValueError(f"{path.name}: {reason}")
 

@@ -74,7 +74,7 @@ class TrainedNetwork:
         return digest.hexdigest()[:16]
 
 
-def opened(path: str, words: Sequence[str]) -> TrainedNetwork | None:
+def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     """The network at a path, as `words` for validation.py describe it beside what was recorded; None where these ask for an
     explanation, which is printed. No data are needed. An error of wrong input for anything else."""
     selected, folder = find.select(Path(path)), find.run_folder(Path(path))

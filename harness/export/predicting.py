@@ -25,7 +25,7 @@ from harness.evaluation.predictions_file import ImagePrediction
 from harness.export import file_formats
 from harness.export.network import LABELS, PREPROCESSING
 from harness.options import sources
-from harness.run.arguments import Rule, broken
+from harness.run.arguments import Rule, invalid_entry
 
 _SUFFIXES = {Path(each.file).suffix: name for name, each in file_formats.FORMATS.items() if "." in each.file}
 _SAVED_MODEL = "saved_model.pb"  # in the folder of one
@@ -63,7 +63,7 @@ def _check_no_export(path: Path) -> None:
         )
 
 
-def asked(argv: list[str]) -> ExportedFile | None:
+def exported_file_given(argv: list[str]) -> ExportedFile | None:
     """The exported file that --restore-path names, or None for anything else. OptionError for options that it does not
     follow."""
     given = sources.value_of(argv, "restore_path", "validation")
@@ -93,7 +93,7 @@ def predict(file: ExportedFile) -> int:
     """Print the classes that the file finds in the photographs, in its own runtime; the exit code."""
     _check_there(file.path)
     file_formats.check_packages([file.format])
-    listed = predict_inputs.listed(file.photographs)
+    listed = predict_inputs.list_photographs(file.photographs)
     for warning in listed.warnings:
         print(warning)
     about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)
@@ -124,7 +124,7 @@ def _check_there(path: Path) -> None:
         raise CheckpointError(f"--restore-path {path}: no such file")
     try:
         if not path.is_dir():
-            input_files.opened(path).close()
+            input_files.open_regular_file(path).close()
     except OSError as error:
         raise CheckpointError(f"--restore-path {path} cannot be read: {error.strerror}") from None
 
@@ -155,7 +155,7 @@ def _about(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not what export.py writes"
         raise CheckpointError(f"{path} cannot be read ({reason}); it belongs beside the file, with {LABELS}") from None
-    wrong = broken(prepare, _RULES) or _disagreement(prepare)
+    wrong = invalid_entry(prepare, _RULES) or _disagreement(prepare)
     if wrong:
         raise CheckpointError(f"{path} is damaged: {wrong}; export the network again")
     return {**about, "prepare": prepare}

@@ -22,7 +22,7 @@ class Observer:
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, first: int) -> None:
         """`first`: the updates that the run has."""
-        wanted = context.run.options.logging.numerics if context.team.first and context.log.folder else None
+        wanted = context.run.options.logging.numerics if context.team.is_first and context.log.folder else None
         self._context, self._program, self._every = context, program, wanted
         self._observing: ObservingProgram | None = None
         self._board: _Histograms | None = None

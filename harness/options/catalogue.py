@@ -214,7 +214,7 @@ KINDS = {
 }
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a person would write it."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "(none)"

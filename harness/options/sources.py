@@ -13,7 +13,7 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import brief
 from harness.options import configs
-from harness.options.catalogue import Catalogue, Option, Spelling, section_options, shown
+from harness.options.catalogue import Catalogue, Option, Spelling, format_value, section_options
 from harness.options.configs import Block, Entry
 from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, flag
@@ -184,7 +184,7 @@ def _resolved_spellings(option: Option, given: list[tuple[str, GivenValue]]) -> 
     """The last value of one spelling; two spellings must agree, but for those that are factors of the value."""
     last = dict(given)
     distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
-    pairs = " and ".join(f"{flag} {brief(shown(value))}" for flag, value in distinct.items())
+    pairs = " and ".join(f"{flag} {brief(format_value(value))}" for flag, value in distinct.items())
     where = given[-1][1].where.split(": --")[0]
     if len(last) > 1 and all(entry.spelling in option.meta["factors"] for entry in last.values()):
         above = [flag for flag, value in distinct.items() if value > 1]

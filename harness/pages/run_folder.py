@@ -75,7 +75,7 @@ class RunFolder:
     def compiled(self) -> Mapping[str, float]:
         """Seconds of building the programs, by the beginning of the log's line; those of the last call."""
         try:
-            with input_files.opened(self.path / "log.txt") as file:
+            with input_files.open_regular_file(self.path / "log.txt") as file:
                 head = file.read(_HEAD).decode("utf-8", errors="replace")
         except OSError:
             return {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from base.errors import OptionError
 from base.process import command_line
 from emulator.cost_model.prediction import check_tiles
-from emulator.cost_model.systems import System, holding
+from emulator.cost_model.systems import System, smallest_holding
 from emulator.cost_model.workload import Workload
 from harness.checkpoints import find
 from harness.cluster import membership
@@ -163,6 +163,6 @@ def cases(request: PlanRequest) -> Iterator[Case]:
         run = run_of(words, training=not request.inference)
         work = run.workload(request.processes)
         for name in request.systems or (None,):
-            system = holding(name, work.plan.ipus)
+            system = smallest_holding(name, work.plan.ipus)
             check_tiles(work, system)
             yield Case(label or run.name, run, work, system)

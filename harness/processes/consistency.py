@@ -45,7 +45,7 @@ def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
     """OptionError that names the first instance that differs from instance 0, and in what."""
     leader = configs[0]
     for k, config in enumerate(configs):
-        who = cluster.named(k)
+        who = cluster.name_of(k)
         if config["code"] != leader["code"]:
             raise OptionError(
                 f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}; install the same "

@@ -157,11 +157,11 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
     if len({config["name_suffix"] for config in configs}) > 1:  # they are to be told apart
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
     names = _names(configs, source) if all_write(run) else [run.name] * team.size
-    first = new_run_folder(names[0], logging.log_dir, logging.logs_path, logging.logs) if team.first else Path()
+    first = new_run_folder(names[0], logging.log_dir, logging.logs_path, logging.logs) if team.is_first else Path()
     top = Path(team.broadcast_text(str(first.absolute())))
     everyone = [top, *(_beside(top, names, configs, k, source) for k in range(1, team.size))]
     folder = everyone[team.instance]
-    if writes(run) and not team.first:
+    if writes(run) and not team.is_first:
         new_run_folder(run.name, "", str(folder), keep=True)
     return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
 
@@ -187,7 +187,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     top, listed = team.broadcast_json([str(given.absolute()), listed])
     everyone = [Path(top), *(sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
     folder = everyone[team.instance]
-    if not team.first and given.absolute() != everyone[0] and recorded.get("instance") == team.instance:
+    if not team.is_first and given.absolute() != everyone[0] and recorded.get("instance") == team.instance:
         folder = given.absolute()
     if writes(run):
         folder.mkdir(parents=True, exist_ok=True)

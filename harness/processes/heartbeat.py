@@ -55,7 +55,7 @@ class Heartbeat:
                 self._check_place(k)
             missing = [k for k in missing if k not in self._first_replies]
             if missing and time.monotonic() > end:
-                names = " and ".join(self._cluster.named(k) for k in missing)
+                names = " and ".join(self._cluster.name_of(k) for k in missing)
                 raise PeerError(
                     f"{names} did not come within {self._timeout:g} s (--worker-timeout): start {_them(missing)}, or "
                     "correct the addresses"
@@ -67,7 +67,7 @@ class Heartbeat:
         place = _PLACE.search(self._first_replies.get(instance, b""))
         if place and place.groups() != (b"worker", b"%d" % instance):
             job, task = (part.decode() for part in place.groups())
-            raise foreign(self._cluster, instance, f"it is {job} {task} there")
+            raise foreign_run_error(self._cluster, instance, f"it is {job} {task} there")
 
     def watch(self) -> None:
         """Begin to watch."""
@@ -112,15 +112,15 @@ class Heartbeat:
                         else f"has not answered for {now - last_reply[k]:.0f} s"
                     )
                     if not self._stopped.is_set():
-                        self._on_peer_lost(f"{self._cluster.named(k)} {what}")
+                        self._on_peer_lost(f"{self._cluster.name_of(k)} {what}")
                     return
             last_round = time.monotonic()
 
 
-def foreign(cluster: Cluster, instance: int, what: str) -> OptionError:
+def foreign_run_error(cluster: Cluster, instance: int, what: str) -> OptionError:
     """Return the error about an address where a process of another run listens."""
     return OptionError(
-        f"{cluster.named(instance)} belongs to another run, which goes on undisturbed: {what}; correct the addresses, or "
+        f"{cluster.name_of(instance)} belongs to another run, which goes on undisturbed: {what}; correct the addresses, or "
         "wait for the end of that run"
     )
 

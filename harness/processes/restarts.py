@@ -99,7 +99,7 @@ class Restarts:
     def _wait_for_the_lock(self) -> None:
         """Wait for an instance that mpirun has left behind: it saves, and ends by itself or by force."""
         folder, end = self.program.run_folder, time.monotonic() + 1.1 * orphans.GRACE
-        while folder and locks.is_held(folder) and time.monotonic() < end:
+        while folder and locks.is_locked(folder) and time.monotonic() < end:
             time.sleep(0.1)
 
 

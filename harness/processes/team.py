@@ -50,7 +50,7 @@ class Team:
         self._leaving = threading.Event()
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """True if this instance logs and saves for all of them."""
         return self.instance == 0
 
@@ -94,9 +94,9 @@ class Team:
     def _why_lost(self, error: BaseException) -> str:
         """Return a line on an error of the runtime between the instances, and on those that are not there."""
         there = self._heartbeat.responsive()
-        silent = [self.cluster.named(k) for k in range(self.size) if k not in (self.instance, *there)]
+        silent = [self.cluster.name_of(k) for k in range(self.size) if k not in (self.instance, *there)]
         others = f"{' and '.join(silent)} {'do' if len(silent) > 1 else 'does'} not answer" if silent else "all answer"
-        own = self.cluster.named(self.instance)
+        own = self.cluster.name_of(self.instance)
         return f"{own} cannot go on with the others, of which {others}: {tf_runtime.device_error(error)}"
 
     def rendezvous(self, run: Run) -> int:
@@ -140,16 +140,16 @@ class Team:
             for k, notice in notices.items():
                 others = f"its instances are {', '.join(notice.get('addresses', ())) or 'not known'}"
                 if notice.get("met", identity) != identity:
-                    raise heartbeat.foreign(self.cluster, k, others)
+                    raise heartbeat.foreign_run_error(self.cluster, k, others)
                 if "met" not in notice and time.monotonic() > end:
                     raise heartbeat.PeerError(
-                        f"{self.cluster.named(k)} met another process than this one, or none, within {self._timeout:g} s "
+                        f"{self.cluster.name_of(k)} met another process than this one, or none, within {self._timeout:g} s "
                         f"(--worker-timeout): {others}; give all instances the same addresses"
                     )
                 refused = "met" in notice and job_token.refusal(os.environ, identity, k, notice.get("proof", ""))
                 if refused:
                     self._wait_for_refusal(k, {**own, "met": identity, "proof": proof})
-                    raise OptionError(f"{self.cluster.named(k)} {refused}; give all instances of a job the same, or none")
+                    raise OptionError(f"{self.cluster.name_of(k)} {refused}; give all instances of a job the same, or none")
             waiting = [k for k in waiting if "met" not in notices[k]]
             time.sleep(0.05 if waiting else 0)
 
@@ -172,7 +172,7 @@ class Team:
 
     def broadcast_text(self, text: str = "") -> str:
         """Return instance 0's text, in every instance."""
-        return self.group.all_gather(text if self.first else "")[0] if self.group else text
+        return self.group.all_gather(text if self.is_first else "")[0] if self.group else text
 
     def broadcast_json(self, value: Any = None) -> Any:
         """Return instance 0's value of JSON, in every instance."""
@@ -180,7 +180,7 @@ class Team:
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """Return instance 0's values, in every instance."""
-        return self.group.broadcast(values if self.first else None) if self.group else dict(values or {})
+        return self.group.broadcast(values if self.is_first else None) if self.group else dict(values or {})
 
     def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the sums over all instances."""
@@ -252,7 +252,7 @@ def check_port(cluster: Cluster) -> None:
             if cluster.source == SLURM:
                 other = f"have Slurm reserve some: srun --resv-ports={cluster.neighbours}"
             raise OptionError(
-                f"{cluster.named(cluster.instance)} cannot listen on port {port}: {error.strerror}; end what uses it, "
+                f"{cluster.name_of(cluster.instance)} cannot listen on port {port}: {error.strerror}; end what uses it, "
                 f"or {other}"
             ) from None
 

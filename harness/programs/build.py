@@ -63,8 +63,8 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         optimiser=optimisers.make(options, run.plan.global_batch),
         loss_scale=_loss_scale(options),
         weight_decay=options.weight_decay,
-        decayed=run.decayed,
-        trained=run.trained,
+        decayed=run.is_decayed,
+        trained=run.is_trained,
         recording=recording,
         group=group,
     )

@@ -70,13 +70,13 @@ class FirstUpdates:
         self._profile, self._first = profile, first
         self.apart = frozenset((first, first + 1))  # updates that want host steps of their own
 
-    def begins(self, update: int) -> None:
+    def before_update(self, update: int) -> None:
         """An update, or several, are about to run."""
         if update == self._first:
             self._profile.over("restoring, first checkpoint")
         self._started = time.perf_counter()
 
-    def ended(self, update: int) -> list[str]:
+    def after_update(self, update: int) -> list[str]:
         """Note that an update has run; return the lines to log, after the second."""
         if update == self._first:
             self._profile.over("first update")

@@ -43,14 +43,14 @@ class Events:
                 self._log.note(f"warning: {self._results} cannot be written ({error.strerror}) and ends here")
                 self._results = None
 
-    def begun(self) -> None:
+    def log_init_start(self) -> None:
         """Write the events that come before training: the settings of the run."""
         self._event("cache_clear", True)
         self._event("init_start", kind=START)
         for key, value in _settings(self._run).items():
             self._event(key, value)
 
-    def built(self, update: int) -> None:
+    def log_init_stop(self, update: int) -> None:
         """The programs stand; training begins at a weight update."""
         self._event("init_stop", kind=STOP)
         self._event("run_start", kind=START)
@@ -86,7 +86,7 @@ class Events:
         self._event("eval_stop", kind=STOP, epoch_num=epoch)
         return row
 
-    def ended(self, status: str) -> None:
+    def log_run_stop(self, status: str) -> None:
         """The run is over: "success" or "aborted"; told once."""
         if not self._over:
             self.block_over()

@@ -135,12 +135,14 @@ def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
     return None not in (before, now) and before != now and recorded.get("num_classes") == spec.num_classes
 
 
-def wrong_option(recorded: Mapping[str, Any]) -> str | None:
+def invalid_option(recorded: Mapping[str, Any]) -> str | None:
     """The first value that breaks its rule, or has not its option's type, as a message; null stands for none where a run may
     write it."""
     values = {name: value for name, value in recorded.items() if value is not None or name not in _nullable()}
-    wrong = broken(values, _DERIVED) or broken(values, _options()) or _wrong_instance(values) or _neither(recorded)
-    return wrong or (wrong_option(values[ASKED]) if values.get(ASKED) else None)
+    wrong = (
+        invalid_entry(values, _DERIVED) or invalid_entry(values, _options()) or _wrong_instance(values) or _neither(recorded)
+    )
+    return wrong or (invalid_option(values[ASKED]) if values.get(ASKED) else None)
 
 
 def _neither(recorded: Mapping[str, Any]) -> str | None:
@@ -198,7 +200,7 @@ _FITTING: Mapping[type, Callable[[Any], bool]] = {
 }  # fmt: skip
 
 
-def broken(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
+def invalid_entry(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
     """The first value that breaks its rule, as a message."""
     names = (name for name, (keeps, _) in rules.items() if name in values and not keeps(values[name]))
     return next((f"{name} is {_shown(values[name])} but must be {rules[name][1]}" for name in names), None)

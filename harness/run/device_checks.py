@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from base import plugins
 from base.errors import OptionError
 from emulator.native import library
-from emulator.plan.number_formats import BF16, FP16, FP32, Format, named
+from emulator.plan.number_formats import BF16, FP16, FP32, Format, by_name
 from emulator.plan.precision import ALL, FIRST, LAST, MAXIMUM, NAMED, OFF, UPDATE, Operands, Precision, is_kernel, layer_of
 from harness.cluster import membership
 from harness.options.sections import flag
@@ -239,7 +239,7 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
 def _idle_state_formats(resolved: Resolved) -> Iterator[str]:
     """Formats of weights, slots and sums without which every one of these would be what it is."""
     run, options, precision = resolved.run, resolved.run.options, resolved.run.plan.precision
-    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.trained(v.name)]
+    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
 
     def of(own: Precision) -> dict[str, list[Format]]:
         masters, slots = [own.master_format(v) for v in trained], [own.slot_format(v) for v in trained]
@@ -268,7 +268,7 @@ def _idle_exceptions(resolved: Resolved) -> Iterator[str]:
     left = kernels
     for word in options.device.format_for:
         part, _, text = word.rpartition("=")
-        decided, own = [v for v in left if ends.get(part, part) in v.name], Operands.all_in(named(text))
+        decided, own = [v for v in left if ends.get(part, part) in v.name], Operands.all_in(by_name(text))
         left = [v for v in left if v not in decided]
         rounding = {_rounding(precision, v, each) for v in decided for each in (own, precision.operands)}
         if not decided:

@@ -31,7 +31,7 @@ def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
         picture=run.image_numbers,
         records=_records(run, spec.train_images + (spec.validation_images if validated else 0)),
         validated=validated,
-        trained=run.trained,
+        trained=run.is_trained,
     )
 
 
@@ -54,7 +54,7 @@ def _records(run: Run, images: int) -> int:
 def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
     """A warning where a limit is below the prediction; OptionError where it is so far below that the run would be killed,
     unless --no-memory-check is given."""
-    limit, hopeless = process_memory.exceeded(run.memory, limits, run.cluster.neighbours)
+    limit, hopeless = process_memory.find_exceeded_limit(run.memory, limits, run.cluster.neighbours)
     if limit is None:
         return []
     neighbours = run.cluster.neighbours
@@ -72,7 +72,7 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
     """Options with which there is room, the cheapest first, each with its prediction."""
     least = replace(run.memory, activations=0, pictures=0, records=0)
-    if process_memory.exceeded(least, [limit], run.cluster.neighbours)[1]:
+    if process_memory.find_exceeded_limit(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
     options = _without_cache(run, limit) + (_smaller_call(run, limit) if training else [])
@@ -141,7 +141,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
 
 
 def _fits(run: Run, need: HostMemory, limit: Limit) -> bool:
-    return process_memory.exceeded(need, [limit], run.cluster.neighbours)[0] is None
+    return process_memory.find_exceeded_limit(need, [limit], run.cluster.neighbours)[0] is None
 
 
 def _parts(batch: int) -> list[int]:

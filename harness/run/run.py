@@ -96,11 +96,11 @@ class Run:
         """Samples of one micro-batch in validation."""
         return self.options.checkpoint.valid_batch_size or self.plan.micro_batch_size
 
-    def decayed(self, name: str) -> bool:
+    def is_decayed(self, name: str) -> bool:
         """Return whether weight decay applies to a variable."""
         return not named_by(self.not_decayed)(name)
 
-    def trained(self, name: str) -> bool:
+    def is_trained(self, name: str) -> bool:
         """Return whether updates move a variable: each one, unless --variable-filter names some."""
         words = self.options.training.variable_filter
         return not words or named_by(words)(name)
@@ -175,7 +175,7 @@ class Run:
             from_host=not self.options.dataset.synthetic_data,
             two_pass=self.options.two_pass_norms,
             images=trained_images if self.trains else self.data_source.spec.validation_images,
-            trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.trained(v.name)),
+            trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.is_trained(v.name)),
             training=self.trains,
             processes=processes,
         )

@@ -204,7 +204,7 @@ def weight_decay(resolved: Resolved) -> Iterator[str]:
 def half_mean_squares(resolved: Resolved) -> Iterator[str]:
     """Adam's mean squares of gradients lie far below FP16's smallest number."""
     run, epsilon = resolved.run, resolved.run.options.training.adam_epsilon
-    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.trained(v.name)]
+    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
     formats = {run.plan.precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
     if "adam_epsilon" in UPDATE_RULES[run.options.training.optimiser].options and coarsest.smallest > SMALL_MEAN_SQUARE:

@@ -159,7 +159,7 @@ def _check_memory(run: Run, jobs: int) -> None:
     """OptionError where a trial, or as many as are to run at once, certainly need more memory than there is."""
     limits = host_limits.limits()
     host_memory.check(run, limits, True)
-    limit, hopeless = process_memory.exceeded(run.memory, limits, jobs)
+    limit, hopeless = process_memory.find_exceeded_limit(run.memory, limits, jobs)
     if hopeless and run.options.device.memory_check:
         need = gigabytes(run.memory.of_kind(limit.kind))
         raise OptionError(

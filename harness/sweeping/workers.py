@@ -79,7 +79,7 @@ class Workers:
     def _is_ready(self, work: Work) -> bool:
         """Return whether no process of an earlier call writes a trial any more, or has for longer than one that was told to
         end."""
-        if not locks.is_held(work.folder):
+        if not locks.is_locked(work.folder):
             return True
         if work.name not in self._waiting_since:
             self._waiting_since[work.name] = time.monotonic()

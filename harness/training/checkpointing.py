@@ -71,7 +71,7 @@ class Checkpointer:
         return (
             bool(interval)
             and self._context.saves
-            and self._context.team.first
+            and self._context.team.is_first
             and time.monotonic() - self._saved_at > interval
         )
 
@@ -84,7 +84,7 @@ class Checkpointer:
         """Take the time that a checkpoint has held training, and tell, once, of the interval that follows from it."""
         first, self._blocked_seconds = self._blocked_seconds is None, seconds
         options = self._context.run.options.checkpoint
-        if first and options.safety_ckpt_minutes == AUTO and self._context.team.first:
+        if first and options.safety_ckpt_minutes == AUTO and self._context.team.is_first:
             self._context.log.note(
                 f"Safety checkpoints are {self._safety_interval() / 60:.2g} minutes apart: saving holds training for "
                 f"{seconds:.2g} s, and a host fails every {options.mtbf_hours:g} hours (--mtbf-hours)"
@@ -114,7 +114,7 @@ class Checkpointer:
             SEED: context.run.seed,
             ARITHMETIC: context.run.arithmetic,
             **SlotUnits.of_options(context.run.options.training).as_state(),
-            **context.log.kept(updates, stays=not is_safety),
+            **context.log.rows_for_state(updates, stays=not is_safety),
         }
 
         best = self._best() if context.run.options.checkpoint.keep_best_ckpt else None
@@ -165,7 +165,7 @@ class Checkpointer:
         context, pairs = self._context, []
         for name, count in averages.requested(context.run.options.training):
             average, values = Checkpoint(str(context.folder / name), -1), None
-            if context.team.first:
+            if context.team.is_first:
                 finite = not context.run.options.training.keep_going
                 average, used, damaged = averages.write_average(
                     context.folder, name, count, context.run.length, done, finite

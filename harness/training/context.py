@@ -35,4 +35,4 @@ class TrainingContext:
     @property
     def writes(self) -> bool:
         """True if this instance writes checkpoints."""
-        return self.team.first or self.run.options.checkpoint.ckpt_all_instances
+        return self.team.is_first or self.run.options.checkpoint.ckpt_all_instances

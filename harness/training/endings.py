@@ -11,10 +11,10 @@ from harness.training.context import TrainingContext
 from harness.training.validating import Validator
 
 
-def finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
+def log_finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
     """Log the end of a call that has reached its end. `host_throughput`: images a second on this machine."""
     note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
-    if context.log.folder is None and not context.team.first:
+    if context.log.folder is None and not context.team.is_first:
         return
     validated, best = validator.newest, validator.best
     if validated:
@@ -30,7 +30,7 @@ def finished(context: TrainingContext, done: int, validator: Validator, host_thr
         return
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
     _write_page(context)
-    if not context.team.first:  # instance 0's folder is the one to resume
+    if not context.team.is_first:  # instance 0's folder is the one to resume
         return
     if done < length.iterations and not validator.ends_run:
         note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")

@@ -76,10 +76,10 @@ def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialSta
     """The initial weights, or those of --init-path."""
     run, team = context.run, context.team
     calls = _invocations(team, {}, 0)
-    if run.options.training.init_path and team.first:
+    if run.options.training.init_path and team.is_first:
         _load_init_path(context, program)
     if team.group:
-        program.load(team.broadcast(program.values() if team.first else None))
+        program.load(team.broadcast(program.values() if team.is_first else None))
     return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), calls)
 
 
@@ -138,12 +138,12 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
 def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     tensors: Tensors = {}
-    if context.team.first:
+    if context.team.is_first:
         tensors, lines = compatibility.resumed_tensors(context.run, saved.checkpoint, saved.values)
         for line in lines:
             context.log.note(line)
     saved.values.clear()
-    values = context.team.broadcast(tensors if context.team.first else None)
+    values = context.team.broadcast(tensors if context.team.is_first else None)
     program.load(values)
     return values
 
@@ -151,13 +151,13 @@ def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheck
 def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -> tuple[Meter, list[state_file.Invocation]]:
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     run, team, log = context.run, context.team, context.log
-    state = team.broadcast_json(state_file.read(checkpoint) if team.first else None)
+    state = team.broadcast_json(state_file.read(checkpoint) if team.is_first else None)
     calls = _invocations(team, state, checkpoint.updates)
     pending = averages.requested(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in pending])
     lineage, stays = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
     log.resume_after(checkpoint.updates, lineage, stays, expected_rows(run, context.folder))
-    if team.first:
+    if team.is_first:
         state = meter_state(context, checkpoint, state)
     state = team.broadcast_json(state)
     return Meter(run.length, run.step_increment, run.learning_rate, state), calls

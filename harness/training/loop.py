@@ -76,7 +76,7 @@ class TrainingLoop:
         """Everything from the initial checkpoint to the end of update `last`, in host steps, or to the end of --patience.
         Return the number of updates that the run has done."""
         self._begin()
-        self._mlperf.built(self._initial.updates)
+        self._mlperf.log_init_stop(self._initial.updates)
         self._left = TimeLeft(self._done, last)
         try:
             self._advance_to(last)
@@ -149,7 +149,7 @@ class TrainingLoop:
         rates = [self._context.run.learning_rate(update) for update in range(first, end)]
         rows: list[tuple[float, float]] = []
         report, profiler = self._update_callback(first, rows), self._profiler
-        profiler.begins(first)
+        profiler.before_update(first)
         started = time.perf_counter()
         try:
             metrics = (
@@ -160,7 +160,7 @@ class TrainingLoop:
             self._meter.add([loss for loss, _ in rows], [accuracy for _, accuracy in rows], time.perf_counter() - started)
             raise
         seconds = time.perf_counter() - started
-        profiler.ended(first)
+        profiler.after_update(first)
         if metrics.leaving:
             self._context.team.agree_to_stop(self._signals, metrics.leaving[0])
         done = first + len(metrics.loss)
@@ -248,7 +248,7 @@ class TrainingLoop:
                 f"accuracy than the {float(best['val_acc']):.2f}% of {best['name']}"
             )
         elif done < total:
-            self._mlperf.ended("aborted")
+            self._mlperf.log_run_stop("aborted")
             context.log.note(f"Stopped after {done} of {total} updates.")
             self._checkpointer.save_last(done)
         elif not context.saves:  # those that were saved have been validated
@@ -257,7 +257,7 @@ class TrainingLoop:
         self._checkpointer.wait_until_finished()
         context.team.stop_together(self._signals)
         if complete:
-            self._mlperf.ended("success")
+            self._mlperf.log_run_stop("success")
         if complete and context.saves:
             for average, values in self._checkpointer.averages(done):
                 self._validator.validate(average, values)

@@ -30,11 +30,11 @@ _TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with whi
 
 
 @contextmanager
-def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[TrainingContext]:
+def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[TrainingContext]:
     """A run in its folder. An early end says where the run is and how to resume. `call`: the command line that resumes a
     `saved` run as long as its options are not recorded."""
-    request = profile.requested(run.options.device, folder, os.environ) if team.first else None
-    held = locks.held(folder) if folders.writes(run) else nullcontext()
+    request = profile.requested(run.options.device, folder, os.environ) if team.is_first else None
+    held = locks.lock_folder(folder) if folders.writes(run) else nullcontext()
     newest = saved.checkpoint.name if saved else None
     with held, Signals() as signals, Writer(newest) as writer, profile.copied_output(request):
         write.remove_unfinished(folder)
@@ -47,14 +47,14 @@ def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, c
         except BaseException as error:
             log.ending()
             if isinstance(error, _TOLD):
-                context.mlperf.ended("aborted")
+                context.mlperf.log_run_stop("aborted")
                 stopped(str(error), *remedies(error, run))
             if isinstance(error, StopRequest):
                 error.hinted = bool(writer.latest)
             raise
         finally:
             log.close()
-            if team.first and not run.options.logging.logs:
+            if team.is_first and not run.options.logging.logs:
                 locks.remove_if_empty(folder)
 
 
@@ -62,17 +62,17 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
     """The log with its head; the options of a new run are recorded, those of a resumed one when it is restored."""
     logging = run.options.logging
     values = recorded_values(run, folder, saved.checkpoint if saved else None)
-    has_log = team.first or logging.log_all_instances
+    has_log = team.is_first or logging.log_all_instances
     own = folder if logging.logs and has_log else None
     head = run_log.training_head(run)
-    log = run_log.opened(run, own, None if saved else values, head, console=has_log)
-    if logging.wandb and team.first:
+    log = run_log.open_run_log(run, own, None if saved else values, head, console=has_log)
+    if logging.wandb and team.is_first:
         start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, values, logging.wandb_id)
         log.follow("--wandb", start)
-    if logging.mlflow and team.first:
+    if logging.mlflow and team.is_first:
         log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))
     if not saved:
         folders.keep_options(run, folder, values)
     if logging.logs and folders.writes(run):
-        inference_record.keep(run, folder, resumed=saved is not None)
+        inference_record.record_inference(run, folder, resumed=saved is not None)
     return log

@@ -35,7 +35,7 @@ class NewRun(TrainingOrigin):
     def check_source(self, options: RunOptions) -> list[str]:
         """CheckpointError for weights that are not there, before an option is refused that suits their network."""
         given = options.training.init_path
-        if given and not membership.follows(os.environ, options.training.distributed):
+        if given and not membership.is_later_instance(os.environ, options.training.distributed):
             find.init_checkpoint(Path(given))
         return []
 
@@ -67,7 +67,7 @@ class SavedRun(TrainingOrigin):
 
     def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
         """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again."""
-        self._follows = membership.call_follows(argv, script)
+        self._follows = membership.call_is_of_later_instance(argv, script)
         if not self._follows:
             find.run_checkpoints(folder)  # a folder without checkpoints is no run
         self.folder, self._repeated = folder, repeated
@@ -194,7 +194,7 @@ class SavedRun(TrainingOrigin):
         began_with = self.recorded.get("init_path")
         training = replace(run.options.training, init_path=began_with)  # whatever a repeated call gives now
         run = replace(run, options=replace(run.options, training=training))
-        known = run_record.run_id(self.folder) if team.first else ""
+        known = run_record.run_id(self.folder) if team.is_first else ""
         run = replace(run, run_id=team.broadcast_text(known or _new_id()))
         updates = team.broadcast_json(checkpoint.updates if checkpoint else None)
         checkpoint = checkpoint or LoadedCheckpoint(Checkpoint.at(self.folder, updates), {})  # tensors come from instance 0

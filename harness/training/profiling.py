@@ -27,7 +27,7 @@ class UpdateProfiler:
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
         if context.run.options.device.profile_compilation:
-            trace = compilation.target(context.folder, os.environ) if context.team.first else None
+            trace = compilation.target(context.folder, os.environ) if context.team.is_first else None
             self._first_updates = FirstUpdates(Compilation(program.phase_ends, trace), first)
 
     @property
@@ -35,14 +35,14 @@ class UpdateProfiler:
         """The updates that get host steps of their own."""
         return {self._update, *(self._first_updates.apart if self._first_updates else ())}
 
-    def begins(self, first: int) -> None:
+    def before_update(self, first: int) -> None:
         """The host step of update `first` is about to run."""
         if self._first_updates:
-            self._first_updates.begins(first)
+            self._first_updates.before_update(first)
 
-    def ended(self, first: int) -> None:
+    def after_update(self, first: int) -> None:
         """The host step has run."""
-        self._note(self._first_updates.ended(first) if self._first_updates else ())
+        self._note(self._first_updates.after_update(first) if self._first_updates else ())
 
     def records(self, update: int) -> bool:
         """Return whether this instance records the update."""

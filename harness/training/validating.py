@@ -75,7 +75,7 @@ class Validator:
     @property
     def without_gain(self) -> int:
         """The number of validations since the best one."""
-        return early_stopping.without_gain(self._of_updates)
+        return early_stopping.validations_without_gain(self._of_updates)
 
     @property
     def ends_run(self) -> bool:

@@ -137,7 +137,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch
     def forbidden(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(image_headers.input_files, "opened", forbidden)
+    monkeypatch.setattr(image_headers.input_files, "open_regular_file", forbidden)
     reason = image_headers.file_fault(tmp_path / "a.jpg")
     assert image_folder.BadFile(Path("x"), reason).advice == "cannot be read: Permission denied; make it readable"
 

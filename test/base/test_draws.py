@@ -27,7 +27,7 @@ def test_bits_uniform_below_and_pairs_equal_the_reference():
         lambda: (
             draws.bits(key, first, second),
             draws.uniform(key, first, second),
-            draws.below(9, key, first, second),
+            draws.uniform_below(9, key, first, second),
             draws.seed_pairs(key, first, second),
         )
     )
@@ -60,7 +60,7 @@ def test_uniform_is_uniform_and_neighbours_are_unrelated():
 
 def test_below_reaches_every_value_evenly():
     n = 90_000
-    counts = np.bincount(evaluated(lambda: draws.below(9, draws.key(2, "below"), tf.range(n), 4)), minlength=9)
+    counts = np.bincount(evaluated(lambda: draws.uniform_below(9, draws.key(2, "below"), tf.range(n), 4)), minlength=9)
     assert len(counts) == 9
     assert ((counts - n / 9) ** 2 / (n / 9)).sum() < 8 + 5 * np.sqrt(2 * 8)
 

@@ -51,7 +51,7 @@ def append_row(file: Path) -> None:
 
 
 def lock(file: Path) -> None:
-    with locks.held(file.parent):
+    with locks.lock_folder(file.parent):
         pass
 
 
@@ -151,12 +151,12 @@ def test_a_file_that_is_too_large_is_not_read(folder):
 
 def test_a_second_writer_never_comes_in(folder):
     """Not by deleting the file that says who is there, and not by putting another one in its place."""
-    with locks.held(folder):
+    with locks.lock_folder(folder):
         for spoil in (lambda: None, (folder / ".lock").unlink, lambda: (folder / ".lock").write_text("pid 1\n")):
             spoil()
-            with pytest.raises(OptionError, match="is being written by another process"), locks.held(folder):
+            with pytest.raises(OptionError, match="is being written by another process"), locks.lock_folder(folder):
                 pass
-    with locks.held(folder):
+    with locks.lock_folder(folder):
         assert (folder / ".lock").read_text() == f"pid {os.getpid()}\n"
 
 
@@ -167,12 +167,15 @@ def test_a_folder_that_nobody_may_write_is_a_refusal(folder, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(files, "append", read_only)
-    with pytest.raises(OptionError, match=r"nothing can be written in .* \(Read-only file system\)"), locks.held(folder):
+    with (
+        pytest.raises(OptionError, match=r"nothing can be written in .* \(Read-only file system\)"),
+        locks.lock_folder(folder),
+    ):
         pass
 
 
 def lock(file: Path) -> None:
-    with locks.held(file.parent):
+    with locks.lock_folder(file.parent):
         pass
 
 

@@ -35,7 +35,7 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
     with tf.Graph().as_default() as graph, tf.device(f"{group.device}/cpu:0"):
         policy = PrecisionPolicy(SINGLE, 0, tf.float32)
         sent = {
-            name: policy.cast_for_all_reduce(tf.constant(x) / group.size, number_formats.named(wire))
+            name: policy.cast_for_all_reduce(tf.constant(x) / group.size, number_formats.by_name(wire))
             for name, x in parts(instance).items()
         }
         sums = {name: tf.cast(x, tf.float32) for name, x in group.all_reduce_bucket(sent).items()}

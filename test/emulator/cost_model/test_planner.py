@@ -32,7 +32,7 @@ MIB = 2**20
 @cache
 def planned(words: str, system: str | None = None) -> Prediction:
     work = run_of(words.split()).workload()
-    return predict(work, systems.holding(system, work.plan.ipus))
+    return predict(work, systems.smallest_holding(system, work.plan.ipus))
 
 
 def of(work: Workload, system: str = "POD16") -> Prediction:
@@ -304,8 +304,8 @@ def test_what_does_not_fit_says_how_it_would():
 )
 def test_a_system_that_does_not_exist(name, nearest):
     with pytest.raises(OptionError, match=f"there is no such system[^\n]*\n?[^\n]*{nearest}"):
-        systems.named(name)
-    assert systems.named("ipu-pod64") is SYSTEMS["POD64"] and systems.named("bow-pod16").ipu is BOW
+        systems.by_name(name)
+    assert systems.by_name("ipu-pod64") is SYSTEMS["POD64"] and systems.by_name("bow-pod16").ipu is BOW
 
 
 def test_peaks_are_the_published_ones():

@@ -70,7 +70,7 @@ def cast(name: str, values: np.ndarray) -> np.ndarray:
         found = values.astype(CASTS[name]).astype(np.float32)
     if name == "fp16":
         found = np.where(np.isinf(found), np.float32(np.nan), found)
-    return found if number_formats.named(name).has_nan else np.where(np.isnan(values), values, found)
+    return found if number_formats.by_name(name).has_nan else np.where(np.isnan(values), values, found)
 
 
 @pytest.fixture(params=("kernels", "xla"))
@@ -84,7 +84,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("name", CASTS)
 def test_every_format_is_ml_dtypes(name, way):
-    number_format = number_formats.named(name)
+    number_format = number_formats.by_name(name)
     values = patterns(number_format)
     expected = cast(name, values)
     assert same(rounded(values, Rounding(format=number_format)), expected)
@@ -94,7 +94,7 @@ def test_every_format_is_ml_dtypes(name, way):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
-    number_format = number_formats.named(name)
+    number_format = number_formats.by_name(name)
     of_gfloat = FormatInfo(
         name, number_format.bits, number_format.fraction_bits + 1, bias=number_format.bias, is_signed=True,
         has_nz=number_format.specials != number_formats.UNSIGNED_ZERO,
@@ -117,7 +117,7 @@ def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3fnuz", "e5m2", "e2m5"])
 def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
-    number_format, draw = number_formats.named(name), np.random.default_rng(4)
+    number_format, draw = number_formats.by_name(name), np.random.default_rng(4)
     steps = codes_of(number_format)
     steps = steps[(steps >= 2.0**-100) & (steps < 2.0**100)]
     start = draw.integers(0, len(steps) - 1, 50)
@@ -136,7 +136,7 @@ def test_kernels_and_xla_draw_the_same(monkeypatch):
     if not library.identity():
         pytest.skip("the kernels are not built")
     for name in ("bf16", "e4m3fnuz", "e5m2", "e6m9"):
-        number_format = number_formats.named(name)
+        number_format = number_formats.by_name(name)
         values = patterns(number_format)[:300_000]
         rounding = Rounding(stochastic=True, saturate=name == "e5m2", format=number_format)
         by_kernels = rounded(values, rounding, 7)
@@ -154,10 +154,10 @@ def test_what_overflows_becomes_what_the_format_has():
 
 
 def test_names_and_what_is_refused():
-    assert [number_formats.named(name) for name in ("FP16", "half", "e5m10", "float16")] == [FP16] * 4
+    assert [number_formats.by_name(name) for name in ("FP16", "half", "e5m10", "float16")] == [FP16] * 4
     others = ("bfloat16", "e8m7", "float8_e4m3fnuz")
-    assert [number_formats.named(name) for name in others] == [BF16, BF16, E4M3FNUZ]
-    assert number_formats.named("e4m3fnuz").with_bias(10).name == "e4m3b10fnuz" and E4M3FNUZ.with_bias(8) is E4M3FNUZ
+    assert [number_formats.by_name(name) for name in others] == [BF16, BF16, E4M3FNUZ]
+    assert number_formats.by_name("e4m3fnuz").with_bias(10).name == "e4m3b10fnuz" and E4M3FNUZ.with_bias(8) is E4M3FNUZ
     assert E4M3FNUZ.with_bias(9).largest == E4M3FNUZ.largest / 2
     assert [FP16.contains(each) for each in (E4M3FNUZ, E5M2, E5M2FNUZ, BF16, FP32)] == [True, True, True, False, False]
     for name, words in {
@@ -166,6 +166,6 @@ def test_names_and_what_is_refused():
         "e4m3b": "is none of", "e+4m3": "is none of",
     }.items():  # fmt: skip
         with pytest.raises(FormatError, match=words):
-            number_formats.named(name)
+            number_formats.by_name(name)
     with pytest.raises(FormatError, match="with bias 999 has numbers from"):
         E5M2.with_bias(999)

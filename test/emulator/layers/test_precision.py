@@ -22,7 +22,7 @@ from emulator.plan.machine import Machine
 from emulator.plan.number_formats import BF16, E4M3FNUZ
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
-from emulator.plan.precision import ALL, OFF, named
+from emulator.plan.precision import ALL, OFF, by_name
 from emulator.plan.trace import trace
 from emulator.program import forward_backward
 from emulator.program.cells import Cells, StageOrder
@@ -318,7 +318,7 @@ def test_everything_in_a_model_is_half(name, stochastic):
     """What each layer puts out, and what arrives at each operation of the backward pass, also where several readers of one
     tensor hand back gradients; and at random, with recomputation."""
     listeners = []
-    precision = named("16.32", stochastic=ALL if stochastic else OFF)
+    precision = by_name("16.32", stochastic=ALL if stochastic else OFF)
     with new_graph().as_default() as graph:
         found = called(name, precision, listeners, recompute=stochastic)
         whole = called(name, precision, listeners) if stochastic else found
@@ -591,8 +591,8 @@ def test_what_rounds_at_random_is_said_and_in_the_name(words, said, name):
 
 
 def test_precisions_by_name():
-    assert [named(name).summary([]) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
-    precision = named("16.16", stochastic="all", saturate_on_overflow=True)
+    assert [by_name(name).summary([]) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
+    precision = by_name("16.16", stochastic="all", saturate_on_overflow=True)
     assert precision.summary([]) == "16.16 (stochastic rounding everywhere, overflow saturates)"
     result = run("train", *BASE.split(), "--precision", "16.8")
     assert result.code == 2

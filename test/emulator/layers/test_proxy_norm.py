@@ -101,7 +101,7 @@ def test_value_and_gradient_are_those_of_the_whole_map(rule, scaled):
         y, inverse = layers.proxy_norm_activation(x, POLICY, rule, scaled=scaled)
         y = y if scaled else y * inverse
         of_rows, of_x = tf.gradients(tf.reduce_sum(y * weight), [whole, x])
-        return y, proxy_norm.chained(rule, whole, of_rows)[:, 0, 0], of_x
+        return y, proxy_norm.chain_gradient(rule, whole, of_rows)[:, 0, 0], of_x
 
     y, found, of_x = evaluated(make, tf.float64, value, x, weight)
     assert np.abs(y - network_value(rule, value, x)).max() < 1e-10

@@ -118,9 +118,9 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
     with new_graph().as_default(), tf.Session() as session:
         for name in ("a", "b"):
             x = tf.zeros(dy.shape)
-            (back,) = tf.gradients(watch.watched(x, name), [x], tf.constant(dy))
+            (back,) = tf.gradients(watch.watch_gradient(x, name), [x], tf.constant(dy))
             np.testing.assert_array_equal(session.run(back), dy)
-        found = session.run(watch.lost())
+        found = session.run(watch.lost_shares())
     np.testing.assert_allclose(found, [[8 / 32, 4 / 32], [0, 4 / 32], [0, 0]])
 
 

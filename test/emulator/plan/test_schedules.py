@@ -15,12 +15,12 @@ from emulator.plan.schedules import (
     Action,
     ScheduleError,
     build,
+    dependencies,
     grouped,
     idle_fraction,
     idle_share,
     max_in_flight,
     max_live,
-    needs,
     one_forward_one_backward,
     order,
     parse,
@@ -254,10 +254,10 @@ def test_a_large_pipeline_is_instant():
 
 
 def test_what_an_action_needs():
-    assert needs(Action(0, "F", 4), 3) == ()
-    assert needs(Action(2, "F", 4), 3) == (Action(1, "F", 4),)
-    assert needs(Action(2, "B", 4), 3) == (Action(2, "F", 4),)
-    assert needs(Action(1, "B", 4), 3) == (Action(1, "F", 4), Action(2, "B", 4))
+    assert dependencies(Action(0, "F", 4), 3) == ()
+    assert dependencies(Action(2, "F", 4), 3) == (Action(1, "F", 4),)
+    assert dependencies(Action(2, "B", 4), 3) == (Action(2, "F", 4),)
+    assert dependencies(Action(1, "B", 4), 3) == (Action(1, "F", 4), Action(2, "B", 4))
 
 
 # --- refusals
@@ -343,7 +343,7 @@ def test_no_action_can_be_left_out_or_done_twice_or_swapped_with_one_it_needs(na
             validate(changed(timeline, {(k, j): rest}), 3, 4)
         with pytest.raises(ScheduleError, match="done before"):
             validate(timeline + changed((((),) * 3,), {(0, j): str(action)}), 3, 4)
-        for needed in needs(action, 3):
+        for needed in dependencies(action, 3):
             early, late = clocks[needed], k
             swapped = [list(row) for row in timeline]
             swapped[early][needed.stage] = tuple(a for a in timeline[early][needed.stage] if a != needed)

@@ -121,7 +121,7 @@ def test_weight_decay_spares_norms_on_imagenet_only():
         options = cli.parse([*map(str, words), "--generated-data", "--batch-size", "2", "--group-norm", "--weight-decay", "0.5",
                              "--seed", "1"], "train", environ={}).options  # fmt: skip
         run = prepare(options, {})
-        return {v.name: run.decayed(v.name) for v in run.trace.variables}
+        return {v.name: run.is_decayed(v.name) for v in run.trace.variables}
 
     cifar = shrunk("--dataset", "cifar-10", "--model-size", "8")
     imagenet = shrunk("--dataset", "imagenet", "--model-size", "10")

@@ -119,7 +119,7 @@ def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
     (tmp_path / "run").mkdir()
     written(tmp_path / "run", (1, 2))
     words = ("weight_avg", "--restore-path", tmp_path / "run", "--mode", "mean", "--filename")
-    with locks.held(tmp_path / "run"):
+    with locks.lock_folder(tmp_path / "run"):
         for inside in ("mean", "ckpt/mean"):
             result = run(*words, tmp_path / "run" / inside)
             assert result.code == 2 and result.err.count("\n") == 1, inside

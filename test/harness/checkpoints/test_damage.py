@@ -125,14 +125,14 @@ def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_checkpoint_that_may_not_be_read_is_not_written_over(name, folder, monkeypatch):
     """The superuser may read anything, so the system's answer is made here."""
-    opened, file = input_files.opened, folder / f"ckpt-6.{name}"
+    opened, file = input_files.open_regular_file, folder / f"ckpt-6.{name}"
 
     def forbidden(path: Path) -> BinaryIO:
         if Path(path) == file:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return opened(path)
 
-    monkeypatch.setattr(input_files, "opened", forbidden)
+    monkeypatch.setattr(input_files, "open_regular_file", forbidden)
     with pytest.raises(CheckpointError, match=f"{name} cannot be read: Permission denied; make it readable, or move ckpt-6"):
         read.find_latest(folder)
     if name in ("index", "data-00000-of-00001"):  # what validation reads: nobody knows that it is damaged
@@ -373,7 +373,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
         calls = state_file.with_new_invocation(state, done)
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
-            kept = {state_file.ITERATION: end, CALLS: calls, **log.kept(end, stays=True)}
+            kept = {state_file.ITERATION: end, CALLS: calls, **log.rows_for_state(end, stays=True)}
             write.write_checkpoint(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
         log.close()
 

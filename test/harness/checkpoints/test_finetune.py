@@ -161,7 +161,7 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
         asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
         with tf.Graph().as_default():
             slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
-            weights = ProgramVariables(asked.trace.variables, 0, slots, asked.trained, precision=precision)
+            weights = ProgramVariables(asked.trace.variables, 0, slots, asked.is_trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
         assert {name: list(each.shape) for name, each in compatibility.expected_training_tensors(asked).items()} == kept
 

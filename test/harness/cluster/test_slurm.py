@@ -32,7 +32,7 @@ def test_the_tasks_of_a_step_are_the_instances():
     cluster = found(TASK)
     assert cluster.addresses == ("n1:26001", "n1:26002", "n2:26001")
     assert (cluster.instance, cluster.size, cluster.neighbours, cluster.source) == (2, 3, 1, "Slurm")
-    assert membership.follows(TASK) and not membership.follows(task(PROCID=0))
+    assert membership.is_later_instance(TASK) and not membership.is_later_instance(task(PROCID=0))
     assert folders._tag(1, cluster.source) == "worker1"
 
 
@@ -185,13 +185,13 @@ def test_what_does_not_fit_is_one_line(environ, said):
 
 def test_a_script_of_slurm_is_instance_0_of_nothing():
     for environ in (SCRIPT, FROM_INSIDE, SHELL):
-        assert not membership.follows(environ) and not list(membership.ignored_others(environ))
+        assert not membership.is_later_instance(environ) and not list(membership.ignored_others(environ))
         assert found(environ, "") == Cluster()
 
 
 def test_tasks_without_the_flag_are_strangers():
     """One that is not task 0 was taken for a follower, whose run another instance would have found damaged."""
-    assert not membership.follows(TASK, distributed=False)
+    assert not membership.is_later_instance(TASK, distributed=False)
     (line,) = membership.ignored_others(TASK)
     assert line.startswith("warning: srun started 3 tasks, and each of them trains alone; give --distributed")
     assert found(TASK, "") == Cluster()

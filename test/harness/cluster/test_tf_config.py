@@ -50,7 +50,7 @@ def test_the_manifest_of_the_page_starts_a_group():
     for instance, (kind, k) in enumerate(places):
         given = {"TF_CONFIG": json.dumps(by_operator(manifest, kind, k))}
         cluster = found(given)
-        assert (cluster.instance, cluster.size) == (instance, 3) and membership.follows(given) == (instance > 0)
+        assert (cluster.instance, cluster.size) == (instance, 3) and membership.is_later_instance(given) == (instance > 0)
         assert cluster.addresses[0] == "quickstart-chief-0.research.svc:2222"
         container = replicas[kind]["template"]["spec"]["containers"][0]
         assert container["name"] == "tensorflow"  # by which the operator finds it
@@ -62,14 +62,14 @@ def test_the_manifest_of_the_page_starts_a_group():
 def test_a_job_of_workers_alone_is_led_by_the_first():
     given = [environ({"worker": HOSTS}, {"type": "worker", "index": k}) for k in range(3)]
     assert [found(each).instance for each in given] == [0, 1, 2]
-    assert [membership.follows(each) for each in given] == [False, True, True]
+    assert [membership.is_later_instance(each) for each in given] == [False, True, True]
 
 
 def test_a_master_is_a_chief():
     jobs = {"master": HOSTS[:1], "worker": HOSTS[1:]}
     each = [environ(jobs, {"type": kind, "index": k}) for kind, k in (("master", 0), ("worker", 0), ("worker", 1))]
     assert [found(given).instance for given in each] == [0, 1, 2]
-    assert [membership.follows(given) for given in each] == [False, True, True]
+    assert [membership.is_later_instance(given) for given in each] == [False, True, True]
     assert found(environ({"chief": HOSTS[:1]}, {"type": "chief", "index": 0})).size == 1
 
 
@@ -83,7 +83,7 @@ OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK"
 )
 def test_a_launcher_says_which_worker_this_is(launcher):
     given = environ({"worker": HOSTS}, **launcher)
-    assert found(given).instance == 2 and membership.follows(given)
+    assert found(given).instance == 2 and membership.is_later_instance(given)
     assert found(environ({"chief": HOSTS[:1], "worker": HOSTS[1:]}, **launcher)).instance == 2
     indexed = environ({"worker": HOSTS}, {"type": "worker", "index": 1}, **launcher)
     assert found(indexed).instance == (2 if launcher is OPENMPI else 1)
@@ -91,9 +91,9 @@ def test_a_launcher_says_which_worker_this_is(launcher):
 
 def test_an_mpirun_inside_of_slurm_goes_before_its_helpers_variables():
     given = environ({"worker": HOSTS}, **{**TASK, **OPENMPI, "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
-    assert found(given).instance == 0 and not membership.follows(given)
+    assert found(given).instance == 0 and not membership.is_later_instance(given)
     given = environ({"worker": HOSTS}, **TASK, PMI_RANK="1", PMI_SIZE="3")  # of MPICH, whose helpers srun starts
-    assert found(given).instance == 1 and membership.follows(given)
+    assert found(given).instance == 1 and membership.is_later_instance(given)
 
 
 @pytest.mark.parametrize(

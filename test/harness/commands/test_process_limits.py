@@ -67,12 +67,12 @@ def test_other_errors_keep_their_traceback(error):
 
     with pytest.raises(type(error)):
         command_line.run("train.py", main, [], ())
-    assert tf_runtime.starved(error) is None
+    assert tf_runtime.starved_message(error) is None
 
 
 def test_of_several_tries_the_one_without_memory_is_told():
     tries = """('\\nCould not import x, tried: [\\'a.x\\']. \\nErrors: ["No module named \\'a\\'", \\'libx.so: failed to map segment\\']')"""
-    told = tf_runtime.starved(ImportError(tries))
+    told = tf_runtime.starved_message(ImportError(tries))
     assert told.startswith("libx.so: failed to map segment: give more memory (ulimit -v")
 
 
@@ -95,7 +95,7 @@ def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError) as refused:
         tf_runtime._try_threads(5)
-    assert "ulimit -u" in tf_runtime.starved(refused.value)
+    assert "ulimit -u" in tf_runtime.starved_message(refused.value)
     assert len(begun) == 3 and not any(thread.is_alive() for thread in begun)
 
 

@@ -61,7 +61,7 @@ def test_every_stage_keeps_to_its_schedule(scheduled):
         assert all(before.end <= after.begin for before, after in itertools.pairwise(own))
     ended = {cell.action: cell.end for cell in found.cells}
     for cell in found.cells:
-        assert all(ended[needed] <= cell.begin for needed in schedules.needs(cell.action, 4))
+        assert all(ended[needed] <= cell.begin for needed in schedules.dependencies(cell.action, 4))
 
 
 def test_stages_overlap_where_the_schedule_lets_them(scheduled):

@@ -81,7 +81,7 @@ def test_predictions_are_near_what_was_measured_and_refuse_nothing_that_ran(word
     for kind, tolerated, measured in zip((RESIDENT, ADDRESSES, DATA), (0.1, 0.22, 0.32), MEASURED[words]):
         predicted = memory.of_kind(kind) / 1e6
         assert abs(predicted / measured - 1) < tolerated, f"{kind}: {predicted:.0f} MB, measured {measured}"
-        assert not process_memory.exceeded(memory, [Limit(kind, measured * 10**6, "measured")])[1]
+        assert not process_memory.find_exceeded_limit(memory, [Limit(kind, measured * 10**6, "measured")])[1]
 
 
 def test_what_takes_less_is_predicted_to_take_less():
@@ -213,10 +213,10 @@ def test_what_no_batch_can_mend_is_said_so(monkeypatch):
 def test_processes_of_one_machine_share_it(monkeypatch):
     memory = prepared(f"{R18} --micro-batch-size 8").memory
     room = machine(1.5 * memory.peak / 1e9)
-    assert process_memory.exceeded(memory, [room])[0] is None
-    assert process_memory.exceeded(memory, [room], sharing=2) == (room, True)
+    assert process_memory.find_exceeded_limit(memory, [room])[0] is None
+    assert process_memory.find_exceeded_limit(memory, [room], sharing=2) == (room, True)
     own = Limit(DATA, room.bytes * 2, "ulimit -d allows")
-    assert process_memory.exceeded(memory, [own], sharing=2)[0] is None
+    assert process_memory.find_exceeded_limit(memory, [own], sharing=2)[0] is None
 
 
 GROUPS = {

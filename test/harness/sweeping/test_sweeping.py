@@ -428,7 +428,7 @@ def test_trials_save_and_end_with_their_sweep(number, tmp_path):
 def test_a_trial_that_an_earlier_call_still_writes_is_waited_for(tmp_path):
     said: list[str] = []
     waiting, work = workers.Workers([(0,)], said.append), workers.Work("t", tmp_path, (), tmp_path / "o.txt")
-    with locks.held(tmp_path):
+    with locks.lock_folder(tmp_path):
         assert not waiting._is_ready(work) and not waiting._is_ready(work)
     assert said == ["t is still being written by another process; it is waited for"] and waiting._is_ready(work)
 
@@ -468,7 +468,7 @@ def test_a_killed_sweep_leaves_nothing_running_and_ends_by_the_same_call(tmp_pat
     first.send_signal(signal.SIGKILL)
     first.wait()
     until(lambda: orphans.began(trial) is None)
-    assert not locks.is_held(good)
+    assert not locks.is_locked(good)
     again = subprocess.run(call, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 1, again.stdout + again.stderr
     assert again.stderr.endswith("sweep.py: error: 1 of 2 trials failed, as the table says\n")
