@@ -15,6 +15,7 @@ from tensorflow.python.util import _pywrap_util_port
 from base import draws
 from emulator.layers import activations, batch_norm, group_norm, proxy_norm
 from emulator.layers.activations import LINEAR
+from emulator.layers.gradient_rules import Rule, with_gradient
 from emulator.layers.watch import GradientWatch
 from Models._layers import Initial, Layers, ProxyRule, Variable
 from Models._norms import BatchNorm, GroupNorm, NoNorm, Norm
@@ -230,7 +231,7 @@ class TensorLayers(Layers):
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
         x = self._layer_input(x, gradient_on_grid=True)
-        return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+        return tf.pad(_subsampled(x, stride), [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self.path("dense", name) for name in ("kernel", "bias"))
@@ -271,6 +272,33 @@ def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     channels, filters = weights.shape[2:]
     y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
     return tf.reshape(y, [-1, *x.shape[1:3], filters])
+
+
+def _subsampled(x: tf.Tensor, stride: int) -> tf.Tensor:
+    """Return every `stride`-th pixel of x [batch, height, width, channels], both ways. TensorFlow's strided slice and its
+    gradient copy number by number in one thread. Here pixels that lie together are copied as blocks, and the gradient is
+    that of a pooling whose windows hold one pixel.
+    """
+    height, width, channels = x.shape[1:]
+    rows, columns = -(-height // stride), -(-width // stride)
+    if stride == 1:
+        return x
+
+    @with_gradient
+    def subsampled(x: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        if height % stride or width % stride:
+            y = x[:, ::stride, ::stride, :]
+        else:
+            blocks = tf.reshape(x, [-1, rows, stride, columns, stride * channels])
+            y = tf.reshape(tf.slice(blocks, [0] * 5, [-1, rows, 1, columns, channels]), [-1, rows, columns, channels])
+
+        def rule(dy: tf.Tensor) -> tf.Tensor:
+            pool = {"ksize": [1, 1, 1, 1], "strides": [1, stride, stride, 1], "padding": "VALID"}
+            return tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape(x), grad=dy, **pool)
+
+        return y, rule
+
+    return subsampled(x)
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:

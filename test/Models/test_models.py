@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from networks import CLASSES, network, options_of, traced
 
 from emulator.layers import tensor_layers
+from emulator.layers.gradient_rules import gradients
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
@@ -443,12 +444,22 @@ def test_zero_gamma_where_a_bottleneck_has_an_identity_shortcut():
         assert set(gammas) == {1.0}
 
 
-def test_subsample():
-    x = random(2, 2, 5, 5, 3)
-    found = evaluated(lambda x: TensorLayers({}, training=True).subsample(x, 2, 8), {"x": x})
-    expected = np.zeros((2, 3, 3, 8), np.float32)
-    expected[..., 2:5] = x[:, ::2, ::2]
-    assert np.array_equal(found, expected)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("side", "stride"), [(6, 2), (5, 2), (9, 3), (4, 1)])
+def test_subsample(dtype, side, stride):
+    x, kept = random(2, 2, side, side, 3).astype(dtype), -(-side // stride)
+    x[0, 0, 0], x[1, stride % side, 0, 0] = (np.inf, np.finfo(dtype).smallest_subnormal, -1), np.nan
+    dy = random(3, 2, kept, kept, 8).astype(dtype)
+
+    def both_ways(x, dy):
+        y = TensorLayers({}, training=True).subsample(x, stride, 8)
+        return y, gradients(y, [x], dy)[0]
+
+    y, dx = evaluated(both_ways, {"x": x, "dy": dy})
+    expected, expected_dx = np.zeros((2, kept, kept, 8), dtype), np.zeros_like(x)
+    expected[..., 2:5] = x[:, ::stride, ::stride]
+    expected_dx[:, ::stride, ::stride] = dy[..., 2:5]
+    assert np.array_equal(y, expected, equal_nan=True) and np.array_equal(dx, expected_dx)
 
 
 # --- norms that models choose ---
