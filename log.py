@@ -119,14 +119,14 @@ class RunLog:
             self._bar.show(done, total, text)
 
     def resume_after(
-        self, updates: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
+        self, updates: int, states: Sequence[tuple[int, Mapping[str, Any]]], permanent: bool,
         expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
     ) -> None:  # fmt: skip
         """Drop CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fill in
-        missing rows. `states`: of `state_file.lineage`; `stays`, `expected_rows` (by table): as for `Table.rebuild`."""
+        missing rows. `states`: of `state_file.lineage`; `permanent`, `expected_rows` (by table): as for `Table.rebuild`."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
-            for line in table.rebuild(updates, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):
+            for line in table.rebuild(updates, kept, permanent, (expected_rows or {}).get(name, ExpectedRows)):
                 self.note(line)
 
     def tell_of_averages(self, remade: Collection[str]) -> None:
@@ -136,9 +136,9 @@ class RunLog:
         if lost:
             self.note(f"validation.csv loses the rows of averages that this call does not validate: {', '.join(lost)}")
 
-    def rows_for_state(self, updates: int, stays: bool) -> dict[str, Any]:
+    def rows_for_state(self, updates: int, permanent: bool) -> dict[str, Any]:
         """The rows that the state of a checkpoint keeps, by table."""
-        return {name: table.rows_for_state(updates, stays) for name, table in self._tables.items()}
+        return {name: table.rows_for_state(updates, permanent) for name, table in self._tables.items()}
 
     def rows(self, name: str) -> list[Row]:
         """The rows of training.csv or validation.csv so far."""

@@ -33,7 +33,8 @@ from harness.training.validating import Validator
 
 
 def main(argv: list[str]) -> int:
-    """A new run; with --restore-path, the same as restore.py. A signal says how to make the call again."""
+    """A new run; with --restore-path, the same as restore.py. On a signal, prints the command that repeats or resumes the
+    call."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, repeated = _run_to_resume(argv)
         if folder is None:

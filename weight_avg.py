@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> averages.Values:
     """The average of those that --discard-last and -N leave."""
-    used, damaged = read.readable_checkpoints(trained, options.discard_last + options.N if options.N else None)
+    used, damaged = read.usable_checkpoints(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:

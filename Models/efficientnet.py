@@ -110,7 +110,7 @@ class Options(NormOptions):
         return "relu6" if self.use_relu6 else "relu" if self.use_relu else "swish"
 
 
-# the recipes, by family of data: options that nobody gives, and what weight decay spares
+# the recipes, by family of data: defaults of options, and variables excluded from weight decay
 DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "model_size": "B0", "group_norm": True, "batch_norm": False, "micro_batch_size": 4,

@@ -23,7 +23,7 @@ VARIANTS = {
         **cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
     },
 }
-# the recipes, by family of data: options that nobody gives, and what weight decay spares
+# the recipes, by family of data: defaults of options, and variables excluded from weight decay
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
 DEFAULTS: dict[str, dict[str, Value]] = {

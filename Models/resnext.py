@@ -17,7 +17,7 @@ VARIANTS = {
     "cifar": cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
 }
 WIDTHS = {**_residual.WIDTHS, "widenet": (64, 128, 256)}
-# the recipes, by family of data: options that nobody gives, and what weight decay spares
+# the recipes, by family of data: defaults of options, and variables excluded from weight decay
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
 DEFAULTS: dict[str, dict[str, Value]] = {

@@ -100,7 +100,7 @@ def written(folder: Path) -> tuple[log.RunLog, list[tuple[int, dict[str, object]
     for iteration in (10, 20, 30, 40):
         run_log.training_row(row(iteration))
         if iteration > 10:
-            kept = run_log.rows_for_state(iteration, stays=iteration != 30)
+            kept = run_log.rows_for_state(iteration, permanent=iteration != 30)
             states.append((iteration, json.loads(json.dumps(kept))))
     run_log.close()
     return run_log, states
@@ -109,11 +109,11 @@ def written(folder: Path) -> tuple[log.RunLog, list[tuple[int, dict[str, object]
 def test_rows_that_will_come_again_are_forgotten(tmp_path):
     _, states = written(tmp_path)
     run_log = log.RunLog(tmp_path)
-    run_log.resume_after(20, states[:1], stays=True)
+    run_log.resume_after(20, states[:1], permanent=True)
     assert [row["iteration"] for row in run_log.rows("training.csv")] == ["10", "20"]
     run_log.training_row(row(30))
     assert (tmp_path / "training.csv").read_text().count("iteration") == 1
-    assert run_log.rows_for_state(30, stays=True)["training.csv"]["before"] == 2
+    assert run_log.rows_for_state(30, permanent=True)["training.csv"]["before"] == 2
     assert "warning" not in (tmp_path / "log.txt").read_text()
 
 
@@ -135,11 +135,11 @@ def test_rows_are_made_anew_from_the_checkpoints(damage, rolling, tmp_path):
     if spoilt is not None:
         path.write_bytes(spoilt)
     run_log = log.RunLog(tmp_path)
-    run_log.resume_after(last, states, stays=not rolling)
+    run_log.resume_after(last, states, permanent=not rolling)
     for iteration in range(last + 10, 60, 10):
         run_log.training_row(row(iteration))
     assert path.read_text().splitlines()[: len(lines)] == [line.rstrip() for line in lines]
-    kept = run_log.rows_for_state(50, stays=True)["training.csv"]
+    kept = run_log.rows_for_state(50, permanent=True)["training.csv"]
     assert [cells[1] for cells in kept["rows"]] == [str(n) for n in range(30 if rolling else 50, 60, 10)]
     assert kept["before"] == (2 if rolling else 4)
 
@@ -189,7 +189,7 @@ def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
     _, states = written(tmp_path)
     (tmp_path / "training.csv").unlink()
     run_log = log.RunLog(tmp_path)
-    run_log.resume_after(40, states[-1:], stays=True)
+    run_log.resume_after(40, states[-1:], permanent=True)
     assert "training.csv lacks 2 rows of updates 1 to 20, of which no checkpoint is left" in capsys.readouterr().out
     assert [row["iteration"] for row in run_log.rows("training.csv")] == ["30", "40"]
 
@@ -206,7 +206,7 @@ def test_rows_that_only_lost_states_told_of_are_counted(kept, rows_left, tmp_pat
         "training.csv": lambda: ExpectedRows(range(10, 100, 10)),
         "validation.csv": lambda: ExpectedRows([20, 30, 40], (10, 20)),
     }
-    log.RunLog(tmp_path).resume_after(40, states[:kept], stays=True, expected_rows=expected_rows)
+    log.RunLog(tmp_path).resume_after(40, states[:kept], permanent=True, expected_rows=expected_rows)
     told = {
         (0, 0): "4 rows of updates 10 to 40",
         (0, 3): "1 row of update 40",
@@ -226,7 +226,7 @@ def test_a_state_that_nothing_vouches_for_fills_in_only_what_the_file_lacks(tmp_
         changed = [["7", *cells[1:]] if cells[1] == "20" else cells for cells in state["training.csv"]["rows"]]
         state |= {"training.csv": {**state["training.csv"], "rows": changed}, tables.UNVERIFIED: True}
     capsys.readouterr()
-    log.RunLog(tmp_path).resume_after(40, states, stays=True)
+    log.RunLog(tmp_path).resume_after(40, states, permanent=True)
     assert path.read_text() == "".join(lines)
     out = capsys.readouterr().out
     assert "training.csv and the state of ckpt-20 differ, and nothing vouches for the state: the file's rows stay" in out
@@ -289,13 +289,13 @@ def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
     ]  # fmt: skip
     before = (tmp_path / "training.csv").read_bytes()
     run_log = log.RunLog(tmp_path)
-    run_log.resume_after(40, [states[0], states[2]], stays=True)
+    run_log.resume_after(40, [states[0], states[2]], permanent=True)
     assert (tmp_path / "training.csv").read_bytes() == before and "lacks" not in (tmp_path / "log.txt").read_text()
     run_log = log.RunLog(tmp_path)
     for iteration in range(10, 60, 10):  # and no checkpoint meanwhile
         run_log.training_row(row(iteration))
     assert len(run_log._tables["training.csv"]._recent) < 3
-    assert run_log.rows_for_state(50, stays=True)["training.csv"] | {"rows": 1} == {"since": 40, "before": 4, "rows": 1}
+    assert run_log.rows_for_state(50, permanent=True)["training.csv"] | {"rows": 1} == {"since": 40, "before": 4, "rows": 1}
 
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
@@ -304,14 +304,14 @@ def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
     before = (tmp_path / "training.csv").read_bytes()
     capsys.readouterr()
     run_log = log.RunLog(tmp_path)
-    run_log.resume_after(40, [(20, {}), (40, {"iteration": 40})], stays=True)
+    run_log.resume_after(40, [(20, {}), (40, {"iteration": 40})], permanent=True)
     assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
-    assert len(run_log.rows_for_state(50, stays=True)["training.csv"]["rows"]) == 4
+    assert len(run_log.rows_for_state(50, permanent=True)["training.csv"]["rows"]) == 4
     sound, late = (state["training.csv"] for _, state in states[1:])
     for strange in (7, [], {"since": "x"}, {**sound, "since": -1}, {**sound, "rows": [["x"] * len(run_tables.TRAINING_COLUMNS)]},
                     {**sound, "rows": [["40"]]}, {**sound, "since": 10**15, "rows": []}, {**sound, "before": 10**15},
                     {**sound, "since": 30}, late):  # fmt: skip
-        run_log.resume_after(40, [(30, {"training.csv": strange})], stays=True)
+        run_log.resume_after(40, [(30, {"training.csv": strange})], permanent=True)
         assert (tmp_path / "training.csv").read_bytes() == before
         told = "warning: the state of ckpt-30 holds what cannot be rows of training.csv: left out\n"
         assert capsys.readouterr().out == told
@@ -324,7 +324,7 @@ def test_a_last_row_that_was_cut_short_is_told_of_unless_it_comes_again(ends_aft
     path = tmp_path / "training.csv"
     path.write_bytes(path.read_bytes()[:-1])
     capsys.readouterr()
-    log.RunLog(tmp_path).resume_after(ends_after, [], stays=True)
+    log.RunLog(tmp_path).resume_after(ends_after, [], permanent=True)
     assert told in capsys.readouterr().out and path.read_text().count("\n") == 4
 
 

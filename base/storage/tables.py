@@ -32,8 +32,8 @@ _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: r
 
 @dataclass(frozen=True)
 class Kept:
-    """The part of one table in the state of the checkpoint after `done` updates: the value of `Table.kept`, or anything else
-    in a damaged file; None from older versions. `verified`: known to be as written."""
+    """The part of one table in the state of the checkpoint after `done` updates: the value of `Table.rows_for_state`, or
+    anything else in a damaged file; None from older versions. `verified`: known to be as written."""
 
     done: int
     content: Any
@@ -67,7 +67,7 @@ class Table:
 
     def __init__(self, path: Path, columns: tuple[str, ...], lag: int) -> None:
         self.path, self.columns, self._lag = path, columns, lag
-        self._since = 0  # the update of the last checkpoint that stays
+        self._since = 0  # the update of the last permanent checkpoint
         self._before = 0  # rows that it and earlier ones keep
         self._recent: list[list[str]] = []
 
@@ -89,13 +89,13 @@ class Table:
             with input_files.open_regular_file(self.path) as written:
                 os.fsync(written.fileno())
 
-    def rows_for_state(self, updates: int, stays: bool) -> dict[str, Any]:
+    def rows_for_state(self, updates: int, permanent: bool) -> dict[str, Any]:
         """Return the rows since the last checkpoint, for the training state of the checkpoint after `updates`.
-        `stays`: it is not replaced by the next one, which therefore need not repeat them."""
+        `permanent`: it is not replaced by the next one, which therefore need not repeat them."""
         own = [cells for cells in self._recent if self._place(cells) + self._lag <= updates]
         since, before, last = self._bounded(own)
         state = {_SINCE: since, _BEFORE: before, _ROWS: last}
-        if stays:
+        if permanent:
             self._since, self._before = updates, self._before + len(own)
             self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > updates]
         return state
@@ -107,17 +107,17 @@ class Table:
         return since, self._before + len(left), recent[-MAX_KEPT:]
 
     def rebuild(
-        self, updates: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
+        self, updates: int, states: Iterable[Kept], permanent: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
     ) -> list[str]:
         """Prepare the file for a run that resumes from the checkpoint after `updates`: drop the rows that are
         about to come again, and restore missing and damaged rows. Returns warnings for the log.
 
-        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `rows_for_state`. `expected_rows`: of a
-        run, for updates without a state.
+        `states`: of every sound checkpoint up to this one, in order. `permanent`: as for `rows_for_state`. `expected_rows`:
+        of a run, for updates without a state.
         """
         file_rows, damaged, ragged, cut = self._sound_rows()
         rows = {self._place(cells): cells for cells in file_rows if 0 <= self._place(cells) <= updates}
-        merge = self._merged(dict(rows), updates, states, stays)
+        merge = self._merged(dict(rows), updates, states, permanent)
         merged = dict(sorted(merge.rows.items()))
         damaged += 0 <= cut <= updates and cut not in merged
         if damaged or ragged or list(merged.values()) != file_rows:
@@ -126,7 +126,7 @@ class Table:
         rebuilt = sum(rows.get(place) != cells for place, cells in merged.items())
         return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, updates, expected_rows))]
 
-    def _merged(self, rows: dict[int, list[str]], updates: int, states: Iterable[Kept], stays: bool) -> _Merged:
+    def _merged(self, rows: dict[int, list[str]], updates: int, states: Iterable[Kept], permanent: bool) -> _Merged:
         merge = _Merged(rows)
         self._since, self._before = 0, 0
         for state in (state for state in states if state.content is not None):
@@ -134,7 +134,7 @@ class Table:
                 merge.without_rows.append(state.done)
                 continue
             since, before = self._add(merge, state)
-            resumes_here = state.done == updates and not stays
+            resumes_here = state.done == updates and not permanent
             self._since, self._before = (since, before) if resumes_here else (state.done, merge.expected)
         return merge
 

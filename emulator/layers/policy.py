@@ -1,5 +1,5 @@
-"""A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and how each kind of value
-comes into its format. `emulator.plan.precision` says which value has which of the formats of
+"""A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and the casts of
+weights, gradients and accumulators to their formats. `emulator.plan.precision` says which value has which of the formats of
 `emulator.plan.number_formats`; `emulator.layers.rounding` has the rounding.
 
 Weights, gradients and sums of a narrow format are FP32 tensors on its grid; variables are stored in it, or, where TensorFlow
@@ -27,7 +27,10 @@ _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 
 class PrecisionPolicy:
-    """`seed`: of the random roundings. `dtype`: of the arithmetic, and of variables in FP32."""
+    """Casts every kind of value to the format that a `Precision` gives it.
+
+    `seed`: of the random roundings. `dtype`: of the arithmetic, and of variables in FP32.
+    """
 
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
         self.precision = precision
@@ -80,11 +83,11 @@ class PrecisionPolicy:
         return number_format not in (FP32, *_STORAGE_DTYPES)
 
     def cast_initial(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
-        """A first value as a variable of that format holds it, to the nearest."""
+        """Round an initial value to the nearest number of the variable's format."""
         return tf.cast(self._cast(tf.cast(value, self._dtype), number_format), self._dtype_of(number_format))
 
     def cast_weight(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
-        """A stored value as the layers use it."""
+        """Cast a stored weight to the format in which the layers use it."""
         value, used = tf.cast(value, self._dtype), self.precision.weight_format(variable)
         if not variable.trainable or used.contains(self.precision.stored_format(variable)):
             return value
@@ -95,22 +98,26 @@ class PrecisionPolicy:
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
 
     def cast_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """A new value, or with its name a new slot, in its format; at random unless that is off."""
+        """Cast an updated weight, or with a name a slot, to its storage format; stochastic rounding unless switched off."""
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
-    def cast_for_all_reduce(self, gradient: tf.Tensor, wire: Format) -> tf.Tensor:
-        """A gradient as it goes to the other instances: rounded to the nearest, in the dtype of that format."""
-        return gradient if wire == FP32 else tf.cast(self._cast(gradient, wire), _STORAGE_DTYPES[wire])
+    def cast_for_all_reduce(self, gradient: tf.Tensor, all_reduce_format: Format) -> tf.Tensor:
+        """Round a gradient to the nearest number of the all-reduce's format; the result has that format's dtype."""
+        return (
+            gradient
+            if all_reduce_format == FP32
+            else tf.cast(self._cast(gradient, all_reduce_format), _STORAGE_DTYPES[all_reduce_format])
+        )
 
     # Passes forward and backward
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
-        """Pictures, [batch, side, side, channels], as the layers take them."""
+        """Cast pictures, [batch, side, side, channels], to the compute format."""
         return self._cast(tf.cast(x, self._dtype), self.precision.compute)
 
     def cast_loss_gradient(self, dy: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """The gradient that the loss hands back, [batch, classes]; it can be differentiated no further."""
+        """Cast the gradient of the loss, [batch, classes], to the compute format; no further derivative exists."""
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
@@ -118,7 +125,7 @@ class PrecisionPolicy:
         return value_and_gradient_rounded(dy, rounding, noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """The gradient of a variable that one pass gives, as its operation hands it on."""
+        """Cast one pass's gradient of a variable to the compute format."""
         if not self.precision.rounds_results:
             return gradient
         narrow = self._cast(gradient, self.precision.compute, self._stochastic_results, f"rounding/{name}", *counters)
@@ -127,8 +134,8 @@ class PrecisionPolicy:
     def accumulate_gradient(
         self, name: str, total: tf.Tensor, gradient: tf.Tensor, passes: int, *counters: tf.Tensor
     ) -> tf.Tensor:
-        """The sum over an update's passes so far. A narrow sum is of gradients divided by the number of passes, so that it
-        does not overflow, and is rounded each time."""
+        """Return the sum over an update's passes so far. A narrow sum is of gradients divided by the number of passes, so
+        that it does not overflow, and is rounded each time."""
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
         noise = self._noise(self._stochastic_results, f"rounding/{name}", *counters)
@@ -144,13 +151,13 @@ class PrecisionPolicy:
         return total / passes if self.precision.accumulator == FP32 else total
 
     def cast_averaged_gradient(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The mean of a gradient over the instances, in the format of sums."""
+        """Cast the mean of a gradient over the instances to the accumulator's format."""
         return self._cast(mean, self.precision.accumulator, self._stochastic_results, f"rounding/{name}/instances", step)
 
     def _cast(
         self, x: tf.Tensor, to: Format, stochastic: bool = False, purpose: str = "", *counters: tf.Tensor
     ) -> tf.Tensor:
-        """x on the grid of a format; at random as a function of purpose and counters."""
+        """Round x to a format, at random as a function of purpose and counters if `stochastic`."""
         if to == FP32:
             return x
         return round_without_gradient(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))

@@ -7,8 +7,8 @@ of its quantiles:
     value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
     mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
 
-They follow from the other rows after every update. So the network differentiates with respect to all six, and `chained`
-carries what arrives at the statistics on to the rows that they are made of, once per update.
+They follow from the other rows after every update. So the network differentiates with respect to all six, and
+`chain_gradient` carries what arrives at the statistics on to the rows that they are made of, once per update.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def chain_gradient(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf
 
 @cache
 def _functions(rule: ProxyRule) -> tuple[TensorFunction, TensorFunction]:
-    """`refreshed` and `chained`, each a hundred operations, which every proxy would have of its own."""
+    """`refreshed` and `chain_gradient`, each a hundred operations, which every proxy would have of its own."""
 
     def refresh(value: tf.Tensor) -> tf.Tensor:
         beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)

@@ -211,7 +211,7 @@ def idle_fraction(timeline: Timeline) -> float:
     return 1 - sum(slots) / places if places else 0.0
 
 
-def idle_share(schedule: str, stages: int, micro_batches: int) -> float:
+def scheduled_idle_fraction(schedule: str, stages: int, micro_batches: int) -> float:
     """The idle fraction of a schedule's timeline, without laying out a long one: past its ramps every micro-batch makes
     it longer by the same number of clocks."""
     few = 4 * stages

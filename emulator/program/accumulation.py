@@ -76,7 +76,7 @@ class AccumulationLoop:
 
         if plan.passes_per_update == 1:
             results = one_pass(tf.constant(0), tuple(() for _ in plan.stages))[1]
-            return tf.constant(1), {name: self._gradient(name, value, step) for name, value in results.items()}
+            return tf.constant(1), {name: self._cast_if_gradient(name, value, step) for name, value in results.items()}
         shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.updated_variables}}
         shapes |= {LOST_GRADIENTS: (len(training.watched[0]), 2)} if training.watched[0] else {}
         shapes |= {LARGEST_GRADIENT: ()} if self.loss_scale.rule else {}
@@ -88,7 +88,7 @@ class AccumulationLoop:
             return (
                 next_pass,
                 tokens,
-                tuple(self._add(n, total, results[n], step, pass_index) for n, total in zip(shapes, sums)),
+                tuple(self._accumulate(n, total, results[n], step, pass_index) for n, total in zip(shapes, sums)),
             )
 
         def continues(pass_index: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -99,7 +99,7 @@ class AccumulationLoop:
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
         passes, _, totals = tf.while_loop(continues, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
-        return passes, {name: self._finalised(name, total) for name, total in zip(shapes, totals)}
+        return passes, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
 
     @property
     def _sync_mean(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -115,11 +115,11 @@ class AccumulationLoop:
             return f"the {name}"
         return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
 
-    def _gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+    def _cast_if_gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """Return a gradient in its format; loss, accuracy and statistics as they are."""
         return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
-    def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+    def _accumulate(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """Return the sum over the passes so far, or the maximum."""
         if name in REDUCED_BY_MAX:
             return tf.maximum(total, tf.cast(result, total.dtype))
@@ -127,7 +127,7 @@ class AccumulationLoop:
             return total + tf.cast(result, total.dtype)
         return self.policy.accumulate_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
 
-    def _finalised(self, name: str, total: tf.Tensor) -> tf.Tensor:
+    def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
         """Return the mean over the passes of an update, from their sum; a maximum as it is."""
         if name in REDUCED_BY_MAX:
             return total

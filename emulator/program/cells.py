@@ -82,7 +82,8 @@ class StageOrder:
             self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
     def _stage_semaphores(self, stage: int, waits: schedules.Waits) -> dict[str, CellSemaphore]:
-        """The semaphores that a stage's cells acquire. A backward follows the forward of its own pass anyway."""
+        """Return a stage's semaphores, by the kind of cell that releases them. A backward follows the forward of its own
+        pass anyway."""
         max_in_flight, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
         with tf.device(device if device.startswith("/cpu") else HOST):
             semaphores = {BACKWARD: CellSemaphore(f"backwards_{stage}", waits.forward, max_in_flight)}
@@ -91,7 +92,8 @@ class StageOrder:
         return semaphores
 
     def first_tokens(self) -> Tokens:
-        """Return the tokens for the loop's first pass. Stages that take one pass at a time need none; the loop does."""
+        """Return the tokens for the loop's first pass. Empty for plans without overlap, where the while loop itself keeps
+        the order."""
         return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
 
     def release_all(self) -> list[tf.Operation]:

@@ -199,12 +199,12 @@ class WorkerGroup:
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """Return instance 0's values, in every instance; the others' `values` do not matter."""
         first = self.instance == 0
-        words = np.frombuffer(_packed(values or {}), np.int32) if first else np.zeros(0, np.int32)
+        words = np.frombuffer(_serialise(values or {}), np.int32) if first else np.zeros(0, np.int32)
         count = int(self._broadcast_words(np.asarray([len(words)], np.int32), 1)[0])
-        return _unpacked(self._broadcast_words(words, count).tobytes())
+        return _deserialise(self._broadcast_words(words, count).tobytes())
 
     def _broadcast_words(self, words: np.ndarray, count: int) -> np.ndarray:
-        """Instance 0's words."""
+        """Broadcast int32 words from instance 0."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fed = tf.placeholder(tf.int32, [count])
             ring, key = self._key_of(range(self.size), fed.device), next(self._keys)
@@ -213,8 +213,8 @@ class WorkerGroup:
             else:
                 sent = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key)
             with tf.control_dependencies([sent]):
-                arrival = self.barrier()
-            return self._run(graph, [sent, arrival], {fed: words} if self.instance == 0 else {})[0]
+                barrier = self.barrier()
+            return self._run(graph, [sent, barrier], {fed: words} if self.instance == 0 else {})[0]
 
     def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
         """Run a graph of its own once, in all instances."""
@@ -249,7 +249,7 @@ def _task(instance: int) -> str:
     return f"/job:{JOB}/replica:0/task:{instance}"
 
 
-def _packed(values: Mapping[str, np.ndarray]) -> bytes:
+def _serialise(values: Mapping[str, np.ndarray]) -> bytes:
     """Arrays as bytes, whole words of them. A dtype goes by its name: numpy's own files do not know ml_dtypes'."""
     file = io.BytesIO()
     arrays = {f"{i}": value.view(f"u{value.itemsize}") for i, value in enumerate(map(np.asarray, values.values()))}
@@ -258,7 +258,7 @@ def _packed(values: Mapping[str, np.ndarray]) -> bytes:
     return file.getvalue() + bytes(-file.tell() % 4)
 
 
-def _unpacked(content: bytes) -> dict[str, np.ndarray]:
+def _deserialise(content: bytes) -> dict[str, np.ndarray]:
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         named = zip(file["names"], file["dtypes"])
         return {str(name): file[f"{i}"].view(np.dtype(str(dtype))) for i, (name, dtype) in enumerate(named)}

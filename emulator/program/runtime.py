@@ -129,7 +129,11 @@ class Program:
             else:
                 cached = cached or self._build(placed)
                 load(cached, seed)
-                self._names, self._metadata, self.state = cached.names, cached.metadata, VariableHandles.loaded(cached)
+                self._names, self._metadata, self.state = (
+                    cached.names,
+                    cached.metadata,
+                    VariableHandles.from_optimised_graph(cached),
+                )
         self._mark(timings.GRAPH if self._cache_entry is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
         self.session = new_session(self.graph, self._stage_devices, group, optimised=self._cache_entry is not None)

@@ -64,7 +64,7 @@ class HostStep:
     def _update(self, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Make one weight update, whole or, after a request to stop in between, not at all; return whether it was done, and
         the request of each instance of a group."""
-        begun = tf.timestamp()
+        started = tf.timestamp()
         values = self.weights.read()
         step = self.weights.step.read_value()
         scale, scale_state = self.training.loss_scale, None
@@ -77,7 +77,7 @@ class HostStep:
         seconds = tf.zeros([0])
         if self.training.group:
             with tf.control_dependencies(list(results.values())):
-                own_seconds = tf.timestamp() - begun
+                own_seconds = tf.timestamp() - started
             stop_requests, seconds, results = self._all_reduce(passes, results, own_seconds, step)
             complete = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
@@ -149,8 +149,10 @@ class HostStep:
         with tf.device(training.plan.stage_devices[0]):
             all_reduce_format = number_formats.by_name(training.plan.options.all_reduce_format)
             # divided first in narrow formats: a sum may overflow where the mean fits
-            narrow = trainable if all_reduce_format != number_formats.FP32 else []
-            sent = {name: results[name] if name not in narrow else results[name] / group.size for name in trainable}
+            divided_before_sum = trainable if all_reduce_format != number_formats.FP32 else []
+            sent = {
+                name: results[name] if name not in divided_before_sum else results[name] / group.size for name in trainable
+            }
             sent = {name: self.policy.cast_for_all_reduce(x, all_reduce_format) for name, x in sent.items()}
             sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
             for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
@@ -162,7 +164,7 @@ class HostStep:
             requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
         for name in (name for name in REDUCED_BY_MAX if name in totals):
             totals[name] = tf.reduce_max(totals[name], 0) * group.size
-        results = {name: total if name in narrow else total / group.size for name, total in totals.items()}
+        results = {name: total if name in divided_before_sum else total / group.size for name, total in totals.items()}
         cast = self.policy.cast_averaged_gradient
         reduced = {name: cast(name, x, step) if name in training.trained_names else x for name, x in results.items()}
         return requests_by_instance, tf.cast(all_seconds, tf.float32), reduced

@@ -19,7 +19,7 @@ from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
 
-_VARIABLE = "variable "  # before its name, among an executable's names
+_VARIABLE = "variable "  # before its name, among an optimised graph's names
 
 
 class ProgramVariables:
@@ -147,26 +147,24 @@ class VariableHandles:
         return cls(saved, list(weights.model))
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the variables' values, feeds and operations, for an executable."""
+        """Return the names of the variables' values, feeds and operations, for an optimised graph."""
         return {f"{_VARIABLE}{name}": (handle.read, handle.value, handle.set) for name, handle in self.saved.items()}
 
     def metadata(self) -> dict[str, Any]:
-        """Return the formats, dtypes and shapes of the variables, for an executable."""
+        """Return the formats, dtypes and shapes of the variables, for an optimised graph."""
         specs = {
             name: [handle.format_name, handle.dtype.name, handle.shape.as_list()] for name, handle in self.saved.items()
         }
         return {"variables": specs, "model": list(self.model)}
 
     @classmethod
-    def loaded(cls, executable: OptimisedGraph) -> VariableHandles:
+    def from_optimised_graph(cls, graph: OptimisedGraph) -> VariableHandles:
         """Return the variables from what `names` and `metadata` gave."""
         saved = {
-            name: VariableHandle(
-                format_name, tf.as_dtype(dtype), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"]
-            )
-            for name, (format_name, dtype, shape) in executable.metadata["variables"].items()
+            name: VariableHandle(format_name, tf.as_dtype(dtype), tf.TensorShape(shape), *graph.names[f"{_VARIABLE}{name}"])
+            for name, (format_name, dtype, shape) in graph.metadata["variables"].items()
         }
-        return cls(saved, executable.metadata["model"])
+        return cls(saved, graph.metadata["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
         """Return the values of every variable, by name, each in its format's dtype where there is one."""

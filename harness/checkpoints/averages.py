@@ -52,20 +52,20 @@ def write_average(
     """Write one of the `requested` averages of the checkpoints of a run that has ended after `done` updates; return it, the
     number of these, and lines on those left out: damaged ones, with `finite` those with values that are not finite, and
     those between the points at which this call saves."""
-    there = without_initial(find.numbered(folder))
+    candidates = without_initial(find.numbered(folder))
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)
         first = round(round(epochs, 1) - amount, 1)  # so that the last one always counts
-        there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.updates), 1) >= first]
-    # a resumed run has one more there than the same run in one go
-    beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.updates)]
-    used, notes = read.readable_checkpoints([each for each in there if each.name not in beside], finite=finite)
-    if not used:
+        candidates = [checkpoint for checkpoint in candidates if round(length.epoch(checkpoint.updates), 1) >= first]
+    # a resumed run has one more of them than the same run in one go
+    unscheduled = [checkpoint.name for checkpoint in candidates if not length.is_checkpoint(checkpoint.updates)]
+    averaged, notes = read.usable_checkpoints([each for each in candidates if each.name not in unscheduled], finite=finite)
+    if not averaged:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
-    if beside:
-        notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(beside))}")
-    values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values), len(used), notes
+    if unscheduled:
+        notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(unscheduled))}")
+    values = mean(averaged) if name.startswith("weight_avg_N") else exponential(averaged, amount)
+    return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values), len(averaged), notes
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:

@@ -63,16 +63,17 @@ def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarra
     CheckpointError for tensors of another network or optimiser, or of no use."""
     values = {**_first_scales(run), **values}
     check_shapes(shapes_of_values(values), expected_training_tensors(run), newest)
-    before, now = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
-    others = optimiser_state.slots_of_another_rule(values, before, now)
-    if others:
+    saved_units, run_units = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
+    other_rule_slots = optimiser_state.slots_of_another_rule(values, saved_units, run_units)
+    if other_rule_slots:
         raise CheckpointError(
-            f"checkpoint {newest.prefix} does not fit the optimiser asked for: {others[0]} is of --optimiser "
-            f"{before.optimiser}, and means another thing to {now.optimiser}; give the --optimiser that it was trained with"
+            f"checkpoint {newest.prefix} does not fit the optimiser asked for: {other_rule_slots[0]} is of --optimiser "
+            f"{saved_units.optimiser}, and means another thing to {run_units.optimiser}; give the --optimiser that "
+            "it was trained with"
         )
-    tensors = optimiser_state.convert_slots(values, before, now, newest)
-    check_sound(run, tensors, newest, resumed=True)
-    return tensors, optimiser_state.conversion_notes(before, now)
+    tensors = optimiser_state.convert_slots(values, saved_units, run_units, newest)
+    check_values(run, tensors, newest, resumed=True)
+    return tensors, optimiser_state.conversion_notes(saved_units, run_units)
 
 
 def check_initial(run: Run, path: Path) -> None:
@@ -91,22 +92,28 @@ def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarra
         reinitialised = classifier_to_reinitialise(shapes_of_values(values), run, source)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
-    before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
-    others, counted = (
-        optimiser_state.slots_of_another_rule(values, before, now),
-        optimiser_state.bias_corrected_slots(values, now),
+    saved_units, run_units = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
+    other_rule_slots, bias_corrected = (
+        optimiser_state.slots_of_another_rule(values, saved_units, run_units),
+        optimiser_state.bias_corrected_slots(values, run_units),
     )
-    tensors = optimiser_state.convert_slots(drop_variables(values, [*reinitialised, *others, *counted]), before, now, source)
+    tensors = optimiser_state.convert_slots(
+        drop_variables(values, [*reinitialised, *other_rule_slots, *bias_corrected]), saved_units, run_units, source
+    )
     tensors = optimiser_state.add_fp32_copies(tensors, run)
-    check_sound(run, tensors, source)
-    lines = optimiser_state.conversion_notes(before, now)
+    check_values(run, tensors, source)
+    lines = optimiser_state.conversion_notes(saved_units, run_units)
     if reinitialised:
         why = "it has another number of classes there" if set(reinitialised) & values.keys() else "those weights have none"
         lines.append(f"{classifier(run)} begins anew: {why}")
-    if others:
-        lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {before.optimiser}")
-    elif counted:
-        lines.append(f"The optimiser's slots begin anew: {now.optimiser} corrects them by the number of updates, now 0")
+    if other_rule_slots:
+        lines.append(
+            f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {saved_units.optimiser}"
+        )
+    elif bias_corrected:
+        lines.append(
+            f"The optimiser's slots begin anew: {run_units.optimiser} corrects them by the number of updates, now 0"
+        )
     return tensors, lines
 
 
@@ -185,7 +192,7 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
         )
 
 
-def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, resumed: bool = False) -> None:
+def check_values(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, resumed: bool = False) -> None:
     """Refuse to train with values of no use, unless --keep-going is given. `resumed`: the values are the run's own."""
     if run.options.training.keep_going:
         return
@@ -198,12 +205,12 @@ def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoi
 def _to_go_back(run: Run, newest: Checkpoint) -> str:
     """Return the advice for resuming from sound weights."""
     for older in reversed(find.numbered(Path(newest.prefix).parent)):
-        if older.updates < newest.updates and _is_sound(run, older):
+        if older.updates < newest.updates and _has_valid_values(run, older):
             return f"move the checkpoints after {older.name} elsewhere to go back to that one"
     return "begin a new run, as no older checkpoint is sound"
 
 
-def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
+def _has_valid_values(run: Run, checkpoint: Checkpoint) -> bool:
     """Return whether a run can resume from a checkpoint."""
     with suppress(CheckpointError):
         return not invalid_tensor_messages(read.tensors(checkpoint), expected_training_tensors(run), checkpoint)

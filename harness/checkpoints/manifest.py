@@ -52,9 +52,9 @@ def find_damage(prefix: Path) -> str | None:
         if file.name not in listed:
             return f"{file.name} is not in its manifest, which is of {', '.join(sorted(listed)[:3]) or 'nothing'}"
     for name, described in listed.items():
-        wrong = _differs(prefix, name, described)
-        if wrong:
-            return wrong
+        damage = _differs(prefix, name, described)
+        if damage:
+            return damage
     return None
 
 
@@ -70,9 +70,9 @@ def find_truncation(prefix: Path) -> str | None:
         return f"{_path(prefix).name} cannot be read"
     for name, length in lengths.items():
         file = prefix.with_name(name)
-        wrong = _irregular(file)
-        if wrong:
-            return wrong
+        damage = _irregular(file)
+        if damage:
+            return damage
         if file.stat().st_size != length:
             return f"{file.name} is cut short or overwritten"
     return None

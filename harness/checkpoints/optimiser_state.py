@@ -93,7 +93,7 @@ def convert_slots(values: Values, before: SlotUnits | None, now: SlotUnits, chec
 
 
 def conversion_notes(before: SlotUnits | None, now: SlotUnits) -> list[str]:
-    """Return a line on slots that `converted` changes."""
+    """Return a line on slots that `convert_slots` changes."""
     if before is None or before == now or before.optimiser != now.optimiser or not now.names:
         return []
     return [

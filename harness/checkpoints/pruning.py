@@ -1,4 +1,4 @@
-"""The checkpoints of a run that go when a newer one is written: --max-ckpts-to-keep, and those saved for safety."""
+"""Deletes old checkpoints when a newer one is written: those beyond --max-ckpts-to-keep, and safety checkpoints."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from harness.run.arguments import RUN_ID
 
 
 def prune(
-    folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool], spared: str = ""
+    folder: Path, newest: Checkpoint, count: int | None, is_scheduled: Callable[[int], bool], keep_name: str = ""
 ) -> None:  # fmt: skip
-    """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest others and
-    the one of the name `spared`. Checkpoints of another run stay, and count for nothing."""
+    """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest
+    permanent ones and that of the name `keep_name`. Checkpoints of another run stay, and are not counted."""
     states = {each: _readable_state(each) for each in find.numbered(folder) if each.updates <= newest.updates}
     own = states.pop(newest, {}).get(RUN_ID)
     earlier = [each for each, state in states.items() if not own or state.get(RUN_ID) in (None, own)]
-    rolling = [old for old in earlier if old.updates and not on_grid(old.updates) and states[old].get(state_file.SAFETY)]
-    others = [old for old in earlier if old not in rolling and old.name != spared]
-    surplus = max(0, len(others) + 1 - count) if count else 0
-    for old in rolling + others[:surplus]:
+    old_safety = [
+        old for old in earlier if old.updates and not is_scheduled(old.updates) and states[old].get(state_file.SAFETY)
+    ]
+    permanent = [old for old in earlier if old not in old_safety and old.name != keep_name]
+    surplus = max(0, len(permanent) + 1 - count) if count else 0
+    for old in old_safety + permanent[:surplus]:
         write.delete(Path(old.prefix))
 
 
 def _readable_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state of a checkpoint; empty for a damaged one, which readers pass over, and which stays."""
+    """Return the state of a checkpoint; empty for a damaged one, which readers pass over, and which is not deleted."""
     try:
         return state_file.read(checkpoint)
     except CheckpointError:

@@ -44,17 +44,17 @@ class LoadedCheckpoint:
 
 
 def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is damaged. The tensors are not
+    """The newest checkpoint of a run folder that is whole, and a warning for each newer damaged one. The tensors are not
     read where a manifest proves it whole, which is nearly always."""
-    return _last_readable(find.run_checkpoints(folder, option), f"{option} {folder}", _verified)
+    return _newest_usable(find.run_checkpoints(folder, option), f"{option} {folder}", _verified)
 
 
 def load_latest(
     folder: Path, option: str = "--restore-path", verified: Checkpoint | None = None
 ) -> tuple[Checkpoint, Tensors, list[str]]:
-    """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
-    on each newer one that is damaged. `verified`: the result of
-    `find_latest`, whose files are not compared with their manifest again."""
+    """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a
+    warning for each newer damaged one. `verified`: the result of `find_latest`, whose files are not compared with their
+    manifest again."""
     return load_latest_of(find.run_checkpoints(folder, option), f"{option} {folder}", verified)
 
 
@@ -65,19 +65,19 @@ def load_latest_of(
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     if len(ordered) == 1:
         return ordered[0], tensors(ordered[0], verify=ordered[0] != verified), []
-    newest, warnings = _last_readable(ordered, option, lambda each: (each, _tensors(each, verify=each != verified)))
+    newest, warnings = _newest_usable(ordered, option, lambda each: (each, _tensors(each, verify=each != verified)))
     return *newest, warnings
 
 
-def _last_readable(
-    checkpoints: Sequence[Checkpoint], option: str, look: Callable[[Checkpoint], _Result]
+def _newest_usable(
+    checkpoints: Sequence[Checkpoint], option: str, load: Callable[[Checkpoint], _Result]
 ) -> tuple[_Result, list[str]]:
-    """The result of `look` for the last checkpoint for which it raises no CheckpointError. One that may not be read is an
-    error, as nothing is known of it: a run that resumed from an earlier one would write over it."""
+    """Try `load` on the checkpoints from the newest backward; return the first result, and a warning for each checkpoint
+    that failed. CheckpointError for one that may not be read: a run that resumed from an earlier one would write over it."""
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in reversed(checkpoints):
         try:
-            return look(checkpoint), [_left_out(name, why) for name, why in damaged]
+            return load(checkpoint), [_damage_warning(name, why) for name, why in damaged]
         except CheckpointError as error:
             _check_permitted(checkpoint)
             damaged.append((checkpoint.name, error))
@@ -106,24 +106,24 @@ def _reason(checkpoint: Checkpoint, error: CheckpointError) -> CheckpointError:
     return error
 
 
-def readable_checkpoints(
-    checkpoints: Sequence[Checkpoint], most: int | None = None, finite: bool = True
+def usable_checkpoints(
+    checkpoints: Sequence[Checkpoint], limit: int | None = None, finite: bool = True
 ) -> tuple[list[Checkpoint], list[str]]:
-    """The checkpoints that can be read and hold the weights of their numbers, or the last `most` of them, and a line on each
-    other one on the way. `finite`: with finite values alone."""
+    """The checkpoints that can be read and hold the weights of their numbers, or the last `limit` of them, and a warning
+    for each other one. `finite`: with finite values alone."""
     good, damaged = [], []
     for checkpoint in reversed(checkpoints):
-        if len(good) == most:
+        if len(good) == limit:
             break
         try:
             good.append(_finite(_verified(checkpoint)) if finite else _verified(checkpoint))
         except CheckpointError as error:
-            damaged.append(_left_out(checkpoint.name, _reason(checkpoint, error)))
+            damaged.append(_damage_warning(checkpoint.name, _reason(checkpoint, error)))
     return good[::-1], damaged[::-1]
 
 
 def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
-    """The checkpoint of `--init-path`, its tensors, and a line on each newer one in its folder that is damaged."""
+    """The checkpoint of `--init-path`, its tensors, and a warning for each newer damaged one in its folder."""
     place = find.init_checkpoint(path)
     if isinstance(place, Path):
         return load_latest(place, "--init-path")
@@ -136,7 +136,7 @@ def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
     file = npz_weights.located(Path(checkpoint.prefix))
     if file:
         return npz_weights.arrays(file)
-    with _naming(checkpoint):
+    with _errors_name_checkpoint(checkpoint):
         return _tensors(checkpoint, verify)
 
 
@@ -144,15 +144,16 @@ def shapes(checkpoint: Checkpoint, *, verify: bool = True) -> Shapes:
     """The shapes of the tensors by name, or the error of `tensors`."""
     if npz_weights.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
-    with _naming(checkpoint):
+    with _errors_name_checkpoint(checkpoint):
         return _shapes(checkpoint, verify)
 
 
 def shapes_of(
     checkpoints: Sequence[Checkpoint], option: str, *, verify: bool = False
 ) -> tuple[list[tuple[Checkpoint, Shapes]], list[str]]:
-    """The shapes of each checkpoint that is not damaged, and a line on each other one; `option` names all in errors. Several
-    are compared with their manifests only to `verify` them: that takes as long as reading them, which follows anyway."""
+    """The shapes of each checkpoint that is not damaged, and a warning for each other one; `option` names all in errors.
+    Several are compared with their manifests only to `verify` them: that takes as long as reading them, which follows
+    anyway."""
     if len(checkpoints) == 1:
         return [(checkpoints[0], shapes(checkpoints[0]))], []
     good: list[tuple[Checkpoint, Shapes]] = []
@@ -164,7 +165,7 @@ def shapes_of(
             damaged.append((checkpoint.name, _reason(checkpoint, error)))
     if damaged and not good:
         raise _all_damaged(option, damaged)
-    return good, [_left_out(name, why) for name, why in damaged]
+    return good, [_damage_warning(name, why) for name, why in damaged]
 
 
 def _all_damaged(option: str, damaged: Sequence[tuple[str, CheckpointError]]) -> CheckpointError:
@@ -172,14 +173,14 @@ def _all_damaged(option: str, damaged: Sequence[tuple[str, CheckpointError]]) ->
     return CheckpointError(f"{option}: all {len(damaged)} checkpoints are {kinds}; of {damaged[0][0]}, {damaged[0][1]}")
 
 
-def _left_out(name: str, why: CheckpointError) -> str:
+def _damage_warning(name: str, why: CheckpointError) -> str:
     if isinstance(why, NotPermitted):
         return f"warning: checkpoint {name} is left out: {why}"
     return f"warning: checkpoint {name} is damaged and left out: {why}"
 
 
 @contextmanager
-def _naming(checkpoint: Checkpoint) -> Iterator[None]:
+def _errors_name_checkpoint(checkpoint: Checkpoint) -> Iterator[None]:
     """Put the checkpoint's name before errors of `_tensors` and `_shapes`."""
     try:
         yield
@@ -193,26 +194,26 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
     proves the files, no more than the tensors' list and their own count of updates is read."""
     _verify(checkpoint)
     proved = manifest.exists(Path(checkpoint.prefix))
-    _bundle(checkpoint, verify=not proved, only=(STEP,) if proved else None)
+    _read_bundle(checkpoint, verify=not proved, only=(STEP,) if proved else None)
     return checkpoint
 
 
 def _verify(checkpoint: Checkpoint) -> None:
     """CheckpointError if the files are not those of the manifest, or the state is another checkpoint's."""
-    wrong = manifest.find_damage(Path(checkpoint.prefix))
-    if wrong:
-        raise CheckpointError(wrong)
+    damage = manifest.find_damage(Path(checkpoint.prefix))
+    if damage:
+        raise CheckpointError(damage)
     state = state_file.read(checkpoint)
     done, number = state.get(ITERATION), updates(checkpoint.name)
     if number is not None and done is not None and done != number:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
-    if _belongs_elsewhere(checkpoint, state):
+    if _is_of_another_run(checkpoint, state):
         raise CheckpointError(
             "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
         )
 
 
-def _belongs_elsewhere(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool:
+def _is_of_another_run(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint's training state names another run than the options beside it. A checkpoint with a name of
     its own may be anybody's."""
     if not NUMBERED.fullmatch(checkpoint.name):
@@ -227,7 +228,7 @@ def _finite(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, which is whole; CheckpointError if a value is not finite."""
     import numpy as np
 
-    for name, value in _bundle(checkpoint, verify=False).items():
+    for name, value in _read_bundle(checkpoint, verify=False).items():
         if not np.isfinite(value).all():
             raise CheckpointError(f"{brief(name)} holds values that are not finite")
     return checkpoint
@@ -245,10 +246,10 @@ def _shapes(checkpoint: Checkpoint, verify: bool) -> Shapes:
 def _tensors(checkpoint: Checkpoint, verify: bool) -> Tensors:
     if verify:
         _verify(checkpoint)
-    return _bundle(checkpoint, verify)
+    return _read_bundle(checkpoint, verify)
 
 
-def _bundle(checkpoint: Checkpoint, verify: bool, only: Collection[str] | None = None) -> Tensors:
+def _read_bundle(checkpoint: Checkpoint, verify: bool, only: Collection[str] | None = None) -> Tensors:
     """The tensors, or those of the names in `only`; CheckpointError if they are of another update than the checkpoint's name
     says. `verify`: compare them with the checksums in the index."""
     try:

@@ -15,7 +15,7 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.state_file import Invocation, invocations
 from harness.run.arguments import ASKED, RUN_ID, SEED, invalid_option
 
-_FIRST, _LATER = "arguments.json", "arguments_restore.json"
+_ARGUMENTS, _ARGUMENTS_RESTORE = "arguments.json", "arguments_restore.json"
 State = dict[str, Any]
 
 
@@ -29,26 +29,26 @@ def arguments(folder: Path) -> dict[str, Any]:
     """The content of a run's last arguments file, or of a .npz file's entry; empty without one."""
     path = arguments_file(folder)
     if npz_weights.located(folder):
-        return _sound(path, npz_weights.options(path))
-    return _sound(path, state_file.json_object(path)) if _has_content(path) else {}
+        return _validated(path, npz_weights.options(path))
+    return _validated(path, state_file.json_object(path)) if _has_content(path) else {}
 
 
 def first_arguments(folder: Path) -> dict[str, Any]:
     """Return the arguments of the invocation that began a run; empty if they are lost."""
-    path = folder / _FIRST
+    path = folder / _ARGUMENTS
     with suppress(CheckpointError):
-        return _sound(path, state_file.json_object(path))
+        return _validated(path, state_file.json_object(path))
     return {}
 
 
 def arguments_file(folder: Path) -> Path:
     """The file with the options of the run in a folder: that of its last restore, or of its beginning. An emptied one counts
     as missing. A .npz file has its own."""
-    last = folder / _LATER
-    return npz_weights.located(folder) or (last if _has_content(last) else folder / _FIRST)
+    last = folder / _ARGUMENTS_RESTORE
+    return npz_weights.located(folder) or (last if _has_content(last) else folder / _ARGUMENTS)
 
 
-def _sound(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
+def _validated(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     """The arguments in a file; CheckpointError for values that no run records."""
     wrong = invalid_option(recorded)
     if wrong:
@@ -69,36 +69,38 @@ def run_id(folder: Path) -> str | None:
     recorded = arguments(folder)
     if not recorded or recorded.get(RUN_ID):
         return recorded.get(RUN_ID)
-    return next((state[RUN_ID] for _, state in _readable(folder) if state.get(RUN_ID)), None)
+    return next((state[RUN_ID] for _, state in _states(folder) if state.get(RUN_ID)), None)
 
 
 def seeds(folder: Path, newest: Checkpoint) -> list[int]:
     """The seed in the state of a run's newest checkpoint; without one, every other state's."""
-    known = {checkpoint: state[SEED] for checkpoint, state in _own(folder) if SEED in state}
+    known = {checkpoint: state[SEED] for checkpoint, state in _states_of_this_run(folder) if SEED in state}
     return [known[newest]] if newest in known else sorted(set(known.values()))
 
 
-def _readable(folder: Path) -> Iterator[tuple[Checkpoint, State]]:
+def _states(folder: Path) -> Iterator[tuple[Checkpoint, State]]:
     """The checkpoints of a folder whose states can be read, with their states."""
     for checkpoint in find.numbered(folder):
         with suppress(CheckpointError):
             yield checkpoint, state_file.read(checkpoint)
 
 
-def _own(folder: Path) -> list[tuple[Checkpoint, State]]:
+def _states_of_this_run(folder: Path) -> list[tuple[Checkpoint, State]]:
     """The readable checkpoints, less copies of another run's."""
     own = (None, run_id(folder))
-    return [(checkpoint, state) for checkpoint, state in _readable(folder) if state.get(RUN_ID) in own]
+    return [(checkpoint, state) for checkpoint, state in _states(folder) if state.get(RUN_ID) in own]
 
 
 def stale_record_reason(folder: Path) -> str | None:
     """Return why the recorded options are not those of the run's last invocation, by those in its states, or None. A later
     instance may have saved without recording any."""
     recorded, path = arguments(folder), arguments_file(folder)
-    if path.name not in (_FIRST, _LATER) or recorded.get("instance"):
+    if path.name not in (_ARGUMENTS, _ARGUMENTS_RESTORE) or recorded.get("instance"):
         return None
-    known = None if path.name == _FIRST else invocations(recorded)
-    name = next((checkpoint.name for checkpoint, state in _own(folder) if _is_later(invocations(state), known)), None)
+    known = None if path.name == _ARGUMENTS else invocations(recorded)
+    name = next(
+        (checkpoint.name for checkpoint, state in _states_of_this_run(folder) if _is_later(invocations(state), known)), None
+    )
     return f"{name} is of a later call of the run than {path}" if name else None
 
 
@@ -114,14 +116,14 @@ def warnings(folder: Path, stale: str | None) -> list[str]:
     """A line where the options of a run's last restore are `stale`, or where those of its beginning are, and the last
     restore's stand for them. A later instance has none."""
     if stale:
-        return [f"warning: {stale}, which tells the options; {_LATER} of that call is missing or empty"]
-    first_file, last = folder / _FIRST, arguments_file(folder)
-    if last.name != _LATER or arguments(folder).get("instance"):
+        return [f"warning: {stale}, which tells the options; {_ARGUMENTS_RESTORE} of that call is missing or empty"]
+    first_file, last = folder / _ARGUMENTS, arguments_file(folder)
+    if last.name != _ARGUMENTS_RESTORE or arguments(folder).get("instance"):
         return []
     why = f"{first_file} is missing or empty"
     try:
         if _has_content(first_file):
-            _sound(first_file, state_file.json_object(first_file))
+            _validated(first_file, state_file.json_object(first_file))
             return []
     except CheckpointError as error:
         why = str(error)

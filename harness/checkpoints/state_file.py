@@ -19,8 +19,8 @@ from harness.checkpoints import find, manifest
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import (
     ARITHMETIC,
-    CALLS,
     COUNT,
+    INVOCATIONS,
     LR_SCALE,
     OPTIMISER,
     PAIRS,
@@ -36,7 +36,7 @@ from harness.run.arguments import (
 )  # fmt: skip
 
 ITERATION = "iteration"  # the updates that the run had done
-SAFETY = "rolling"  # true in a checkpoint that the next one replaces
+SAFETY = "rolling"  # true in a checkpoint that the next one replaces; the key is that of earlier versions
 MAX_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
 _DIGEST = "digest"
 _ABOVE_ONE = 1e-3  # of a rounded mean of fractions
@@ -55,7 +55,7 @@ _RULES: Mapping[str, Rule] = {
     SAFETY: SWITCH,
     RUN_ID: TEXT,
     SEED: WHOLE,
-    CALLS: PAIRS,
+    INVOCATIONS: PAIRS,
     OPTIMISER: TEXT,
     LR_SCALE: POSITIVE,
     ARITHMETIC: TEXT,
@@ -89,7 +89,7 @@ def is_unverified(checkpoint: Checkpoint) -> bool:
 
 
 def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
-    """The state, and whether it is `unverified`."""
+    """The state, and whether it `is_unverified`."""
     if not os.path.lexists(checkpoint.state_path):
         return {}, True
     state = json_object(checkpoint.state_path)
@@ -131,7 +131,7 @@ def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]
 
 def invocations(state: Mapping[str, Any]) -> list[Invocation]:
     """Return the invocations of the run that led to a state, in order."""
-    return [(name, since) for name, since in state.get(CALLS, ())]
+    return [(name, since) for name, since in state.get(INVOCATIONS, ())]
 
 
 def with_new_invocation(state: Mapping[str, Any], updates: int) -> list[Invocation]:

@@ -26,8 +26,8 @@ from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint
 if TYPE_CHECKING:
     import numpy as np
 
-_OWN = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
-_BESIDE = ".saving-"  # begins the name of a folder with unfinished files
+_CHECKPOINT_SUFFIX = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
+_STAGING_PREFIX = ".saving-"  # begins the name of a folder with unfinished files
 
 
 class SaveError(Exception):
@@ -51,7 +51,7 @@ def write_checkpoint(prefix: Path, values: Mapping[str, np.ndarray], state: Mapp
     """Write a checkpoint of these values, with a state beside them; another one of that name is replaced."""
     staging = None
     try:
-        staging = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=prefix.parent))
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=prefix.parent))
         _write_tensors(staging / prefix.name, values)
         if state is not None:
             (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -78,11 +78,13 @@ def save_weights_only(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpo
 def delete(prefix: Path) -> None:
     """Remove a checkpoint's files, the index first: the others are no checkpoint without it. Other files with a name like
     theirs stay, a backup for instance."""
-    beside = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
-    own = [
-        file for file in beside if _OWN.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
+    candidates = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
+    checkpoint_files = [
+        file
+        for file in candidates
+        if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
     ]
-    for file in sorted(own, key=lambda file: file.suffix != ".index"):
+    for file in sorted(checkpoint_files, key=lambda file: file.suffix != ".index"):
         file.unlink(missing_ok=True)
 
 
@@ -90,7 +92,7 @@ def check_writable(folder: Path, done: int = -1) -> None:
     """NotRegular for a folder in the place of a file of a checkpoint later than `done` updates, which `delete` leaves."""
     for path in folder.glob("ckpt-*.*"):
         name, dot, rest = path.name.partition(".")
-        if NUMBERED.fullmatch(name) and int(name[5:]) > done and _OWN.fullmatch(dot + rest):
+        if NUMBERED.fullmatch(name) and int(name[5:]) > done and _CHECKPOINT_SUFFIX.fullmatch(dot + rest):
             files.check_writable(path, replaced=True)
 
 
@@ -98,7 +100,7 @@ def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
     averages = folder / AVERAGES
     for parent in (folder, *[averages] * (not averages.is_symlink())):
-        for left in parent.glob(f"{_BESIDE}*"):
+        for left in parent.glob(f"{_STAGING_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
     for left in list(files.unfinished(folder)):
         left.unlink(missing_ok=True)

@@ -40,6 +40,6 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
         return []
     shown = min(plan.passes_per_update, MAX_DRAWN)
     cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} passes)"
-    idle = 100 * schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
+    idle = 100 * schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
     timeline = schedules.build(plan.schedule, len(plan.stages), shown)
     return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, max_clocks=14)]

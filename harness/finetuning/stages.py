@@ -100,7 +100,7 @@ def best(place: Path) -> Best | None:
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in run_table(place, "validation.csv").read() if row["name"] in there]
     for row in validated_rows.ranked(rows):
-        whole, damaged = read.readable_checkpoints([there[row["name"]]])
+        whole, damaged = read.usable_checkpoints([there[row["name"]]])
         print(*damaged, sep="\n", end="\n" * bool(damaged))
         if whole:
             return Best(whole[0], float(row["val_acc"]), int(row["val_size"]))

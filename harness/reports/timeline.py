@@ -42,7 +42,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
         for cell in ran
         if cell.action in shown
     ]
-    scheduled_idle = schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
+    scheduled_idle = schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
     panels = (
         (f"Scheduled: {100 * scheduled_idle:.0f} % idle{cut}", list(_scheduled(timeline)), "clock"),
         (f"Measured: {100 * timings.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),

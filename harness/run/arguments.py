@@ -20,7 +20,7 @@ from harness.options.update_rules import lr_scale
 from harness.run.run import Run
 from Models import _norms
 
-CALLS = "calls"  # the calls of the run that led here; in the state of every checkpoint, too
+INVOCATIONS = "calls"  # of the command, for the run that led here; in the state of every checkpoint, too
 RUN_ID = "run_id"  # random, one for a run; in every state, too
 SEED = "seed"  # of everything random; in every state, too
 OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on; in every state, too
@@ -73,7 +73,7 @@ _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, "name", "command", "summary_str", "checkpoint_path"), TEXT),
     **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
-    CALLS: PAIRS,
+    INVOCATIONS: PAIRS,
     **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), _TEXTS),
 }  # fmt: skip
 

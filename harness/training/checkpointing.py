@@ -17,7 +17,7 @@ from harness.cluster.cluster import host_of
 from harness.diagnostics.divergence import Divergence
 from harness.options.sections import AUTO
 from harness.processes import failures
-from harness.run.arguments import ARITHMETIC, CALLS, RUN_ID, SEED
+from harness.run.arguments import ARITHMETIC, INVOCATIONS, RUN_ID, SEED
 from harness.training.context import TrainingContext
 from harness.training.meter import Meter
 
@@ -37,11 +37,11 @@ class Checkpointer:
     """Saves the program's variables, and whatever else a run resumes from, while training continues."""
 
     def __init__(
-        self, context: TrainingContext, program: TrainingProgram, meter: Meter, calls: list[Invocation],
+        self, context: TrainingContext, program: TrainingProgram, meter: Meter, invocations: list[Invocation],
         divergence: Divergence, best: Callable[[], Mapping[str, Any] | None],
     ) -> None:  # fmt: skip
-        """`calls`: of the run up to this one; `best`: the row of the best validation so far."""
-        self._context, self._program, self._meter, self._calls = context, program, meter, calls
+        """`invocations`: of this run so far, the present one last; `best`: the row of the best validation so far."""
+        self._context, self._program, self._meter, self._invocations = context, program, meter, invocations
         self._divergence, self._best = divergence, best
         self.saved = -1  # updates that the newest checkpoint of this call has
         self._unvalidated: tuple[Checkpoint, Tensors] | None = None
@@ -109,12 +109,12 @@ class Checkpointer:
             **self._meter.state(),
             state_file.ITERATION: updates,
             state_file.SAFETY: is_safety,
-            CALLS: self._calls,
+            INVOCATIONS: self._invocations,
             RUN_ID: context.run.run_id,
             SEED: context.run.seed,
             ARITHMETIC: context.run.arithmetic,
             **SlotUnits.of_options(context.run.options.training).as_state(),
-            **context.log.rows_for_state(updates, stays=not is_safety),
+            **context.log.rows_for_state(updates, permanent=not is_safety),
         }
 
         best = self._best() if context.run.options.checkpoint.keep_best_ckpt else None

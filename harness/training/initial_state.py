@@ -18,7 +18,7 @@ from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
 from harness.options.sections import flag, with_trait
 from harness.processes.team import Team
-from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments, other_class_names
+from harness.run.arguments import CLASSES, INVOCATIONS, RUN_ID, arguments, other_class_names
 from harness.run.length import TrainingLength
 from harness.run.run import Run
 from harness.training.context import TrainingContext
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitialState:
-    """`calls`: of the run, that led here, the present one last. For a resumed run there are also the checkpoint, its
+    """`invocations`: of this run so far, the present one last. For a resumed run there are also the checkpoint, its
     tensors, and the rows of validation.csv by name."""
 
     meter: Meter
-    calls: list[state_file.Invocation]
+    invocations: list[state_file.Invocation]
     checkpoint: Checkpoint | None = None
     values: Tensors = field(default_factory=dict)
     validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -75,12 +75,12 @@ def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
 def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialState:
     """The initial weights, or those of --init-path."""
     run, team = context.run, context.team
-    calls = _invocations(team, {}, 0)
+    invocations = _invocations(team, {}, 0)
     if run.options.training.init_path and team.is_first:
         _load_init_path(context, program)
     if team.group:
         program.load(team.broadcast(program.values() if team.is_first else None))
-    return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), calls)
+    return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), invocations)
 
 
 def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
@@ -128,11 +128,11 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
     if checkpoint.updates == run.length.iterations:
         log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(context, program, saved)
-    meter, calls = _restored_rows_and_meter(context, checkpoint)
+    meter, invocations = _restored_rows_and_meter(context, checkpoint)
     # recorded after everything that may stop a resume
-    log.arguments({**recorded_values(run, context.folder, checkpoint), CALLS: calls}, restored=True)
+    log.arguments({**recorded_values(run, context.folder, checkpoint), INVOCATIONS: invocations}, restored=True)
     rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
-    return InitialState(meter, calls, checkpoint, values, rows)
+    return InitialState(meter, invocations, checkpoint, values, rows)
 
 
 def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
@@ -149,18 +149,18 @@ def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheck
 
 
 def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -> tuple[Meter, list[state_file.Invocation]]:
-    """Rows and averages as they were at the checkpoint, and the calls up to this one."""
+    """Rows and averages as they were at the checkpoint, and the invocations up to this one."""
     run, team, log = context.run, context.team, context.log
     state = team.broadcast_json(state_file.read(checkpoint) if team.is_first else None)
-    calls = _invocations(team, state, checkpoint.updates)
+    invocations = _invocations(team, state, checkpoint.updates)
     pending = averages.requested(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in pending])
-    lineage, stays = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
-    log.resume_after(checkpoint.updates, lineage, stays, expected_rows(run, context.folder))
+    lineage, permanent = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
+    log.resume_after(checkpoint.updates, lineage, permanent, expected_rows(run, context.folder))
     if team.is_first:
         state = meter_state(context, checkpoint, state)
     state = team.broadcast_json(state)
-    return Meter(run.length, run.step_increment, run.learning_rate, state), calls
+    return Meter(run.length, run.step_increment, run.learning_rate, state), invocations
 
 
 def meter_state(context: TrainingContext, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def expected_rows(run: Run, folder: Path) -> dict[str, Callable[[], ExpectedRows
 def _expected_rows(
     earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]
 ) -> ExpectedRows:
-    """The rows of a run's first call, and of its last one: those of the calls between them are `unknown`."""
+    """The rows of a run's first invocation, and of its last one: those of the invocations between them are `unknown`."""
     before, last_start = unknown
     points = [point for point in earlier() if point <= before] if before else []
     return ExpectedRows(points + [point for point in last() if point > last_start], unknown)
@@ -209,4 +209,4 @@ def _log_points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[],
 
 def _invocations(team: Team, state: Mapping[str, Any], updates: int) -> list[state_file.Invocation]:
     """Return the invocations of the run up to this one, which all instances name alike."""
-    return state_file.invocations({CALLS: team.broadcast_json(state_file.with_new_invocation(state, updates))})
+    return state_file.invocations({INVOCATIONS: team.broadcast_json(state_file.with_new_invocation(state, updates))})

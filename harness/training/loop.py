@@ -54,7 +54,7 @@ class TrainingLoop:
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
         self._checkpointer = Checkpointer(
-            context, program, initial.meter, initial.calls, self._divergence, lambda: validator.best
+            context, program, initial.meter, initial.invocations, self._divergence, lambda: validator.best
         )
         self._observer = Observer(context, program, initial.updates)
         length = context.run.length
@@ -101,7 +101,7 @@ class TrainingLoop:
     def _advance_to(self, last: int) -> None:
         """Host steps up to the end of update `last`, or of --patience."""
         steps = _isolate(self._context.run.length.host_steps(self._done, last), self._profiler.isolated_updates)
-        for first, end in _cut(steps, self._observer.every):
+        for first, end in _split_every(steps, self._observer.every):
             while first < end:
                 if self._validator.ends_run:
                     return
@@ -114,12 +114,12 @@ class TrainingLoop:
         with self._signals.deferred():
             self._checkpointer.begin(resumed)
         if self._context.log.folder:
-            self._context.log.follow("TensorBoard", self._board)
+            self._context.log.follow("TensorBoard", self._tensorboard)
         if resumed and self._context.run.length.is_checkpoint(resumed.updates):
             self._validator.validate(resumed, self._initial.values)
         self._observer.catch_up(self._done)
 
-    def _board(self) -> trackers.Board:
+    def _tensorboard(self) -> trackers.Board:
         """TensorBoard's events in the run's folder."""
         from harness.programs.build import first_training_images  # TensorFlow comes with it
 
@@ -227,7 +227,7 @@ class TrainingLoop:
         return bool(self._context.team.group and period and done // period > first // period)
 
     def _broadcast(self, done: int) -> None:
-        """Instance 0's weights for all; they are the same here unless an instance computes wrongly, which is told."""
+        """Give all instances the weights of instance 0; warns if this instance's weights differ."""
         own = self._program.values()
         received = self._context.team.broadcast(own)
         if write.fingerprint(own) != write.fingerprint(received):
@@ -263,7 +263,7 @@ class TrainingLoop:
                 self._validator.validate(average, values)
 
 
-def _cut(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
+def _split_every(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
     """The host steps, which end after `every` updates too."""
     for first, end in steps:
         inside = range(first - first % every + every, end, every) if every else ()

@@ -18,7 +18,6 @@ from emulator.plan.schedules import (
     dependencies,
     grouped,
     idle_fraction,
-    idle_share,
     max_in_flight,
     max_live,
     one_forward_one_backward,
@@ -26,6 +25,7 @@ from emulator.plan.schedules import (
     parse,
     phases,
     render,
+    scheduled_idle_fraction,
     sequential,
     validate,
     waits,
@@ -221,8 +221,8 @@ def test_a_window_that_grows_is_seen(count, monkeypatch):
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
 def test_idle_share_needs_no_long_timeline(name, stages, count):
-    assert idle_share(name, stages, count) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
-    assert idle_share(name, stages, 10**9) == pytest.approx(IDLE[name](stages, 10**9), abs=1e-9)
+    assert scheduled_idle_fraction(name, stages, count) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
+    assert scheduled_idle_fraction(name, stages, 10**9) == pytest.approx(IDLE[name](stages, 10**9), abs=1e-9)
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)

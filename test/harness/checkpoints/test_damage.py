@@ -19,7 +19,7 @@ from base.storage import input_files, tensor_bundle
 from base.storage.run_tables import TRAINING_COLUMNS
 from harness.checkpoints import find, manifest, pruning, read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.arguments import CALLS, RUN_ID
+from harness.run.arguments import INVOCATIONS, RUN_ID
 from log import RunLog
 
 WORDS = (
@@ -234,7 +234,7 @@ def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_
     names, tensor = set(), tensor_bundle._tensor
     monkeypatch.setattr(tensor_bundle, "_tensor", lambda name, *rest: names.add(name) or tensor(name, *rest))
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
-    kept, (warning,) = read.readable_checkpoints(find.numbered(folder), finite=False)
+    kept, (warning,) = read.usable_checkpoints(find.numbered(folder), finite=False)
     assert names == {"global_step"}
     assert [checkpoint.updates for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
@@ -280,7 +280,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
         assert all("\n" not in warning for warning in warnings)
         mended = RunLog(folder, console=False)
         states = state_file.lineage(folder, chosen)
-        mended.resume_after(chosen.updates, states, stays=True)
+        mended.resume_after(chosen.updates, states, permanent=True)
         mended.close()
         if len([state for _, state in states if state]) <= chosen.updates // 2:
             return  # rows whose states are lost, too
@@ -369,11 +369,11 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
         state = state_file.read(begun) if begun else {}
         done = begun.updates if begun else 0
         if begun:
-            log.resume_after(done, state_file.lineage(folder, begun), stays=True)
+            log.resume_after(done, state_file.lineage(folder, begun), permanent=True)
         calls = state_file.with_new_invocation(state, done)
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
-            kept = {state_file.ITERATION: end, CALLS: calls, **log.rows_for_state(end, stays=True)}
+            kept = {state_file.ITERATION: end, INVOCATIONS: calls, **log.rows_for_state(end, permanent=True)}
             write.write_checkpoint(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
         log.close()
 
