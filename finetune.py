@@ -28,7 +28,7 @@ from harness.cluster import membership
 from harness.commands import cli, entry, hints
 from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
-from harness.pages import page
+from harness.report_page import page
 
 
 def main(argv: list[str]) -> int:

@@ -19,9 +19,9 @@ from functools import partial
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
-from harness.pages import measuring, page, report_options, run_folder
-from harness.pages.page import Reported
-from harness.pages.run_folder import RunFolder
+from harness.report_page import measuring, page, report_options, run_folder
+from harness.report_page.page import Reported
+from harness.report_page.run_folder import RunFolder
 
 
 def main(argv: list[str]) -> int:

@@ -66,7 +66,7 @@ FLOORS = (
     ("harness.programs",),
     ("harness.evaluation", "harness.numerics", "harness.diagnostics"),
     ("harness.commands",),
-    ("harness.pages",),
+    ("harness.report_page",),
     ("harness.training", "harness.pod_planning", "harness.finetuning", "harness.export"),
     ("harness.sweeping", "harness.completion"),
     (

@@ -41,14 +41,14 @@ OUTFEED_DEPTH = 100_000
 class Metrics:
     """Loss and accuracy of every weight update of one host step, float32 [updates]; with half precision also the shares of
     the gradients that underflowed and that overflowed, [updates, layers, 2]. `instance_seconds`: those that each instance of
-    a group needed for the passes of an update, data included, before it met the others, [updates, instances]. `leaving`: the
-    instances that dropped the next update, because they are to end at once."""
+    a group needed for the passes of an update, data included, before it met the others, [updates, instances].
+    `stopping_instances`: those that dropped the next update, because they are to end at once."""
 
     loss: np.ndarray
     accuracy: np.ndarray
     lost: np.ndarray
     instance_seconds: np.ndarray
-    leaving: tuple[int, ...] = ()
+    stopping_instances: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

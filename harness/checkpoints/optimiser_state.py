@@ -17,7 +17,7 @@ from harness.checkpoints import find, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, lr_scale
-from harness.run.arguments import LR_SCALE, OPTIMISER
+from harness.run.recorded_arguments import LR_SCALE, OPTIMISER
 
 if TYPE_CHECKING:
     import numpy as np

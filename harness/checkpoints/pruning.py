@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checkpoints import find, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.arguments import RUN_ID
+from harness.run.recorded_arguments import RUN_ID
 
 
 def prune(

@@ -16,7 +16,7 @@ from emulator.plan.checkpoint_tensors import STEP
 from harness.checkpoints import find, manifest, npz_weights, run_record, state_file
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
 from harness.checkpoints.state_file import ITERATION
-from harness.run.arguments import RUN_ID
+from harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from base.storage import input_files
 from harness.checkpoints import find, npz_weights, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.state_file import Invocation, invocations
-from harness.run.arguments import ASKED, RUN_ID, SEED, invalid_option
+from harness.run.recorded_arguments import ASKED, RUN_ID, SEED, invalid_option
 
 _ARGUMENTS, _ARGUMENTS_RESTORE = "arguments.json", "arguments_restore.json"
 State = dict[str, Any]

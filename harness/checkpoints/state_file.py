@@ -17,7 +17,7 @@ from base.storage import input_files
 from base.storage.tables import UNVERIFIED
 from harness.checkpoints import find, manifest
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.arguments import (
+from harness.run.recorded_arguments import (
     ARITHMETIC,
     COUNT,
     INVOCATIONS,

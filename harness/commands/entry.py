@@ -30,8 +30,8 @@ from harness.processes.heartbeat import PeerError
 from harness.reports import profile
 from harness.reports.layer_table import layer_table
 from harness.run import host_memory
-from harness.run.arguments import other_class_names
 from harness.run.origin import Origin
+from harness.run.recorded_arguments import other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
 

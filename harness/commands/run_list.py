@@ -21,7 +21,7 @@ from harness.checkpoints import find, manifest, run_record, state_file
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.evaluation import early_stopping
 from harness.reports import validated_rows
-from harness.run.arguments import RUN_ID
+from harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
 VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing

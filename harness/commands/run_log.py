@@ -14,7 +14,7 @@ from harness.commands import cli
 from harness.processes.folders import new_run_folder
 from harness.processes.team import Team, introduction
 from harness.reports import prediction
-from harness.run.arguments import arguments
+from harness.run.recorded_arguments import arguments
 from harness.run.run import Run
 from log import RunLog
 

@@ -14,7 +14,7 @@ from base.storage import files, input_files
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.arguments import CLASSES, digest_of, names_digest
+from harness.run.recorded_arguments import CLASSES, digest_of, names_digest
 from harness.run.run import Run
 
 FILE = "inference.json"

@@ -25,7 +25,7 @@ from harness.evaluation.predictions_file import ImagePrediction
 from harness.export import file_formats
 from harness.export.network import LABELS, PREPROCESSING
 from harness.options import sources
-from harness.run.arguments import Rule, invalid_entry
+from harness.run.recorded_arguments import Rule, invalid_entry
 
 _SUFFIXES = {Path(each.file).suffix: name for name, each in file_formats.FORMATS.items() if "." in each.file}
 _SAVED_MODEL = "saved_model.pb"  # in the folder of one

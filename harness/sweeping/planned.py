@@ -24,7 +24,7 @@ from harness.options import sources
 from harness.options.sections import COMMAND_LINE, flag, with_trait
 from harness.processes.folders import FolderError
 from harness.run import host_memory
-from harness.run.arguments import ASKED, RECORDS, arguments
+from harness.run.recorded_arguments import ASKED, RECORDS, arguments
 from harness.run.resolve import prepare
 from harness.run.run import Run
 from harness.sweeping import trials

@@ -12,7 +12,7 @@ from pathlib import Path
 from base.fields import brief
 from base.storage import run_tables
 from base.storage.tables import Row
-from harness.pages.run_folder import number
+from harness.report_page.run_folder import number
 from harness.reports import validated_rows
 from harness.sweeping.block import Axis
 from harness.sweeping.trials import Trial

@@ -18,8 +18,8 @@ from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import cli, hints
 from harness.options.exclusive import alone_in_their_groups
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RunOptions, with_trait
-from harness.pages import page, run_folder
-from harness.pages.page import MAX_RUNS, Reported
+from harness.report_page import page, run_folder
+from harness.report_page.page import MAX_RUNS, Reported
 from harness.sweeping import results
 from harness.sweeping.board import Board
 from harness.sweeping.planned import Planned

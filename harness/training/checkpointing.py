@@ -17,7 +17,7 @@ from harness.cluster.cluster import host_of
 from harness.diagnostics.divergence import Divergence
 from harness.options.sections import AUTO
 from harness.processes import failures
-from harness.run.arguments import ARITHMETIC, INVOCATIONS, RUN_ID, SEED
+from harness.run.recorded_arguments import ARITHMETIC, INVOCATIONS, RUN_ID, SEED
 from harness.training.context import TrainingContext
 from harness.training.meter import Meter
 

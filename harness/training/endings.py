@@ -5,7 +5,7 @@ from __future__ import annotations
 from base import bounds
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
-from harness.pages import page
+from harness.report_page import page
 from harness.reports import plot, prediction, titles
 from harness.training.context import TrainingContext
 from harness.training.validating import Validator

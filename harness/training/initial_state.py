@@ -18,8 +18,8 @@ from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
 from harness.options.sections import flag, with_trait
 from harness.processes.team import Team
-from harness.run.arguments import CLASSES, INVOCATIONS, RUN_ID, arguments, other_class_names
 from harness.run.length import TrainingLength
+from harness.run.recorded_arguments import CLASSES, INVOCATIONS, RUN_ID, arguments, other_class_names
 from harness.run.run import Run
 from harness.training.context import TrainingContext
 from harness.training.meter import Meter, state_of_rows

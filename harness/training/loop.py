@@ -161,8 +161,8 @@ class TrainingLoop:
             raise
         seconds = time.perf_counter() - started
         profiler.after_update(first)
-        if metrics.leaving:
-            self._context.team.agree_to_stop(self._signals, metrics.leaving[0])
+        if metrics.stopping_instances:
+            self._context.team.agree_to_stop(self._signals, metrics.stopping_instances[0])
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
         self._stragglers.add(metrics.instance_seconds)

@@ -21,8 +21,8 @@ from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.folders import check_writable
 from harness.processes.team import Team
-from harness.run.arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
 from harness.run.origin import TrainingOrigin
+from harness.run.recorded_arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
 from harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")

@@ -20,7 +20,7 @@ from base.storage.tables import Table
 from harness.checkpoints import averages, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.export import placed
-from harness.pages import page
+from harness.report_page import page
 from harness.reports import plot, profile
 
 TEXT = "somebody's own\n"

@@ -19,7 +19,7 @@ from base.storage import input_files, tensor_bundle
 from base.storage.run_tables import TRAINING_COLUMNS
 from harness.checkpoints import find, manifest, pruning, read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.arguments import INVOCATIONS, RUN_ID
+from harness.run.recorded_arguments import INVOCATIONS, RUN_ID
 from log import RunLog
 
 WORDS = (

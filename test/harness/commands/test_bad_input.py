@@ -20,7 +20,7 @@ from PIL import Image
 from base import plugins
 from harness.checkpoints import read, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run import arguments
+from harness.run import recorded_arguments
 from harness.training import origins
 from harness.training.initial_state import known_names
 
@@ -278,21 +278,21 @@ def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
         with pytest.raises(CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
             run_record.options(tmp_path)
         if name != "asked":
-            assert f"{name} is " in arguments.invalid_option({"asked": {name: value}})
+            assert f"{name} is " in recorded_arguments.invalid_option({"asked": {name: value}})
     may_be_empty = name in ("run_id", "seed", "image_size", "init_path", "epochs")
-    assert (arguments.invalid_option({name: None}) is None) == may_be_empty
+    assert (recorded_arguments.invalid_option({name: None}) is None) == may_be_empty
 
 
 def test_null_stands_for_no_value_that_every_run_has(finished):
     recorded = json.loads((finished.folder / "arguments.json").read_text())
     empty = {name for name, value in recorded.items() if value is None}
-    may_be = {name for name in recorded if arguments.invalid_option({**recorded, name: None}) is None}
-    assert arguments.invalid_option(recorded) is None and empty <= may_be
+    may_be = {name for name in recorded if recorded_arguments.invalid_option({**recorded, name: None}) is None}
+    assert recorded_arguments.invalid_option(recorded) is None and empty <= may_be
     for name in ("optimiser", "precision", "weight_decay", "momentum", "model_size", "batch_norm", "dataset", "parameters"):
         told = f"{name} is null but must be "
-        assert arguments.invalid_option({**recorded, name: None}).startswith(told)
-        assert arguments.invalid_option({**recorded, "asked": {name: None}}).startswith(told)
-    told = arguments.invalid_option({**recorded, "iterations": None, "epochs": None})
+        assert recorded_arguments.invalid_option({**recorded, name: None}).startswith(told)
+        assert recorded_arguments.invalid_option({**recorded, "asked": {name: None}}).startswith(told)
+    told = recorded_arguments.invalid_option({**recorded, "iterations": None, "epochs": None})
     assert told == "iterations is null but must be a number where epochs is null"
 
 
@@ -333,9 +333,14 @@ def test_other_records_of_the_same_number_are_warned_of():
 
 def test_a_run_that_was_alone_has_one_instance():
     assert (
-        arguments.invalid_option({"instances": 1, "instance": 3}) == "instance is 3 but must be below instances, which is 1"
+        recorded_arguments.invalid_option({"instances": 1, "instance": 3})
+        == "instance is 3 but must be below instances, which is 1"
     )
-    assert arguments.invalid_option({"instances": 4, "instance": 3}) is arguments.invalid_option({"instance": 3}) is None
+    assert (
+        recorded_arguments.invalid_option({"instances": 4, "instance": 3})
+        is recorded_arguments.invalid_option({"instance": 3})
+        is None
+    )
 
 
 @pytest.mark.parametrize("script", ["train", "restore"])

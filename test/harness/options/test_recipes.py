@@ -32,7 +32,7 @@ from harness.commands import cli
 from harness.options import configs
 from harness.options.releases import version
 from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.arguments import arguments
+from harness.run.recorded_arguments import arguments
 from harness.run.resolve import prepare
 from harness.run.run import Run
 

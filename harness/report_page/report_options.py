@@ -12,7 +12,7 @@ from base.process import command_line
 from base.storage import files
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.pages.page import FILE, MAX_RUNS
+from harness.report_page.page import FILE, MAX_RUNS
 from harness.reports import output
 
 

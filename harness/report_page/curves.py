@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.pages import chart, markup
-from harness.pages.chart import Curve
-from harness.pages.run_folder import RunFolder
+from harness.report_page import chart, markup
+from harness.report_page.chart import Curve
+from harness.report_page.run_folder import RunFolder
 from harness.reports import plot
 
 

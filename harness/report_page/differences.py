@@ -10,7 +10,7 @@ from base.fields import ONE_CALL, PER_INSTANCE
 from harness.commands import cli
 from harness.options import sources
 from harness.options.sections import flag, with_trait
-from harness.pages.run_folder import RunFolder
+from harness.report_page.run_folder import RunFolder
 
 _DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # options that decide on defaults of others
 _OF_THE_DATA = "num_classes"  # recorded with every run

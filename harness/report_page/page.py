@@ -11,9 +11,9 @@ from pathlib import Path
 
 from base.process import commands, versions
 from base.storage import files
-from harness.pages import answered, curves, differences, markup, run_folder
-from harness.pages.evaluation import Evaluation
-from harness.pages.run_folder import Row, RunFolder, number
+from harness.report_page import answered, curves, differences, markup, run_folder
+from harness.report_page.evaluation import Evaluation
+from harness.report_page.run_folder import Row, RunFolder, number
 
 FILE = "report.html"
 MAX_RUNS = 16  # on one page

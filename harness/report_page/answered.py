@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from harness.pages import chart, evaluation, markup, scores
-from harness.pages.evaluation import Evaluation
-from harness.pages.scores import Share
+from harness.report_page import chart, evaluation, markup, scores
+from harness.report_page.evaluation import Evaluation
+from harness.report_page.scores import Share
 
 if TYPE_CHECKING:
     import numpy as np

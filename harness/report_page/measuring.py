@@ -16,9 +16,9 @@ from harness.commands import entry
 from harness.evaluation import inference_record, predictions
 from harness.evaluation.validate import local_micro_batches
 from harness.evaluation.weights import SavedWeights
-from harness.pages import evaluation, scores
-from harness.pages.evaluation import Evaluation
 from harness.programs import program_cache
+from harness.report_page import evaluation, scores
+from harness.report_page.evaluation import Evaluation
 from harness.run.run import Run
 from log import RunLog
 

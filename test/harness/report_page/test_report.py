@@ -27,8 +27,8 @@ from PIL import Image
 from base import plugins
 from base.errors import DataError, OptionError
 from base.storage import run_tables, tables
-from harness.pages import chart, differences, evaluation, measuring, page, run_folder, scores
-from harness.pages.chart import Curve
+from harness.report_page import chart, differences, evaluation, measuring, page, run_folder, scores
+from harness.report_page.chart import Curve
 from harness.training import endings
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from harness.pages import markup, scores
+from harness.report_page import markup, scores
 from harness.reports import svg
 from harness.reports.plot import Line, Points
 
