@@ -139,11 +139,11 @@ class PrecisionPolicy:
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
         noise = self._noise(self._stochastic_results, f"rounding/{name}", *counters)
-        of_pass, of_sum = (
+        gradient_rounding, sum_rounding = (
             None if each == FP32 else self._rounding(self._stochastic_results, each)
             for each in (self.precision.compute, self.precision.accumulator)
         )
-        total = add_rounded(total, gradient, passes, of_pass, of_sum, noise)
+        total = add_rounded(total, gradient, passes, gradient_rounding, sum_rounding, noise)
         return self.check_finite(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -10,19 +11,26 @@ from emulator.layers.gradient_rules import by_rule
 from emulator.plan.number_formats import Format
 
 
+class WatchedLayers(NamedTuple):
+    """The layers whose incoming gradients are counted, by path.
+
+    `formats`: the narrow formats that each gradient is rounded to. `exact_zero_is_underflow`: layers before a norm, and the
+    last one, where a gradient of exactly 0 can be an underflow only; elsewhere zeros are not counted.
+    """
+
+    formats: Mapping[str, Sequence[Format]]
+    exact_zero_is_underflow: frozenset[str] = frozenset()
+
+
 class GradientWatch:
     """Counts, in one backward pass, the gradients that arrive at the results of convolutions and dense layers
     and that become 0 in their formats, or that overflow: of the first picture, as a sample."""
 
-    def __init__(
-        self, formats: Mapping[str, Sequence[Format]], dense: frozenset[str] = frozenset(), with_largest: bool = False
-    ) -> None:
-        """`formats`: those that the gradient arriving at a layer comes into, by the layer's path. `dense`: paths of layers
-        where a gradient of exactly 0 can come of underflow only, as behind a norm; elsewhere zeros are not counted.
-        `with_largest`: of all pictures, the largest gradient is wanted too."""
+    def __init__(self, watched: WatchedLayers, with_largest: bool = False) -> None:
+        """`with_largest`: of all pictures, the largest gradient is wanted too."""
         self.with_largest = with_largest
-        self.names = tuple(formats)
-        self._formats, self._dense = formats, dense
+        self.names = tuple(watched.formats)
+        self._watched = watched
         self._shares: dict[str, tf.Tensor] = {}
         self._largest: dict[str, tf.Tensor] = {}
         self._operand_amax: dict[tuple[int, int], tf.Tensor] = {}
@@ -33,9 +41,9 @@ class GradientWatch:
             return x
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            size, formats = tf.abs(dy[:1]), self._formats[name]
+            size, formats = tf.abs(dy[:1]), self._watched.formats[name]
             most_lost = max(each.smallest for each in formats) / 2  # to the nearest, ties to 0
-            zeros = size <= most_lost if name in self._dense else tf.zeros_like(size, tf.bool)
+            zeros = size <= most_lost if name in self._watched.exact_zero_is_underflow else tf.zeros_like(size, tf.bool)
             beyond = tf.logical_not(size < min(each.overflow for each in formats))
             if self.with_largest:
                 self._largest[name] = tf.reduce_max(tf.abs(dy))

@@ -203,7 +203,7 @@ def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: in
         )
 
 
-def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> tuple[str, ...]:
+def _stage_devices(device: str, stages: int, own_devices: bool, machine: Machine) -> tuple[str, ...]:
     """A TensorFlow device for each stage: logical CPUs as many as stages, or the GPUs there are, in neighbouring shares."""
     if device == "gpu" and not machine.gpus:
         raise PlanError(
@@ -211,8 +211,8 @@ def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> t
             "tensorflow[and-cuda]); give --device cpu or auto"
         )
     if device == "cpu" or not machine.gpus:
-        return tuple(f"/cpu:{stage if apart else 0}" for stage in range(stages))
-    return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if apart else 0}" for stage in range(stages))
+        return tuple(f"/cpu:{stage if own_devices else 0}" for stage in range(stages))
+    return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if own_devices else 0}" for stage in range(stages))
 
 
 def cuts_automatically(options: DeviceOptions) -> bool:

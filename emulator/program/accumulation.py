@@ -44,7 +44,7 @@ class AccumulationLoop:
     stop: tf.Variable
     loss_scale: LossScale  # of this update
 
-    def run(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def run(self, weights: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Return the number of passes done, and by name the means over them of loss, accuracy, gradients and batch
         statistics, and the maxima of `REDUCED_BY_MAX`."""
         training, plan = self.training, self.training.plan
@@ -66,8 +66,8 @@ class AccumulationLoop:
             with tf.control_dependencies([features["label"]]):
                 next_pass = pass_index + 1
             cells = Cells(self.order, pass_index, tokens)
-            watch = GradientWatch(*training.watched, with_largest=bool(self.loss_scale.rule))
-            results = run_pass(network, values, features, cells, watch)
+            watch = GradientWatch(training.watched_layers, with_largest=bool(self.loss_scale.rule))
+            results = run_pass(network, weights, features, cells, watch)
             return (
                 next_pass,
                 {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()},
@@ -78,7 +78,7 @@ class AccumulationLoop:
             results = one_pass(tf.constant(0), tuple(() for _ in plan.stages))[1]
             return tf.constant(1), {name: self._cast_if_gradient(name, value, step) for name, value in results.items()}
         shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.updated_variables}}
-        shapes |= {LOST_GRADIENTS: (len(training.watched[0]), 2)} if training.watched[0] else {}
+        shapes |= {LOST_GRADIENTS: (len(training.watched_layers.formats), 2)} if training.watched_layers.formats else {}
         shapes |= {LARGEST_GRADIENT: ()} if self.loss_scale.rule else {}
         scaled = len(plan.precision.scaled_kernels)
         shapes |= {AMAX: (scaled, 2)} if scaled else {}

@@ -46,18 +46,18 @@ class CellSemaphore:
     def __init__(self, name: str, waits: Sequence[int], max_in_flight: int) -> None:
         """`waits`: by pass, the permits that the cell of the other kind acquires; `max_in_flight`: the stage's limit of
         passes in flight, and the permits that an abort releases."""
-        self._waits, self._awaited = np.asarray(waits, np.int32), sum(waits)
+        self._permits_needed, self._permits_in_total = np.asarray(waits, np.int32), sum(waits)
         self._max_in_flight = max_in_flight
         self._queue = tf.FIFOQueue(UNLIMITED, [tf.int32], [[]], name=name)
 
     def release(self, pass_index: tf.Tensor) -> tf.Operation:
         """Release one permit after the cell of a pass. The last ones, which no cell acquires, are not released: the next
         update would find them."""
-        return self._queue.enqueue_many([tf.zeros([tf.cast(pass_index < self._awaited, tf.int32)], tf.int32)])
+        return self._queue.enqueue_many([tf.zeros([tf.cast(pass_index < self._permits_in_total, tf.int32)], tf.int32)])
 
     def acquire(self, pass_index: tf.Tensor) -> tf.Tensor:
         """Acquire the permits that a cell of the other kind needs in a pass."""
-        return self._queue.dequeue_many(tf.gather(self._waits, pass_index))
+        return self._queue.dequeue_many(tf.gather(self._permits_needed, pass_index))
 
     def release_all(self) -> tf.Operation:
         """Let every waiting cell run, after an abort."""
@@ -82,8 +82,8 @@ class StageOrder:
             self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
     def _stage_semaphores(self, stage: int, waits: schedules.Waits) -> dict[str, CellSemaphore]:
-        """Return a stage's semaphores, by the kind of cell that releases them. A backward follows the forward of its own
-        pass anyway."""
+        """Return a stage's semaphores, by the kind of cell that releases them. With one forward
+        per backward the data dependency gives the order, and the second semaphore is not needed."""
         max_in_flight, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
         with tf.device(device if device.startswith("/cpu") else HOST):
             semaphores = {BACKWARD: CellSemaphore(f"backwards_{stage}", waits.forward, max_in_flight)}

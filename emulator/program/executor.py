@@ -194,17 +194,17 @@ class TrainingProgram(Program):
 
 def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
     """Write a training program into the present graph."""
-    weights = ProgramVariables(
+    variables = ProgramVariables(
         training.variables, seed, training.optimiser.slots, training.trained, training.dtype,
         training.plan.precision, training.loss_scale.first_state if training.loss_scale.rule else None,
     )  # fmt: skip
     order = StageOrder(training.plan, training.recording)
     learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")
-    watched = tuple(training.watched[0])
+    watched = tuple(training.watched_layers.formats)
     instances = training.group.size if training.group else 0
     outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 4, [[], [], [len(watched), 2], [instances]], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
-    step = HostStep(training, training.policy(seed), next_features, weights, order, outfeed, stop).run(learning_rates)
+    step = HostStep(training, training.policy(seed), next_features, variables, order, outfeed, stop).run(learning_rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)
     with tf.control_dependencies([at_pass]):
         release = order.release_all()
@@ -219,4 +219,4 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
         "initialise": [tf.global_variables_initializer()],
     }
     named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {"watched": watched}, VariableHandles.of(weights))
+    return ProgramGraph(named, {"watched": watched}, VariableHandles.of(variables))

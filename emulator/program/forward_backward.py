@@ -69,10 +69,10 @@ def stage_blocks(
 
 @dataclass
 class _Pass:
-    """A pass in the making: the inputs and outputs of its blocks, and their batch statistics."""
+    """The graph of one pass while it is built: the inputs and outputs of its blocks, and their batch statistics."""
 
     network: PassNetwork
-    values: Mapping[str, tf.Tensor]
+    weights: Mapping[str, tf.Tensor]
     positions: tf.Tensor
     watch: GradientWatch
     inputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _Pass:
         """Return the block's output and batch statistics."""
         network = self.network
         layers = network.policy.layers(
-            self.values, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
+            self.weights, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
             sync_mean=network.sync_mean,
         )  # fmt: skip
         return _segments.run(block.segments, layers, x), layers.statistics
@@ -113,33 +113,33 @@ class _Pass:
             if network.plan.options.enable_recomputation and (stage, b) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(block, x)  # its statistics have been counted
-            dxs = gradients(y, [self.values[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
+            dxs = gradients(y, [self.weights[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
             variable_gradients |= dict(zip(block.variables, dxs))
             dy = dxs[-1] if needs_input_gradient else dy
         return dy, variable_gradients
 
 
 def run_pass(
-    network: PassNetwork, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
+    network: PassNetwork, weights: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
     """Return by name the loss, accuracy, gradients and batch statistics of one pass, and the monitors of its numbers:
     gradients lost to the format, the largest gradient, the amax of scaled operands."""
     plan = network.plan
-    work = _Pass(network, values, plan.random_position(features["position"]), watch)
+    current_pass = _Pass(network, weights, plan.random_position(features["position"]), watch)
     x, variable_gradients = features["image"], {}
     for stage in range(len(network.stages)):
         with tf.device(plan.stage_devices[stage]):
-            x, statistics = work.forward(stage, cells.begin(stage, FORWARD, x))
+            x, statistics = current_pass.forward(stage, cells.begin(stage, FORWARD, x))
             x = cells.end(stage, FORWARD, x, statistics)
     with tf.device(plan.stage_devices[-1]):
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
         (dy,) = gradients(network.scale_loss(loss), [logits])
-        dy = network.policy.cast_loss_gradient(dy, work.positions)
+        dy = network.policy.cast_loss_gradient(dy, current_pass.positions)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.stage_devices[stage]):
-            dy, stage_gradients = work.backward(stage, cells.begin(stage, BACKWARD, dy))
+            dy, stage_gradients = current_pass.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in stage_gradients.values() if g is not None])
         variable_gradients |= stage_gradients
     monitors = {LOST_GRADIENTS: watch.lost_shares()} if watch.names else {}
@@ -151,7 +151,7 @@ def run_pass(
         LOSS: _after(loss, tuple(cells.side_effects)),
         ACCURACY: accuracy,
         **variable_gradients,
-        **work.statistics,
+        **current_pass.statistics,
         **monitors,
     }
 

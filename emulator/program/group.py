@@ -116,37 +116,37 @@ class WorkerGroup:
 
     # One-sided: the others need not call anything, and may be busy.
 
-    def announce(self, text: str, instances: Sequence[int]) -> None:
+    def send_message(self, text: str, instances: Sequence[int]) -> None:
         """Leave a text with other instances, as far as they can be reached."""
 
         def leave(instance: int) -> None:
             with suppress(tf.errors.OpError), self._remote_session(instance) as session:
-                session.run(self._announcements().enqueue([text]))
+                session.run(self._message_queue().enqueue([text]))
 
         with ThreadPoolExecutor() as pool:
             list(pool.map(leave, instances))
 
-    def announced(self) -> list[str]:
+    def received_messages(self) -> list[str]:
         """The texts that other instances left here."""
         with suppress(tf.errors.OpError), self._remote_session(self.instance) as session:
-            queue = self._announcements()
+            queue = self._message_queue()
             return [text.decode() for text in session.run(queue.dequeue_many(session.run(queue.size())))]
         return []
 
-    def _announcements(self) -> tf.FIFOQueue:
+    def _message_queue(self) -> tf.FIFOQueue:
         """The queue that lies on an instance's server for all sessions of the group."""
         return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"announcements{self._identity}")
 
-    def publish(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """Put a text on this instance's server, for whoever asks; it replaces the one before."""
         with self._remote_session(self.instance) as session:
-            session.run(tf.raw_ops.AssignVariableOp(resource=_notice(), value=text))
+            session.run(tf.raw_ops.AssignVariableOp(resource=_status_variable(), value=text))
 
-    def published(self, instance: int) -> str | None:
+    def status_of(self, instance: int) -> str | None:
         """The text on an instance's server; None if there is none, or the instance cannot be reached."""
         with suppress(tf.errors.OpError), self._remote_session(instance) as session:
-            if session.run(tf.raw_ops.VarIsInitializedOp(resource=_notice())):
-                return session.run(tf.raw_ops.ReadVariableOp(resource=_notice(), dtype=tf.string)).decode()
+            if session.run(tf.raw_ops.VarIsInitializedOp(resource=_status_variable())):
+                return session.run(tf.raw_ops.ReadVariableOp(resource=_status_variable(), dtype=tf.string)).decode()
         return None
 
     @contextmanager
@@ -240,7 +240,7 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
     return filled
 
 
-def _notice() -> tf.Tensor:
+def _status_variable() -> tf.Tensor:
     """The handle of the variable that holds the published text of the server that it is placed on."""
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="notice")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from emulator.layers.policy import PrecisionPolicy
+from emulator.layers.watch import WatchedLayers
 from emulator.plan.number_formats import FP32, Format
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import layer_of
@@ -72,19 +73,18 @@ class TrainingSpec:
         return tuple(variable for variable in self.variables if self.trained(variable.name))
 
     @property
-    def watched(self) -> tuple[Mapping[str, Sequence[Format]], frozenset[str]]:
-        """The layers whose incoming gradients are counted, by the narrow formats that these come into, and those of them
-        where a gradient of exactly 0 can come of underflow only: behind a norm, and at the end."""
+    def watched_layers(self) -> WatchedLayers:
+        """The layers whose incoming gradients are counted: those whose gradients are rounded to narrow formats."""
         next_kinds = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
         products = [(o, after) for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")]
         narrow = {_layer_name(o): self._gradients_of(o) for o, _ in products if self._gradients_of(o)}
-        dense = frozenset(_layer_name(o) for o, after in products if after == "norm")
-        return narrow, dense & narrow.keys()
+        before_norm = frozenset(_layer_name(o) for o, after in products if after == "norm")
+        return WatchedLayers(narrow, before_norm & narrow.keys())
 
     @property
     def gradient_limit(self) -> float:
         """The least gradient that overflows in one of the formats that gradients come into."""
-        return min((each.overflow for formats in self.watched[0].values() for each in formats), default=math.inf)
+        return min((each.overflow for formats in self.watched_layers.formats.values() for each in formats), default=math.inf)
 
     def _gradients_of(self, operation: Operation) -> tuple[Format, ...]:
         """Return the formats below FP32 that the gradient arriving at a convolution or dense layer comes into."""

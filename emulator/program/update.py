@@ -32,7 +32,7 @@ class HostStep:
     training: TrainingSpec
     policy: PrecisionPolicy
     next_features: NextFeatures
-    weights: ProgramVariables
+    variables: ProgramVariables
     order: StageOrder
     outfeed: tf.QueueBase
     stop: tf.Variable
@@ -65,14 +65,14 @@ class HostStep:
         """Make one weight update, whole or, after a request to stop in between, not at all; return whether it was done, and
         the request of each instance of a group."""
         started = tf.timestamp()
-        values = self.weights.read()
-        step = self.weights.step.read_value()
+        weights = self.variables.read()
+        step = self.variables.step.read_value()
         scale, scale_state = self.training.loss_scale, None
         if scale.rule:
-            scale_state = self.weights.loss_scale.read_value()
+            scale_state = self.variables.loss_scale.read_value()
             scale = replace(scale, factor=tf.cast(scale_state[0], self.training.dtype))
         loop = AccumulationLoop(self.training, self.policy, self.next_features, self.order, self.stop, scale)
-        passes, results = loop.run(values, step)
+        passes, results = loop.run(weights, step)
         complete, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         seconds = tf.zeros([0])
         if self.training.group:
@@ -83,11 +83,11 @@ class HostStep:
 
         def apply() -> tf.Tensor:
             updates = [
-                *self._variable_updates(values, results, learning_rate, step, scale, scale_state),
-                *self._amax_updates(values, results),
+                *self._variable_updates(weights, results, learning_rate, step, scale, scale_state),
+                *self._amax_updates(weights, results),
             ]
             with tf.control_dependencies(updates):
-                counted = self.weights.step.assign_add(1, read_value=False)
+                counted = self.variables.step.assign_add(1, read_value=False)
             metrics = [tf.cast(results[name], tf.float32) for name in (LOSS, ACCURACY)]
             metrics += [results.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
@@ -95,18 +95,18 @@ class HostStep:
 
         return tf.cond(complete, apply, lambda: tf.constant(False)), stop_requests
 
-    def _amax_updates(self, values: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
+    def _amax_updates(self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
         """The operation that updates the running amax of the scaled kernels' operands, which decays with a half-life of 16
         updates. An amax that is not finite counts as twice the one before."""
         if AMAX not in results:
             return []
-        before, now = values[AMAX_HISTORY], tf.cast(results[AMAX], tf.float32)
+        before, now = weights[AMAX_HISTORY], tf.cast(results[AMAX], tf.float32)
         now = tf.where_v2(tf.math.is_finite(now), now, 2 * before)
-        return [self.weights.model[AMAX_HISTORY].assign(tf.maximum(now, before * AMAX_DECAY), read_value=False)]
+        return [self.variables.model[AMAX_HISTORY].assign(tf.maximum(now, before * AMAX_DECAY), read_value=False)]
 
     def _variable_updates(
         self,
-        values: dict[str, tf.Tensor],
+        weights: dict[str, tf.Tensor],
         results: dict[str, tf.Tensor],
         learning_rate: tf.Tensor,
         step: tf.Tensor,
@@ -116,79 +116,86 @@ class HostStep:
         """The operations that update every variable and slot, and the loss scale. With dynamic loss scaling, gradients that
         are not finite skip the optimiser's step, and the loss scale alone is updated."""
         if scale_state is None:
-            return self._apply_gradients(values, results, learning_rate, step, scale)
+            return self._apply_gradients(weights, results, learning_rate, step, scale)
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
         def apply() -> tf.Tensor:
-            with tf.control_dependencies(self._apply_gradients(values, results, learning_rate, step, scale)):
+            with tf.control_dependencies(self._apply_gradients(weights, results, learning_rate, step, scale)):
                 return tf.constant(True)
 
         applied = tf.cond(finite, apply, lambda: tf.constant(False))
         largest = tf.cast(results[LARGEST_GRADIENT], tf.float32)
         state = scale.next_state(scale_state, finite, largest, self.training.gradient_limit)
-        return [applied.op, self.weights.loss_scale.assign(state, read_value=False)]
+        return [applied.op, self.variables.loss_scale.assign(state, read_value=False)]
 
     def _all_reduce(
-        self, passes: tf.Tensor, results: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
+        self, passes: tf.Tensor, local_results: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-        """The stop request of each instance, the `seconds` that each needed for its passes, and the results reduced over all
-        instances. Gradients are all-reduced in buckets, in backward order, while the backward computation goes on;
-        everything else in one more bucket. A value of each instance is gathered as a sum of one-hot rows."""
+        """Return the stop request of each instance, the `seconds` that each needed for its passes, and the results reduced
+        over all instances. Gradients are all-reduced in buckets while the backward computation goes on, and everything else
+        in one more bucket."""
         training, group = self.training, self.training.group
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
-        one_hot = tf.one_hot(group.instance, group.size, dtype=training.dtype)
-        local = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
-        per_instance = local[:, None] * one_hot
-        for name in (name for name in REDUCED_BY_MAX if name in results):
-            results = {**results, name: tf.tensordot(one_hot, tf.cast(results[name], training.dtype), 0)}
-        trainable = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
-        small = [name for name in results if name not in trainable]
-        totals: dict[str, tf.Tensor] = {}
+        # each instance fills its own row of zeros, so that the sum gathers all rows
+        own_row = tf.one_hot(group.instance, group.size, dtype=training.dtype)
+        stop_and_seconds = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
+        others = {name: x for name, x in local_results.items() if name not in training.trained_names}
+        maxima = [name for name in REDUCED_BY_MAX if name in others]
+        others |= {name: tf.tensordot(own_row, tf.cast(others[name], training.dtype), 0) for name in maxima}
+        others[_STOP_AND_SECONDS] = stop_and_seconds[:, None] * own_row
         with tf.device(training.plan.stage_devices[0]):
-            all_reduce_format = number_formats.by_name(training.plan.options.all_reduce_format)
-            # divided first in narrow formats: a sum may overflow where the mean fits
-            divided_before_sum = trainable if all_reduce_format != number_formats.FP32 else []
-            sent = {
-                name: results[name] if name not in divided_before_sum else results[name] / group.size for name in trainable
-            }
-            sent = {name: self.policy.cast_for_all_reduce(x, all_reduce_format) for name, x in sent.items()}
-            sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
-            for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
-                bucket = group.all_reduce_bucket({name: sent[name] for name in names})
-                totals |= {name: tf.cast(x, results[name].dtype) for name, x in bucket.items()}
-            totals |= group.all_reduce_bucket({**{name: results[name] for name in small}, _STOP_AND_SECONDS: per_instance})
-        with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
-            stop_requests, all_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
+            gradients = self._all_reduce_gradients(local_results)
+            totals = group.all_reduce_bucket(others)
+        with tf.control_dependencies([*gradients.values(), *totals.values()]):  # a sum that fails changes no variable
+            stop_requests, instance_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
             requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
-        for name in (name for name in REDUCED_BY_MAX if name in totals):
-            totals[name] = tf.reduce_max(totals[name], 0) * group.size
-        results = {name: total if name in divided_before_sum else total / group.size for name, total in totals.items()}
-        cast = self.policy.cast_averaged_gradient
-        reduced = {name: cast(name, x, step) if name in training.trained_names else x for name, x in results.items()}
-        return requests_by_instance, tf.cast(all_seconds, tf.float32), reduced
+        reduced = {name: total / group.size for name, total in totals.items() if name not in maxima}
+        reduced |= {name: tf.reduce_max(totals[name], 0) for name in maxima}
+        reduced |= {name: self.policy.cast_averaged_gradient(name, x, step) for name, x in gradients.items()}
+        return requests_by_instance, tf.cast(instance_seconds, tf.float32), reduced
+
+    def _all_reduce_gradients(self, local_results: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Return the mean of each gradient over the instances, summed bucket by bucket in backward order."""
+        training, group, options = self.training, self.training.group, self.training.plan.options
+        all_reduce_format = number_formats.by_name(options.all_reduce_format)
+        # in a narrow format the sum may overflow where the mean fits, so the division comes first
+        divide_first = all_reduce_format != number_formats.FP32
+        names = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
+        sent = {
+            name: self.policy.cast_for_all_reduce(
+                local_results[name] / group.size if divide_first else local_results[name], all_reduce_format
+            )
+            for name in names
+        }
+        sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
+        totals: dict[str, tf.Tensor] = {}
+        for bucket in buckets(names, sizes, options.max_cross_replica_buffer_size):
+            totals |= group.all_reduce_bucket({name: sent[name] for name in bucket})
+        totals = {name: tf.cast(total, local_results[name].dtype) for name, total in totals.items()}
+        return totals if divide_first else {name: total / group.size for name, total in totals.items()}
 
     def _apply_gradients(
         self,
-        values: dict[str, tf.Tensor],
+        weights: dict[str, tf.Tensor],
         results: dict[str, tf.Tensor],
         learning_rate: tf.Tensor,
         step: tf.Tensor,
         scale: LossScale,
     ) -> list[tf.Operation]:
         """The operations that update every variable and slot."""
-        training, weights = self.training, self.weights
+        training, variables = self.training, self.variables
         learning_rate, optimiser = scale.adjusted_learning_rate(learning_rate), training.optimiser
         operations = []
         for variable in training.updated_variables:
             name = variable.name
             if not variable.trainable:
-                difference = (values[name] - results[name]) * (1 - variable.decay)  # a moving average
-                operations.append(weights.model[name].assign_sub(difference, read_value=False))
+                difference = (weights[name] - results[name]) * (1 - variable.decay)  # a moving average
+                operations.append(variables.model[name].assign_sub(difference, read_value=False))
                 continue
             gradient = results[name]
-            master, slots = weights.state(name)
+            master, slots = variables.state(name)
             if variable.proxy:
                 gradient = proxy_norm.chain_gradient(variable.proxy, master, gradient)
             decayed = self._decayed_value(variable, master)
@@ -197,7 +204,7 @@ class HostStep:
             value, slots = optimiser.update(name, master, slots, scale.unscaled_gradient(gradient), learning_rate, step)
             if decayed is not None and optimiser.decoupled_decay:
                 value -= learning_rate * training.weight_decay * decayed
-            operations += weights.assign(name, self.policy.check_finite(value, f"the update of {name}"), slots, step)
+            operations += variables.assign(name, self.policy.check_finite(value, f"the update of {name}"), slots, step)
         return operations
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from base.fields import brief
 from base.storage import files
 from harness.checkpoints import find, optimiser_state, read, write
-from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates
+from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
 from harness.checkpoints.optimiser_state import SlotUnits
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
@@ -24,7 +24,7 @@ Values = dict[str, "np.ndarray"]
 def candidates(folder: Path) -> list[Checkpoint]:
     """Every *ckpt-<n> directly in a folder, in order of n."""
     find.check_run_folder(folder)
-    numbered = [Checkpoint.of_index(index) for index in find.indices(folder) if updates(index.stem) is not None]
+    numbered = [Checkpoint.of_index(index) for index in find.indices(folder) if updates_in_name(index.stem) is not None]
     if not numbered:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
     return sorted(numbered, key=lambda checkpoint: (checkpoint.updates, checkpoint.prefix))
@@ -35,13 +35,13 @@ def without_initial(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     return [checkpoint for checkpoint in checkpoints if checkpoint.updates > 0]
 
 
-def requested(options: TrainingOptions) -> list[tuple[str, float]]:
+def requested_averages(options: TrainingOptions) -> list[tuple[str, float]]:
     """The averages after a training: (name below ckpt/, N or decay)."""
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
-    return of_epochs + [(f"weight_avg_exp_{_exact(decay)}", decay) for decay in options.weight_avg_exp]
+    return of_epochs + [(f"weight_avg_exp_{_decay_text(decay)}", decay) for decay in options.weight_avg_exp]
 
 
-def _exact(decay: float) -> str:
+def _decay_text(decay: float) -> str:
     """A decay in six digits, or in as many as tell it from any other."""
     return f"{decay:g}" if float(f"{decay:g}") == decay else repr(decay)
 
@@ -68,28 +68,28 @@ def write_average(
     return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values), len(averaged), notes
 
 
-def mean(used: Sequence[Checkpoint]) -> Values:
+def mean(checkpoints: Sequence[Checkpoint]) -> Values:
     """The arithmetic mean."""
     total: Values = {}
-    for values in _read(used):
+    for values in _read(checkpoints):
         total = {name: total.get(name, 0.0) + value.astype("float64") for name, value in values.items()}
-    return _as(values, {name: value / len(used) for name, value in total.items()})
+    return _cast_like(values, {name: value / len(checkpoints) for name, value in total.items()})
 
 
-def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
+def exponential(checkpoints: Sequence[Checkpoint], decay: float) -> Values:
     """The first one, then decay * average + (1 - decay) * next."""
     average: Values = {}
-    for values in _read(used):
+    for values in _read(checkpoints):
         exact = {name: value.astype("float64") for name, value in values.items()}
         average = {name: decay * average[name] + (1 - decay) * x for name, x in exact.items()} if average else exact
-    return _as(values, average)
+    return _cast_like(values, average)
 
 
-def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
+def _read(checkpoints: Sequence[Checkpoint]) -> Iterator[Values]:
     """Each whole checkpoint's tensors, with the first one's names and shapes, and the slots in the last one's units."""
     shapes: dict[str, tuple[int, ...]] = {}
-    last = SlotUnits.of_checkpoint(used[-1])
-    for checkpoint in used:
+    last = SlotUnits.of_checkpoint(checkpoints[-1])
+    for checkpoint in checkpoints:
         values, before = read.tensors(checkpoint, verify=False), SlotUnits.of_checkpoint(checkpoint)
         if last:
             values = optimiser_state.convert_slots(values, before, last, checkpoint)
@@ -98,12 +98,12 @@ def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         if differing:
             raise CheckpointError(
-                f"checkpoint {checkpoint.prefix} cannot be averaged with {used[0].prefix}: {brief(differing[0])} is not the "
-                f"same in both (and {len(differing) - 1} more); they are of different networks or optimisers"
+                f"checkpoint {checkpoint.prefix} cannot be averaged with {checkpoints[0].prefix}: {brief(differing[0])} is "
+                f"not the same in both (and {len(differing) - 1} more); they are of different networks or optimisers"
             )
         yield values
 
 
-def _as(like: Values, average: Values) -> Values:
-    """Return the average in the dtypes of `like`."""
-    return {name: average[name].astype(value.dtype) for name, value in like.items()}
+def _cast_like(reference: Values, average: Values) -> Values:
+    """Return the average in the dtypes of `reference`."""
+    return {name: average[name].astype(value.dtype) for name, value in reference.items()}

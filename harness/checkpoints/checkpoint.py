@@ -32,7 +32,7 @@ class Checkpoint:
     def of_index(cls, index: Path) -> Checkpoint:
         """The checkpoint of an .index file."""
         prefix = str(index).removesuffix(".index")
-        number = updates(Path(prefix).name)
+        number = updates_in_name(Path(prefix).name)
         return cls(prefix, -1 if number is None else number)
 
     @property
@@ -46,7 +46,7 @@ class Checkpoint:
         return Path(self.prefix + ".state.json")
 
 
-def updates(name: str) -> int | None:
+def updates_in_name(name: str) -> int | None:
     """The updates that a checkpoint's name promises; None for a name of another kind."""
     match = re.search(NUMBERED.pattern + "$", name)
     return int(match[1]) if match else None

@@ -45,7 +45,7 @@ def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Refuse checkpoints of another network for validation; return a line on each that is damaged and left out. A dry run
     warns of values, too, as the validation itself does."""
     main = run.options.main
-    readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", verify=main.dry_run)
+    readable, damaged = read.readable_shapes(checkpoints, f"--restore-path {main.restore_path}", verify=main.dry_run)
     for checkpoint, shapes in readable:
         check_shapes(shapes, expected_model_tensors(run), checkpoint)
         if main.dry_run:
@@ -141,7 +141,7 @@ def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint)
     CheckpointError for every other difference."""
     present = {name: each for name, each in expected_training_tensors(run).items() if name in shapes and name != STEP}
     expected = {**expected_model_tensors(run), **present}
-    classifier_variables = _of_other_classes(shapes, expected, classifier(run))
+    classifier_variables = _classifier_variables_to_drop(shapes, expected, classifier(run))
     check_shapes(
         shapes,
         {name: each for name, each in expected.items() if not name.startswith(tuple(classifier_variables or "?"))},
@@ -160,7 +160,7 @@ def classifier(run: Run) -> str:
     return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
 
 
-def _of_other_classes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
+def _classifier_variables_to_drop(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
     """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`, or if
     `shapes` has none of them."""
     names = [name for name in expected if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
@@ -193,16 +193,17 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
 
 
 def check_values(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, resumed: bool = False) -> None:
-    """Refuse to train with values of no use, unless --keep-going is given. `resumed`: the values are the run's own."""
+    """Refuse to train with values that are not finite or out of range, unless --keep-going is given. `resumed`: the values
+    are the run's own."""
     if run.options.training.keep_going:
         return
     messages = invalid_tensor_messages(values, expected_training_tensors(run), checkpoint)
     if messages:
-        remedy = _to_go_back(run, checkpoint) if resumed else "give other weights"
+        remedy = _recovery_advice(run, checkpoint) if resumed else "give other weights"
         raise CheckpointError(f"{messages[0]}; {remedy}, or --keep-going to go on with these all the same")
 
 
-def _to_go_back(run: Run, newest: Checkpoint) -> str:
+def _recovery_advice(run: Run, newest: Checkpoint) -> str:
     """Return the advice for resuming from sound weights."""
     for older in reversed(find.numbered(Path(newest.prefix).parent)):
         if older.updates < newest.updates and _has_valid_values(run, older):

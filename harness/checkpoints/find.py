@@ -69,7 +69,7 @@ def select(path: Path) -> list[Checkpoint]:
     file = npz_weights.located(path)
     if file:
         return [Checkpoint(str(file))]
-    path = _beside_averages(path)
+    path = _run_folder_of_averages(path)
     if path.is_dir():
         averages = [Checkpoint(str(index).removesuffix(".index")) for index in sorted(indices(path / AVERAGES))]
         checkpoints = [*numbered(path), *averages]
@@ -136,13 +136,13 @@ def run_folder(path: Path) -> Path:
     if file:
         return file
     if path.is_dir():
-        return _beside_averages(path)
+        return _run_folder_of_averages(path)
     return path.parent.parent if path.parent.name == AVERAGES else path.parent
 
 
-def _beside_averages(path: Path) -> Path:
-    """The run folder for <run>/ckpt, which is the folder of its averages, and the common beginning of its checkpoints' names
-    that a run records as checkpoint_path; any other path as it is."""
+def _run_folder_of_averages(path: Path) -> Path:
+    """Return `<run>` for `<run>/ckpt`, and any other path unchanged. A run records `<run>/ckpt` as its checkpoint_path: the
+    folder of its averages, and the common prefix of its checkpoints."""
     of_averages = path.name == AVERAGES and path.is_dir() and not numbered(path) and not (path / AVERAGES).is_dir()
     return path.parent if of_averages and numbered(path.parent) else path
 

@@ -13,7 +13,7 @@ from typing import Any
 from base import bounds
 from base.fields import brief
 from base.storage import files, input_files
-from harness.checkpoints.checkpoint import updates
+from harness.checkpoints.checkpoint import updates_in_name
 
 _SUFFIX = ".manifest.json"
 _LONGEST_NAME = 255  # bytes, of most file systems
@@ -22,7 +22,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 
 def write(prefix: Path) -> None:
     """Write the manifest after all files of the checkpoint: they are on the disk then, and the manifest says so."""
-    described = {file.name: _described(file, sync=True) for file in _files(prefix)}
+    described = {file.name: _length_and_digest(file, sync=True) for file in _existing_files(prefix)}
     files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
 
 
@@ -34,7 +34,7 @@ def exists(prefix: Path) -> bool:
 def matches(file: Path, prefix: Path) -> bool:
     """Return whether the manifest of a checkpoint lists one of its files as it is."""
     with suppress(*_UNREADABLE):
-        return _renamed(_listed(prefix), prefix).get(file.name) == _described(file)
+        return _entries_under_present_name(_read_entries(prefix), prefix).get(file.name) == _length_and_digest(file)
     return False
 
 
@@ -42,17 +42,17 @@ def find_damage(prefix: Path) -> str | None:
     """The first file of a checkpoint that differs from its manifest, as a message; None if all is well. Without a manifest,
     as of other programs, the files must be regular ones at least."""
     try:
-        listed = _listed(prefix)
+        listed = _read_entries(prefix)
     except FileNotFoundError:
-        return next(filter(None, map(_irregular, _files(prefix))), None)
+        return next(filter(None, map(_not_regular_reason, _existing_files(prefix))), None)
     except _UNREADABLE:
         return f"{_path(prefix).name} cannot be read"
-    listed = _renamed(listed, prefix)
-    for file in _files(prefix):
+    listed = _entries_under_present_name(listed, prefix)
+    for file in _existing_files(prefix):
         if file.name not in listed:
             return f"{file.name} is not in its manifest, which is of {', '.join(sorted(listed)[:3]) or 'nothing'}"
     for name, described in listed.items():
-        damage = _differs(prefix, name, described)
+        damage = _difference_from_entry(prefix, name, described)
         if damage:
             return damage
     return None
@@ -62,7 +62,7 @@ def find_truncation(prefix: Path) -> str | None:
     """The first file of a checkpoint that is missing, or has another length than its manifest says, as a message: the damage
     that shows without reading tensors. None if there is none, or no manifest."""
     try:
-        listed = _renamed(_listed(prefix), prefix)
+        listed = _entries_under_present_name(_read_entries(prefix), prefix)
         lengths = {name: described["bytes"] for name, described in listed.items()}
     except FileNotFoundError:
         return None
@@ -70,7 +70,7 @@ def find_truncation(prefix: Path) -> str | None:
         return f"{_path(prefix).name} cannot be read"
     for name, length in lengths.items():
         file = prefix.with_name(name)
-        damage = _irregular(file)
+        damage = _not_regular_reason(file)
         if damage:
             return damage
         if file.stat().st_size != length:
@@ -78,7 +78,7 @@ def find_truncation(prefix: Path) -> str | None:
     return None
 
 
-def _listed(prefix: Path) -> dict[str, Any]:
+def _read_entries(prefix: Path) -> dict[str, Any]:
     """Length and digest of each file by the manifest; ValueError for what cannot be the name of a file beside it."""
     listed = dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
     for name in listed:
@@ -87,19 +87,19 @@ def _listed(prefix: Path) -> dict[str, Any]:
     return listed
 
 
-def _renamed(listed: dict[str, Any], prefix: Path) -> dict[str, Any]:
+def _entries_under_present_name(listed: dict[str, Any], prefix: Path) -> dict[str, Any]:
     """The listed files under the present name of a checkpoint, if it was renamed and the name promises no other update."""
     earlier = next((name.removesuffix(".index") for name in listed if name.endswith(".index")), prefix.name)
-    promised = updates(prefix.name)
-    if promised not in (None, updates(earlier)) or not all(name.startswith(f"{earlier}.") for name in listed):
+    promised = updates_in_name(prefix.name)
+    if promised not in (None, updates_in_name(earlier)) or not all(name.startswith(f"{earlier}.") for name in listed):
         return listed
     return {prefix.name + name[len(earlier) :]: described for name, described in listed.items()}
 
 
-def _differs(prefix: Path, name: str, described: Any) -> str | None:
+def _difference_from_entry(prefix: Path, name: str, described: Any) -> str | None:
     file = prefix.with_name(name)
     try:
-        actual = _described(file)
+        actual = _length_and_digest(file)
     except OSError as error:
         return _error_text(file, error)
     if actual == described:
@@ -112,7 +112,7 @@ def _error_text(file: Path, error: OSError) -> str:
     return f"{file.name} is missing" if isinstance(error, FileNotFoundError) else f"{file.name}: {error.strerror}"
 
 
-def _irregular(file: Path) -> str | None:
+def _not_regular_reason(file: Path) -> str | None:
     try:
         input_files.open_regular_file(file).close()
     except OSError as error:
@@ -124,17 +124,20 @@ def _path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + _SUFFIX)
 
 
-def _files(prefix: Path) -> list[Path]:
+def _existing_files(prefix: Path) -> list[Path]:
     """The files of a checkpoint: index, tensors and state."""
-    beside = [*prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"), *map(prefix.with_name, _named(prefix))]
-    return sorted(file for file in beside if os.path.lexists(file))
+    candidates = [
+        *prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"),
+        *map(prefix.with_name, _index_and_state_names(prefix)),
+    ]
+    return sorted(file for file in candidates if os.path.lexists(file))
 
 
-def _named(prefix: Path) -> list[str]:
+def _index_and_state_names(prefix: Path) -> list[str]:
     return [f"{prefix.name}.index", f"{prefix.name}.state.json"]
 
 
-def _described(file: Path, sync: bool = False) -> dict[str, Any]:
+def _length_and_digest(file: Path, sync: bool = False) -> dict[str, Any]:
     """Length and digest; with `sync` not before the file is on the disk."""
     digest = hashlib.sha256()
     with input_files.open_regular_file(file) as opened:

@@ -56,49 +56,58 @@ class SlotUnits(NamedTuple):
         return tuple(UPDATE_RULES[self.optimiser].slots) if self.optimiser in UPDATE_RULES else ()
 
 
-def slots_of_another_rule(values: Values, before: SlotUnits | None, now: SlotUnits) -> list[str]:
-    """Return the names of slots that the rule asked for would take for its own, though they are another rule's. Slots of
-    unknown units are taken for those asked for."""
-    if before is None or before.optimiser == now.optimiser:
+def slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_units: SlotUnits) -> list[str]:
+    """Return the slots whose name the run's update rule uses too, but which another rule wrote. If the saved units are
+    unknown, none."""
+    if saved_units is None or saved_units.optimiser == run_units.optimiser:
         return []
-    shared = {*before.names} & {*now.names}
+    shared = {*saved_units.names} & {*run_units.names}
     return [name for name in values if name.rpartition("/")[2] in shared and name.rpartition("/")[0] in values]
 
 
-def bias_corrected_slots(values: Values, now: SlotUnits) -> list[str]:
-    """Return the names of slots that are corrected by the number of updates since they began: a new run counts from 0, and
-    would take a mean of thousands of gradients for that of one."""
-    if not UPDATE_RULES[now.optimiser].counts_updates:
+def bias_corrected_slots(values: Values, run_units: SlotUnits) -> list[str]:
+    """Return the slots of a rule with bias correction (Adam, LAMB). A new run counts its updates from 0, so their averages
+    would be over-corrected."""
+    if not UPDATE_RULES[run_units.optimiser].counts_updates:
         return []
-    return [name for name in values if name.rpartition("/")[2] in now.names and name.rpartition("/")[0] in values]
+    return [name for name in values if name.rpartition("/")[2] in run_units.names and name.rpartition("/")[0] in values]
 
 
-def convert_slots(values: Values, before: SlotUnits | None, now: SlotUnits, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+def convert_slots(
+    values: Values, saved_units: SlotUnits | None, run_units: SlotUnits, checkpoint: Checkpoint
+) -> dict[str, np.ndarray]:
     """Return the tensors with the slots of one and the same rule in other units, rounded to their own dtypes.
     CheckpointError for sums that their dtype cannot hold."""
     import numpy as np
 
     new = dict(values)
-    if before is None or before == now or before.optimiser != now.optimiser:
+    if saved_units is None or saved_units == run_units or saved_units.optimiser != run_units.optimiser:
         return new
-    for name in (name for name in values if name.rpartition("/")[2] in now.names):
+    for name in (name for name in values if name.rpartition("/")[2] in run_units.names):
         with np.errstate(over="ignore"):
-            new[name] = (values[name].astype(np.float64) * (now.lr_scale / before.lr_scale)).astype(values[name].dtype)
+            new[name] = (values[name].astype(np.float64) * (run_units.lr_scale / saved_units.lr_scale)).astype(
+                values[name].dtype
+            )
         if np.isfinite(values[name]).all() and not np.isfinite(new[name]).all():
             raise CheckpointError(
-                f"--loss-scaling {now.lr_scale:g}: {name} of checkpoint {checkpoint.prefix}, which sums gradients times the "
-                f"loss scale {before.lr_scale:g}, would be beyond {values[name].dtype}; give a smaller scale"
+                f"--loss-scaling {run_units.lr_scale:g}: {name} of checkpoint {checkpoint.prefix}, which sums gradients "
+                f"times the loss scale {saved_units.lr_scale:g}, would be beyond {values[name].dtype}; give a smaller scale"
             )
     return new
 
 
-def conversion_notes(before: SlotUnits | None, now: SlotUnits) -> list[str]:
+def conversion_notes(saved_units: SlotUnits | None, run_units: SlotUnits) -> list[str]:
     """Return a line on slots that `convert_slots` changes."""
-    if before is None or before == now or before.optimiser != now.optimiser or not now.names:
+    if (
+        saved_units is None
+        or saved_units == run_units
+        or saved_units.optimiser != run_units.optimiser
+        or not run_units.names
+    ):
         return []
     return [
-        f"The optimiser's slots sum gradients times the loss scale, which was {before.lr_scale:g}: multiplied by "
-        f"{now.lr_scale / before.lr_scale:g} for {now.lr_scale:g}"
+        f"The optimiser's slots sum gradients times the loss scale, which was {saved_units.lr_scale:g}: multiplied by "
+        f"{run_units.lr_scale / saved_units.lr_scale:g} for {run_units.lr_scale:g}"
     ]
 
 

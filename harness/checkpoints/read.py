@@ -14,7 +14,7 @@ from base.fields import brief
 from base.storage import input_files, tensor_bundle
 from emulator.plan.checkpoint_tensors import STEP
 from harness.checkpoints import find, manifest, npz_weights, run_record, state_file
-from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
+from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates_in_name
 from harness.checkpoints.state_file import ITERATION
 from harness.run.recorded_arguments import RUN_ID
 
@@ -46,7 +46,7 @@ class LoadedCheckpoint:
 def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint of a run folder that is whole, and a warning for each newer damaged one. The tensors are not
     read where a manifest proves it whole, which is nearly always."""
-    return _newest_usable(find.run_checkpoints(folder, option), f"{option} {folder}", _verified)
+    return _newest_usable(find.run_checkpoints(folder, option), f"{option} {folder}", _check_whole)
 
 
 def load_latest(
@@ -55,17 +55,17 @@ def load_latest(
     """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a
     warning for each newer damaged one. `verified`: the result of `find_latest`, whose files are not compared with their
     manifest again."""
-    return load_latest_of(find.run_checkpoints(folder, option), f"{option} {folder}", verified)
+    return load_newest_of(find.run_checkpoints(folder, option), f"{option} {folder}", verified)
 
 
-def load_latest_of(
+def load_newest_of(
     checkpoints: Iterable[Checkpoint], option: str, verified: Checkpoint | None = None
 ) -> tuple[Checkpoint, Tensors, list[str]]:
     """As `load_latest`, of these checkpoints. `option` names them in errors; the error of a single one is its own."""
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     if len(ordered) == 1:
         return ordered[0], tensors(ordered[0], verify=ordered[0] != verified), []
-    newest, warnings = _newest_usable(ordered, option, lambda each: (each, _tensors(each, verify=each != verified)))
+    newest, warnings = _newest_usable(ordered, option, lambda each: (each, _read_tensors(each, verify=each != verified)))
     return *newest, warnings
 
 
@@ -97,7 +97,7 @@ def _check_permitted(checkpoint: Checkpoint) -> None:
             pass  # damage of another kind
 
 
-def _reason(checkpoint: Checkpoint, error: CheckpointError) -> CheckpointError:
+def _permission_error_or(checkpoint: Checkpoint, error: CheckpointError) -> CheckpointError:
     """Why a checkpoint cannot be used: a file that may not be read is no damage."""
     try:
         _check_permitted(checkpoint)
@@ -116,9 +116,9 @@ def usable_checkpoints(
         if len(good) == limit:
             break
         try:
-            good.append(_finite(_verified(checkpoint)) if finite else _verified(checkpoint))
+            good.append(_check_finite(_check_whole(checkpoint)) if finite else _check_whole(checkpoint))
         except CheckpointError as error:
-            damaged.append(_damage_warning(checkpoint.name, _reason(checkpoint, error)))
+            damaged.append(_damage_warning(checkpoint.name, _permission_error_or(checkpoint, error)))
     return good[::-1], damaged[::-1]
 
 
@@ -137,7 +137,7 @@ def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
     if file:
         return npz_weights.arrays(file)
     with _errors_name_checkpoint(checkpoint):
-        return _tensors(checkpoint, verify)
+        return _read_tensors(checkpoint, verify)
 
 
 def shapes(checkpoint: Checkpoint, *, verify: bool = True) -> Shapes:
@@ -145,10 +145,10 @@ def shapes(checkpoint: Checkpoint, *, verify: bool = True) -> Shapes:
     if npz_weights.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
     with _errors_name_checkpoint(checkpoint):
-        return _shapes(checkpoint, verify)
+        return _read_shapes(checkpoint, verify)
 
 
-def shapes_of(
+def readable_shapes(
     checkpoints: Sequence[Checkpoint], option: str, *, verify: bool = False
 ) -> tuple[list[tuple[Checkpoint, Shapes]], list[str]]:
     """The shapes of each checkpoint that is not damaged, and a warning for each other one; `option` names all in errors.
@@ -160,9 +160,9 @@ def shapes_of(
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in checkpoints:
         try:
-            good.append((checkpoint, _shapes(checkpoint, verify)))
+            good.append((checkpoint, _read_shapes(checkpoint, verify)))
         except CheckpointError as error:
-            damaged.append((checkpoint.name, _reason(checkpoint, error)))
+            damaged.append((checkpoint.name, _permission_error_or(checkpoint, error)))
     if damaged and not good:
         raise _all_damaged(option, damaged)
     return good, [_damage_warning(name, why) for name, why in damaged]
@@ -189,22 +189,22 @@ def _errors_name_checkpoint(checkpoint: Checkpoint) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
 
 
-def _verified(checkpoint: Checkpoint) -> Checkpoint:
+def _check_whole(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint; CheckpointError if it cannot be read or holds other weights than those of its number. Where a manifest
     proves the files, no more than the tensors' list and their own count of updates is read."""
-    _verify(checkpoint)
+    _check_files_and_state(checkpoint)
     proved = manifest.exists(Path(checkpoint.prefix))
     _read_bundle(checkpoint, verify=not proved, only=(STEP,) if proved else None)
     return checkpoint
 
 
-def _verify(checkpoint: Checkpoint) -> None:
+def _check_files_and_state(checkpoint: Checkpoint) -> None:
     """CheckpointError if the files are not those of the manifest, or the state is another checkpoint's."""
     damage = manifest.find_damage(Path(checkpoint.prefix))
     if damage:
         raise CheckpointError(damage)
     state = state_file.read(checkpoint)
-    done, number = state.get(ITERATION), updates(checkpoint.name)
+    done, number = state.get(ITERATION), updates_in_name(checkpoint.name)
     if number is not None and done is not None and done != number:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
     if _is_of_another_run(checkpoint, state):
@@ -224,7 +224,7 @@ def _is_of_another_run(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool
     return False
 
 
-def _finite(checkpoint: Checkpoint) -> Checkpoint:
+def _check_finite(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, which is whole; CheckpointError if a value is not finite."""
     import numpy as np
 
@@ -234,18 +234,18 @@ def _finite(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _shapes(checkpoint: Checkpoint, verify: bool) -> Shapes:
+def _read_shapes(checkpoint: Checkpoint, verify: bool) -> Shapes:
     if verify:
-        _verified(checkpoint)
+        _check_whole(checkpoint)
     try:
         return tensor_bundle.shapes(Path(f"{checkpoint.prefix}.index"))
     except tensor_bundle.Damaged as error:
         raise CheckpointError(str(error)) from None
 
 
-def _tensors(checkpoint: Checkpoint, verify: bool) -> Tensors:
+def _read_tensors(checkpoint: Checkpoint, verify: bool) -> Tensors:
     if verify:
-        _verify(checkpoint)
+        _check_files_and_state(checkpoint)
     return _read_bundle(checkpoint, verify)
 
 
@@ -256,7 +256,7 @@ def _read_bundle(checkpoint: Checkpoint, verify: bool, only: Collection[str] | N
         values = tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), verify, only)
     except tensor_bundle.Damaged as error:
         raise CheckpointError(str(error)) from None
-    done, number = values.get(STEP), updates(checkpoint.name)
+    done, number = values.get(STEP), updates_in_name(checkpoint.name)
     if number is not None and done is not None and (done.ndim or done.item() != number):
         raise CheckpointError(f"it holds the weights of update {brief(done)}: it was copied or renamed")
     return values

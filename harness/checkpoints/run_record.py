@@ -92,29 +92,29 @@ def _states_of_this_run(folder: Path) -> list[tuple[Checkpoint, State]]:
 
 
 def stale_record_reason(folder: Path) -> str | None:
-    """Return why the recorded options are not those of the run's last invocation, by those in its states, or None. A later
-    instance may have saved without recording any."""
+    """Return why the recorded options are older than the newest checkpoint, or None: a checkpoint's state lists an
+    invocation that the record does not. Instances after the first may save without recording options."""
     recorded, path = arguments(folder), arguments_file(folder)
     if path.name not in (_ARGUMENTS, _ARGUMENTS_RESTORE) or recorded.get("instance"):
         return None
     known = None if path.name == _ARGUMENTS else invocations(recorded)
     name = next(
-        (checkpoint.name for checkpoint, state in _states_of_this_run(folder) if _is_later(invocations(state), known)), None
+        (checkpoint.name for checkpoint, state in _states_of_this_run(folder) if _continues(invocations(state), known)), None
     )
     return f"{name} is of a later call of the run than {path}" if name else None
 
 
-def _is_later(lineage: Sequence[Invocation], known: Sequence[Invocation] | None) -> bool:
-    """Return whether the invocations of a saved state continue the known ones; None: those of the invocation that began the
-    run, which an older version may have left out."""
-    if known is None:
-        return len(lineage) > 1 or any(since for _, since in lineage)
-    return bool(known) and len(lineage) > len(known) and lineage[: len(known)] == known
+def _continues(saved: Sequence[Invocation], recorded: Sequence[Invocation] | None) -> bool:
+    """Return whether the invocations of a saved state continue the recorded ones; None: those of the invocation that began
+    the run, which an older version may have left out."""
+    if recorded is None:
+        return len(saved) > 1 or any(since for _, since in saved)
+    return bool(recorded) and len(saved) > len(recorded) and saved[: len(recorded)] == recorded
 
 
 def warnings(folder: Path, stale: str | None) -> list[str]:
-    """A line where the options of a run's last restore are `stale`, or where those of its beginning are, and the last
-    restore's stand for them. A later instance has none."""
+    """Return a warning if arguments_restore.json of the last invocation is lost (`stale`), or if arguments.json is unusable
+    and arguments_restore.json is read instead. Later instances get none."""
     if stale:
         return [f"warning: {stale}, which tells the options; {_ARGUMENTS_RESTORE} of that call is missing or empty"]
     first_file, last = folder / _ARGUMENTS, arguments_file(folder)

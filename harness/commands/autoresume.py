@@ -68,7 +68,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         return False
     ended = early_stopping.patience_is_over(checkpoints, checkpoint.patience)
     averaged = {row["name"] for row in rows if int(row["iteration"]) < 0}
-    wanted = [name for name, _ in averages.requested(run.options.training)]
+    wanted = [name for name, _ in averages.requested_averages(run.options.training)]
     every = run.options.logging.numerics
     if every and record.is_missing(folder, updates, every):
         return False

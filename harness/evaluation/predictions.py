@@ -37,7 +37,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
-    checkpoint, values, warnings = read.load_latest_of(selected, f"--restore-path {run.options.main.restore_path}")
+    checkpoint, values, warnings = read.load_newest_of(selected, f"--restore-path {run.options.main.restore_path}")
     warnings += [
         f"warning: {fault}"
         for fault in compatibility.invalid_tensor_messages(values, compatibility.expected_model_tensors(run), checkpoint)

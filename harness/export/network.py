@@ -85,7 +85,7 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     _check_given(parsed)
     run, without_data = _prepared(parsed.options)
     damaged = compatibility.check_model(run, selected)
-    checkpoint, values, left_out = read.load_latest_of(selected, f"--restore-path {path}")
+    checkpoint, values, left_out = read.load_newest_of(selected, f"--restore-path {path}")
     for fault in compatibility.invalid_tensor_messages(values, compatibility.expected_model_tensors(run), checkpoint):
         raise CheckpointError(f"{fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)

@@ -75,7 +75,7 @@ class Team:
                 if not self.is_peer_failure(late):
                     raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
-            self.group.announce(f"{self.instance} {error.number}", self._heartbeat.responsive())
+            self.group.send_message(f"{self.instance} {error.number}", self._heartbeat.responsive())
         if _of_tensorflow(error):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
@@ -128,11 +128,11 @@ class Team:
         """Wait for all instances, and until each has met the same ones. OptionError for an instance that has met others: it
         belongs to another run, and is left undisturbed."""
         own = {"addresses": self.cluster.addresses}
-        self.group.publish(json.dumps(own))
+        self.group.set_status(json.dumps(own))
         identity = self._heartbeat.wait_for_all()
         self.group.join(identity)
         proof = job_token.proof(os.environ, identity, self.instance)
-        self.group.publish(json.dumps({**own, "met": identity, "proof": proof}))
+        self.group.set_status(json.dumps({**own, "met": identity, "proof": proof}))
         waiting = [k for k in range(self.size) if k != self.instance]
         end = time.monotonic() + self._timeout
         while waiting:
@@ -156,17 +156,17 @@ class Team:
     def _notice(self, instance: int) -> dict[str, Any]:
         """Return the notice that an instance has published; empty for something else, which a stranger may leave there."""
         try:
-            notice = json_value(self.group.published(instance) or "{}")
+            notice = json_value(self.group.status_of(instance) or "{}")
         except ValueError:
             return {}
         return notice if isinstance(notice, dict) else {}
 
     def _wait_for_refusal(self, instance: int, own: Mapping[str, Any]) -> None:
         """Wait until another instance has refused this one as well, or has gone, and needs this one's notice no more."""
-        self.group.publish(json.dumps({**own, "refused": instance}))
+        self.group.set_status(json.dumps({**own, "refused": instance}))
         end = time.monotonic() + min(_NOTICE_SECONDS, self._timeout)
         while time.monotonic() < end:
-            if self.group.published(instance) is None or "refused" in self._notice(instance):
+            if self.group.status_of(instance) is None or "refused" in self._notice(instance):
                 return
             time.sleep(0.05)
 
@@ -223,7 +223,7 @@ class Team:
     def _end_process(self, reason: str) -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
-        announced = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.announced())
+        announced = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.received_messages())
         stopped = next((match for match in announced if match), None)  # an instance, and the signal that it got
         stop = StopRequest(for_others(int(stopped[2])), int(stopped[1])) if stopped else None
         message = str(stop or f"{reason}: no instance can go on without it")

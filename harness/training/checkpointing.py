@@ -163,7 +163,7 @@ class Checkpointer:
     def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
         """The averages of the checkpoints of a run that has ended after `done` updates, saved, with their tensors."""
         context, pairs = self._context, []
-        for name, count in averages.requested(context.run.options.training):
+        for name, count in averages.requested_averages(context.run.options.training):
             average, values = Checkpoint(str(context.folder / name), -1), None
             if context.team.is_first:
                 finite = not context.run.options.training.keep_going

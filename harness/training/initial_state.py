@@ -153,7 +153,7 @@ def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -
     run, team, log = context.run, context.team, context.log
     state = team.broadcast_json(state_file.read(checkpoint) if team.is_first else None)
     invocations = _invocations(team, state, checkpoint.updates)
-    pending = averages.requested(run.options.training) if run.options.checkpoint.validation else []
+    pending = averages.requested_averages(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in pending])
     lineage, permanent = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
     log.resume_after(checkpoint.updates, lineage, permanent, expected_rows(run, context.folder))

@@ -26,7 +26,12 @@ from harness.training.context import TrainingContext
 from harness.training.initial_state import recorded_values
 from log import RunLog
 
-_TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with which a run ends, and says how to resume
+_RESUMABLE_ERRORS = (
+    StopRequest,
+    FloatingPointError,
+    SaveError,
+    OSError,
+)  # errors with which a run ends, and says how to resume
 
 
 @contextmanager
@@ -46,7 +51,7 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
             yield context
         except BaseException as error:
             log.ending()
-            if isinstance(error, _TOLD):
+            if isinstance(error, _RESUMABLE_ERRORS):
                 context.mlperf.log_run_stop("aborted")
                 stopped(str(error), *remedies(error, run))
             if isinstance(error, StopRequest):

@@ -17,7 +17,7 @@ from emulator.layers import policy, proxy_norm
 from emulator.layers.rounded_layers import RoundedLayers
 from emulator.layers.rounding import Rounding, add_rounded, round_without_gradient
 from emulator.layers.tensor_layers import initial_value
-from emulator.layers.watch import GradientWatch
+from emulator.layers.watch import GradientWatch, WatchedLayers
 from emulator.plan.machine import Machine
 from emulator.plan.number_formats import BF16, E4M3FNUZ
 from emulator.plan.options import DeviceOptions
@@ -307,7 +307,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "RoundedLayers", listening)
-        return forward_backward.run_pass(network, weights, features, cells, GradientWatch({}))
+        return forward_backward.run_pass(network, weights, features, cells, GradientWatch(WatchedLayers({})))
 
 
 @pytest.mark.parametrize(

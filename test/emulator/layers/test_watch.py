@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
-from emulator.layers.watch import GradientWatch
+from emulator.layers.watch import GradientWatch, WatchedLayers
 from emulator.plan.number_formats import FP16
 from emulator.program.runtime import new_graph
 from harness.commands import cli
@@ -114,7 +114,7 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
     dy[0].reshape(-1)[8:12] = [65520, -np.inf, np.nan, 1e6]
     dy[0].reshape(-1)[12:15] = [65519, 2.0**-24, 3e-8]
     dy[1] = 0
-    watch = GradientWatch(dict.fromkeys("abc", (FP16,)), frozenset(["a"]))
+    watch = GradientWatch(WatchedLayers(dict.fromkeys("abc", (FP16,)), frozenset(["a"])))
     with new_graph().as_default(), tf.Session() as session:
         for name in ("a", "b"):
             x = tf.zeros(dy.shape)

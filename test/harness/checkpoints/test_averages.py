@@ -78,7 +78,7 @@ def test_the_exponential_average_begins_with_the_first(tmp_path, decay):
 
 def test_each_decay_has_a_file_of_its_own():
     options = TrainingOptions(weight_avg_exp=(0.97, 0.9999999, 0.99999991), weight_avg_N=(1, 2.5))
-    assert [name for name, _ in averages.requested(options)] == [
+    assert [name for name, _ in averages.requested_averages(options)] == [
         "weight_avg_N_1", "weight_avg_N_2.5", "weight_avg_exp_0.97", "weight_avg_exp_0.9999999", "weight_avg_exp_0.99999991"
     ]  # fmt: skip
 

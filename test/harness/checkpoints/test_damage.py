@@ -139,7 +139,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_written_over(name, folder, mon
         newest, before = Checkpoint.at(folder, 6), Checkpoint.at(folder, 4)
         with pytest.raises(CheckpointError, match=f"^{folder}/ckpt-6.{name} cannot be read: Permission denied; make it"):
             read.tensors(newest)
-        _, (warning,) = read.shapes_of([before, newest], "--restore-path", verify=True)
+        _, (warning,) = read.readable_shapes([before, newest], "--restore-path", verify=True)
         assert warning.startswith(
             f"warning: checkpoint ckpt-6 is left out: {folder}/ckpt-6.{name} cannot be read: Permission"
         )
@@ -218,7 +218,7 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     chosen, values, (warning,) = read.load_latest(folder)
     assert chosen.updates == good and name in warning and "left out" in warning
     assert_same_bits(values, variables(folder, good))
-    shown = read.load_latest_of(find.select(folder), "--restore-path")  # for --predict
+    shown = read.load_newest_of(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
     assert read.find_latest(folder) == (chosen, [warning])
     begun = read.load_init_path(folder)
