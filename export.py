@@ -21,7 +21,7 @@ from base import bounds
 from base.process import command_line, tf_runtime
 from base.storage import files
 from harness.commands import entry
-from harness.export import agreement, export_options, file_formats, network, pictures, placed
+from harness.export import agreement, export_folder, export_options, file_formats, network, pictures
 from harness.export.agreement import ExportError
 from harness.export.export_options import ExportRequest
 from harness.export.file_formats import FORMATS, Content
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     if exported is None:
         return 0
     texts = exported.texts(embedded.shape(exported.run)[1])
-    placed.check(request.output, texts, request.force)
+    export_folder.check(request.output, texts, request.force)
     if request.int8:
         pictures.check_calibration(exported)
     for line in (*exported.notes, exported.title()):
@@ -61,7 +61,7 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
     tf_runtime.import_tensorflow("3")
     from harness.programs import build
 
-    with placed.staged(request.output) as staging:
+    with export_folder.staged(request.output) as staging:
         checked = pictures.checking(exported)
         expected = agreement.own_answers(exported, checked.images)
         print(f"Held against the checkpoint's own program on {len(expected)} {checked.origin}:")
@@ -72,12 +72,12 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
             with files.naming(request.output / file):
                 answers = _answers(name, content, staging / file, checked.images)
             compared = agreement.of(expected, answers)
-            size_text = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
+            size_text = f"{file}, {export_folder.size(staging / file) / 1e6:.1f} MB"
             bound = agreement.bound(exported, quantised)
             if not compared.keeps(bound):
                 raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; nothing was written")
             print(f"  {size_text}: {compared}")
-        placed.put(staging, request.output, texts)
+        export_folder.put(staging, request.output, texts)
     print(f"The export is in {request.output}, with {' and '.join(texts)}")
 
 

@@ -34,10 +34,10 @@ from base.process.signals import StopRequest
 from base.storage import files, locks
 from harness.cluster import membership
 from harness.commands import entry, hints
-from harness.sweeping import block, planned, sweep_options, trials, workers, written
+from harness.sweeping import block, output_files, sweep_options, trial_runs, trials, workers
 from harness.sweeping.board import Board
-from harness.sweeping.planned import Planned
 from harness.sweeping.sweep_options import SweepRequest
+from harness.sweeping.trial_runs import Planned
 
 
 def main(argv: list[str]) -> int:
@@ -47,9 +47,9 @@ def main(argv: list[str]) -> int:
         raise OptionError("sweep.py starts a process for each trial: start it without poprun")
     sweep = block.read(request.file, request.name)
     top = request.logs_path / sweep.name
-    ready = planned.of(sweep, trials.of(sweep), request, top)
+    ready = trial_runs.of(sweep, trials.of(sweep), request, top)
     board, shares = Board(sweep, ready, request.metric), workers.shares(request.jobs, workers.cores())
-    print(*board.head(top, shares), *planned.notes(ready), sep="\n", flush=True)
+    print(*board.head(top, shares), *trial_runs.notes(ready), sep="\n", flush=True)
     if request.dry_run:
         print(*board.plan(), sep="\n")
         return 0
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         try:
             _train(ready, board, top, shares)
         except StopRequest:
-            print(f"{board.progress()}; so far: {written.table(top, board)}")
+            print(f"{board.progress()}; so far: {output_files.table(top, board)}")
             print(f"Go on:           {hints.command('sweep', *argv)}")
             raise
         return _compare(request, board, top)
@@ -72,17 +72,17 @@ def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int
 
     def ended(work: workers.Work, code: int, stopping: bool) -> None:
         board.ended(work, code, stopping)
-        written.table(top, board)
+        output_files.table(top, board)
 
     workers.Workers(shares, board.say).run(works, board.started, ended)
 
 
 def _compare(request: SweepRequest, board: Board, top: Path) -> int:
     """Print the table and where the comparison is; 1 if a trial has failed."""
-    print(f"\n{board.table()}\n\nAs a table:      {written.table(top, board)}")
-    print(written.comparison(top, board.ordered()))
+    print(f"\n{board.table()}\n\nAs a table:      {output_files.table(top, board)}")
+    print(output_files.comparison(top, board.ordered()))
     if board.best:
-        print(*written.best(top, board, request.metric), sep="\n")
+        print(*output_files.best(top, board, request.metric), sep="\n")
     if board.failed:
         print(f"sweep.py: error: {board.failed} of {board.count} failed, as the table says", file=sys.stderr)
     return 1 if board.failed else 0

@@ -26,7 +26,7 @@ class Normed(NamedTuple):
     variance: tf.Tensor  # [channels], the biased one
 
 
-def by_kernels(
+def native_batch_norm(
     x: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
@@ -63,7 +63,7 @@ def by_kernels(
     return Normed(y, *(tf.reduce_mean(each, 0) for each in moments))
 
 
-def of_batch(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float) -> Normed:
+def local_batch_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float) -> Normed:
     """Batch norm without an activation, by TensorFlow's operations."""
     unused = (tf.constant([], tf.float32),) * 2
     of_parts = tf.split(x, parts) if parts > 1 else [x]
@@ -75,7 +75,7 @@ def of_batch(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilo
     return Normed(y, _mean([result.batch_mean for result in results]), _mean(biased))
 
 
-def of_processes(
+def sync_batch_norm(
     x: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
@@ -99,7 +99,7 @@ def inference(
     return _fused(x, gamma, beta, moving, epsilon, training=False).y
 
 
-def inference_by_kernels(
+def native_inference(
     x: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,

@@ -22,7 +22,7 @@ from emulator.plan.number_formats import BF16, FP16, FP32, Format
 from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
 
-# TensorFlow saves no variables of every other format, nor optimises graphs
+# the only narrow dtypes that TensorFlow can save as variables and optimise in graphs
 _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 

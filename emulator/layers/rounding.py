@@ -23,7 +23,7 @@ from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
 
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # of FP32's bits
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # formats by their arithmetic here, as kernels name it
-Asked = Callable[[], bool]
+Predicate = Callable[[], bool]
 
 
 def always() -> bool:
@@ -147,7 +147,7 @@ def _attributes(rounding: Rounding) -> dict[str, Any]:
 
 
 def value_and_gradient_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Asked = always
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
 ) -> tf.Tensor:
     """x on the grid; so is the gradient that is handed on, unless `needs_rounding`, asked in the backward pass, says that
     the incoming gradient is on that grid already."""
@@ -196,7 +196,7 @@ def scaled_gradient_rounded(
 
 
 def gradient_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Asked = always
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
 ) -> tf.Tensor:
     """x as it is; the gradient that is handed on is on the grid, as `value_and_gradient_rounded` has it."""
 

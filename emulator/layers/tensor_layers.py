@@ -170,18 +170,18 @@ class TensorLayers(Layers):
         x = self._layer_input(x)
         if not self._training:
             moving = tuple(self._weights[self.path(name)] for name in MOMENTS)
-            done = batch_norm.inference_by_kernels(x, gamma, beta, moving, norm.epsilon, activation)
+            done = batch_norm.native_inference(x, gamma, beta, moving, norm.epsilon, activation)
             if done is not None:
                 return done
             return self._activation(batch_norm.inference(x, gamma, beta, moving, norm.epsilon), activation)
         batch = (x, gamma, beta, self._norm_parts, norm.epsilon)
-        activated = None if self._sync_mean else batch_norm.by_kernels(*batch, activation)
+        activated = None if self._sync_mean else batch_norm.native_batch_norm(*batch, activation)
         if activated:
             normed = activated
         elif self._sync_mean:
-            normed = batch_norm.of_processes(*batch, self._sync_mean)
+            normed = batch_norm.sync_batch_norm(*batch, self._sync_mean)
         else:
-            normed = batch_norm.of_batch(*batch)
+            normed = batch_norm.local_batch_norm(*batch)
         y = self._with_statistics(normed)
         return y if activated else self._activation(y, activation)
 

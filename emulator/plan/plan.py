@@ -49,7 +49,7 @@ class ExecutionPlan:
     updates_per_host_step: int = 1  # weight updates of one host step; 0 where nothing is trained
     precision: Precision
     schedule: str
-    max_in_flight: tuple[int, ...]  # passes whose forward a stage may have done and whose backward it still owes
+    max_in_flight: tuple[int, ...]  # passes whose forward is done and whose backward is pending, at most, on each stage
     stage_devices: tuple[str, ...]  # the TensorFlow device of each stage
     training_device: Device  # the emulated IPUs
     validation_device: Device

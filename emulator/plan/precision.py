@@ -58,7 +58,9 @@ NAMED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """`name`: that of `--precision`. `compute`: the format of what layers hand on, and of gradients; `operands`: of what
+    """The number format of every kind of value in a run.
+
+    `name`: that of `--precision`. `compute`: the format of what layers hand on, and of gradients; `operands`: of what
     convolutions and matrix products multiply, unless `exceptions` have a part of their kernel's name (the first that fits
     counts); `accumulator`: of the sums of gradients; `master`: of the weights that updates move; `slot`: of their slots,
     that of the weights if None. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow

@@ -70,7 +70,7 @@ def parse(text: str) -> Action:
 
 
 def grouped(stages: int, micro_batches: int) -> Timeline:
-    """A forward and a backward in every clock: fast, with 2(N-1-j) + 1 micro-batches live on stage j.
+    """A forward and a backward in every clock: fast, with 2(N-1-j) + 1 micro-batches in flight on stage j.
 
     clock    0    1        2        3        4        5
     stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
@@ -85,7 +85,8 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
-    """One forward, one backward (1F1B): about half of Grouped's activations, min(N - j, A) micro-batches live on stage j.
+    """One forward, one backward (1F1B): about half of Grouped's activations, min(N - j, A) micro-batches in flight on
+    stage j.
 
     Stage j first takes in as many micro-batches as it may hold, then another one after each backward. The option's value is
     Interleaved; Megatron's interleaved schedule, with virtual stages, is another one.
@@ -152,8 +153,8 @@ def order(timeline: Timeline, stage: int) -> tuple[Action, ...]:
     return tuple(action for row in timeline for action in row[stage])
 
 
-def max_live(timeline: Timeline, stage: int) -> int:
-    """The largest number of micro-batches whose forward the stage has done and whose backward it still owes."""
+def peak_in_flight(timeline: Timeline, stage: int) -> int:
+    """The largest number of micro-batches whose forward is done and whose backward is pending on the stage."""
     held = peak = 0
     for action in order(timeline, stage):
         held += 1 if action.kind == FORWARD else -1
@@ -197,7 +198,7 @@ def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, 
     timeline = build(schedule, stages, micro_batches)
     for j in range(stages):
         waits(timeline, j)
-    return tuple(max_live(timeline, j) for j in range(stages))
+    return tuple(peak_in_flight(timeline, j) for j in range(stages))
 
 
 def idle_fraction(timeline: Timeline) -> float:

@@ -87,7 +87,7 @@ class StageOrder:
         max_in_flight, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
         with tf.device(device if device.startswith("/cpu") else HOST):
             semaphores = {BACKWARD: CellSemaphore(f"backwards_{stage}", waits.forward, max_in_flight)}
-            if any(more != 1 for more in waits.backward):
+            if any(count != 1 for count in waits.backward):
                 semaphores[FORWARD] = CellSemaphore(f"forwards_{stage}", waits.backward, max_in_flight)
         return semaphores
 
@@ -129,8 +129,8 @@ class Cells:
         self._previous = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        # permits and records, which the results of the pass must wait for: the backward of a stage that trains nothing
-        # would be left out of the graph otherwise, and with it its permit
+        # permits and records, which the results of the pass wait for: without that, the backward of a stage with nothing
+        # to train would be pruned from the graph, and its permit with it
         self.side_effects: list[tf.Tensor | tf.Operation] = []
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:

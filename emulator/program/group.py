@@ -26,7 +26,7 @@ from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
 _DEVICE_TYPES = ("CPU", "GPU")
-_REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
+_REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes a message, however busy its host
 
 
 class WorkerGroup:
@@ -48,7 +48,7 @@ class WorkerGroup:
         self.join("")
 
     def join(self, identity: str) -> None:
-        """Use keys and announcements of the instances that join with the same identity, and of no others."""
+        """Use keys and messages of the instances that join with the same identity, and of no others."""
         self._identity = identity
         digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
         self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32, and are counted up
@@ -135,7 +135,7 @@ class WorkerGroup:
 
     def _message_queue(self) -> tf.FIFOQueue:
         """The queue that lies on an instance's server for all sessions of the group."""
-        return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"announcements{self._identity}")
+        return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"messages{self._identity}")
 
     def set_status(self, text: str) -> None:
         """Put a text on this instance's server, for whoever asks; it replaces the one before."""
@@ -241,8 +241,8 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
 
 
 def _status_variable() -> tf.Tensor:
-    """The handle of the variable that holds the published text of the server that it is placed on."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="notice")
+    """The handle of the variable that holds the status of the server that it is placed on."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="status")
 
 
 def _task(instance: int) -> str:

@@ -208,7 +208,7 @@ class HostStep:
         return operations
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
-        """The part of a variable's value that weight decay takes a share of; None for a variable without."""
+        """Return the value that weight decay is computed from, zero where a proxy's rows are exempt; None without decay."""
         if variable.proxy:
             return proxy_norm.rows_to_decay(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None

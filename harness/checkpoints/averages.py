@@ -49,9 +49,9 @@ def _decay_text(decay: float) -> str:
 def write_average(
     folder: Path, name: str, amount: float, length: TrainingLength, done: int, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
-    """Write one of the `requested` averages of the checkpoints of a run that has ended after `done` updates; return it, the
-    number of these, and lines on those left out: damaged ones, with `finite` those with values that are not finite, and
-    those between the points at which this call saves."""
+    """Write one of `requested_averages` for a run that has ended after `done` updates. Return its checkpoint, the number of
+    checkpoints averaged, and a note on each one left out: damaged, not finite (with `finite`), or saved off this call's
+    schedule."""
     candidates = without_initial(find.numbered(folder))
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)

@@ -181,7 +181,7 @@ def _damage_warning(name: str, why: CheckpointError) -> str:
 
 @contextmanager
 def _errors_name_checkpoint(checkpoint: Checkpoint) -> Iterator[None]:
-    """Put the checkpoint's name before errors of `_tensors` and `_shapes`."""
+    """Prefix errors of `tensors` and `shapes` with the checkpoint's name."""
     try:
         yield
     except CheckpointError as error:

@@ -31,7 +31,7 @@ def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:
 
 
 def refusal(environ: Mapping[str, str], identity: str, instance: int, given: object) -> str:
-    """Return the reason to refuse an instance that published `given` as its proof; "" if there is none."""
+    """Return the reason to refuse an instance whose status has `given` as its proof; "" if there is none."""
     wanted = proof(environ, identity, instance)
     if isinstance(given, str) and given.isascii() and hmac.compare_digest(given, wanted):
         return ""

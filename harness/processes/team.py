@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ipu_utils import WorkerGroup
 
-_NOTICE_SECONDS = 20.0  # seconds in which another instance reads what this one has published, however busy its host
+_STATUS_SECONDS = 20.0  # seconds in which another instance reads the status of this one, however busy its host
 _PEER_ERRORS = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
@@ -136,37 +136,37 @@ class Team:
         waiting = [k for k in range(self.size) if k != self.instance]
         end = time.monotonic() + self._timeout
         while waiting:
-            notices = {k: self._notice(k) for k in waiting}
-            for k, notice in notices.items():
-                others = f"its instances are {', '.join(notice.get('addresses', ())) or 'not known'}"
-                if notice.get("met", identity) != identity:
+            statuses = {k: self._status(k) for k in waiting}
+            for k, status in statuses.items():
+                others = f"its instances are {', '.join(status.get('addresses', ())) or 'not known'}"
+                if status.get("met", identity) != identity:
                     raise heartbeat.foreign_run_error(self.cluster, k, others)
-                if "met" not in notice and time.monotonic() > end:
+                if "met" not in status and time.monotonic() > end:
                     raise heartbeat.PeerError(
                         f"{self.cluster.name_of(k)} met another process than this one, or none, within {self._timeout:g} s "
                         f"(--worker-timeout): {others}; give all instances the same addresses"
                     )
-                refused = "met" in notice and job_token.refusal(os.environ, identity, k, notice.get("proof", ""))
+                refused = "met" in status and job_token.refusal(os.environ, identity, k, status.get("proof", ""))
                 if refused:
                     self._wait_for_refusal(k, {**own, "met": identity, "proof": proof})
                     raise OptionError(f"{self.cluster.name_of(k)} {refused}; give all instances of a job the same, or none")
-            waiting = [k for k in waiting if "met" not in notices[k]]
+            waiting = [k for k in waiting if "met" not in statuses[k]]
             time.sleep(0.05 if waiting else 0)
 
-    def _notice(self, instance: int) -> dict[str, Any]:
-        """Return the notice that an instance has published; empty for something else, which a stranger may leave there."""
+    def _status(self, instance: int) -> dict[str, Any]:
+        """Return the status that an instance has set; empty for something else, which a stranger may leave there."""
         try:
-            notice = json_value(self.group.status_of(instance) or "{}")
+            status = json_value(self.group.status_of(instance) or "{}")
         except ValueError:
             return {}
-        return notice if isinstance(notice, dict) else {}
+        return status if isinstance(status, dict) else {}
 
     def _wait_for_refusal(self, instance: int, own: Mapping[str, Any]) -> None:
-        """Wait until another instance has refused this one as well, or has gone, and needs this one's notice no more."""
+        """Wait until another instance has refused this one as well, or has gone, and needs this one's status no more."""
         self.group.set_status(json.dumps({**own, "refused": instance}))
-        end = time.monotonic() + min(_NOTICE_SECONDS, self._timeout)
+        end = time.monotonic() + min(_STATUS_SECONDS, self._timeout)
         while time.monotonic() < end:
-            if self.group.status_of(instance) is None or "refused" in self._notice(instance):
+            if self.group.status_of(instance) is None or "refused" in self._status(instance):
                 return
             time.sleep(0.05)
 
@@ -223,8 +223,8 @@ class Team:
     def _end_process(self, reason: str) -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
-        announced = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.received_messages())
-        stopped = next((match for match in announced if match), None)  # an instance, and the signal that it got
+        messages = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.received_messages())
+        stopped = next((match for match in messages if match), None)  # an instance, and the signal that it got
         stop = StopRequest(for_others(int(stopped[2])), int(stopped[1])) if stopped else None
         message = str(stop or f"{reason}: no instance can go on without it")
         worker = threading.Thread(target=self._call_before_exit, args=(message,), daemon=True)

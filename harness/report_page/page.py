@@ -11,7 +11,7 @@ from pathlib import Path
 
 from base.process import commands, versions
 from base.storage import files
-from harness.report_page import answered, curves, differences, markup, run_folder
+from harness.report_page import answer_sections, curves, differences, markup, run_folder
 from harness.report_page.evaluation import Evaluation
 from harness.report_page.run_folder import Row, RunFolder, number
 
@@ -80,7 +80,7 @@ def _sections(reported: Reported, level: int, with_curves: bool) -> list[str]:
     if with_curves:
         parts += [markup.heading(level, "Curves"), curves.of_run(run)]
     parts += [_averages(run)]
-    parts += [markup.heading(level, "Answers to the validation set"), answered.section(scored)] if scored else []
+    parts += [markup.heading(level, "Answers to the validation set"), answer_sections.section(scored)] if scored else []
     parts += [markup.heading(level, "Options that differ from the defaults"), _options(run)]
     if run.arguments.get("summary_str"):
         parts += [markup.heading(level, "Plan"), markup.text(str(run.arguments["summary_str"]))]

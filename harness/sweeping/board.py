@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.sweeping import results, workers
 from harness.sweeping.block import Sweep
-from harness.sweeping.planned import SEED, Planned
 from harness.sweeping.results import COMPLETE, FAILED, STOPPED, WAITING, Metric, Result
+from harness.sweeping.trial_runs import SEED, Planned
 from harness.sweeping.workers import Work
 
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitialState:
-    """`invocations`: of this run so far, the present one last. For a resumed run there are also the checkpoint, its
+    """The state that a training loop starts from, besides the program's variables.
+
+    `invocations`: of this run so far, the present one last. For a resumed run there are also the checkpoint, its
     tensors, and the rows of validation.csv by name."""
 
     meter: Meter

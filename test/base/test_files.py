@@ -19,7 +19,7 @@ from base.storage import files, input_files, locks, run_tables
 from base.storage.tables import Table
 from harness.checkpoints import averages, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
-from harness.export import placed
+from harness.export import export_folder
 from harness.report_page import page
 from harness.reports import plot, profile
 
@@ -196,7 +196,7 @@ def no_room() -> Iterator[None]:
         (".lock", lock),
         ("rows.csv", lambda file: Table(file, ("iteration",), 0).append({"iteration": 1})),
         ("weights.npz", lambda file: npz_weights.write(file, {"a": np.ones(99)}, {})),
-        ("labels.txt", lambda file: placed.put(file.parent, file.parent, {file.name: "ant\n"})),
+        ("labels.txt", lambda file: export_folder.put(file.parent, file.parent, {file.name: "ant\n"})),
     ],
 )
 def test_a_full_disk_is_told_of_with_the_file_that_has_no_room(folder, name: str, write: Callable[[Path], None]):

@@ -54,7 +54,7 @@ def batched(parts: int, activation: str):
 
     def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
         if x.dtype == tf.float32:
-            return batch_norm.by_kernels(x, gamma, beta, parts, 1e-3, activation)[0]
+            return batch_norm.native_batch_norm(x, gamma, beta, parts, 1e-3, activation)[0]
         results = []
         for part in tf.split(x, parts):
             mean, variance = tf.nn.moments(part, [0, 1, 2])
@@ -136,7 +136,7 @@ def test_batch_norm_of_inference_is_that_of_float64(shape, activation):
         rows = [tf.constant(row, tf.float32) for row in (gamma, beta, mean, variance)]
         read_twice = given + 1.0
         outputs = [
-            batch_norm.inference_by_kernels(each, *rows[:2], tuple(rows[2:]), 1e-3, activation)
+            batch_norm.native_inference(each, *rows[:2], tuple(rows[2:]), 1e-3, activation)
             for each in (given, read_twice, given + 2.0)
         ]
         found = session.run([*outputs, tf.square(read_twice)], {given: x})
@@ -148,7 +148,7 @@ def test_variances_are_exact_far_from_zero():
     """Sums of squares would lose them: the mean is 1,000 times the deviation."""
     x = np.random.default_rng(3).normal(1000, 1, (2, 30, 30, 4)).astype(np.float32)
     with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
-        _, mean, variance = session.run(batch_norm.by_kernels(tf.constant(x), tf.ones([4]), tf.zeros([4]), 1, 1e-5))
+        _, mean, variance = session.run(batch_norm.native_batch_norm(tf.constant(x), tf.ones([4]), tf.zeros([4]), 1, 1e-5))
     wide = x.astype(np.float64)
     np.testing.assert_allclose(mean, wide.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(variance, wide.var((0, 1, 2)), rtol=1e-5)
@@ -219,9 +219,9 @@ def test_what_is_no_number_stays_none(activation):
         trained = [
             group_norm.group_norm(x, one, zero, GroupNorm(), activation),
             group_norm.group_norm(x, one, zero, GroupNorm(), activation, Rounding()),
-            batch_norm.by_kernels(x, one, zero, 1, 1e-3, activation).y,
+            batch_norm.native_batch_norm(x, one, zero, 1, 1e-3, activation).y,
         ]
-        inferred = batch_norm.inference_by_kernels(x, one, zero, (zero, one), 1e-3, activation)
+        inferred = batch_norm.native_inference(x, one, zero, (zero, one), 1e-3, activation)
         *trained, inferred = session.run([*trained, inferred])
     assert all(np.isnan(each).all() for each in trained) and np.isnan(inferred).sum() == 1
 

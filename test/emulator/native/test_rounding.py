@@ -108,9 +108,9 @@ def test_norms_round_as_the_fallback_does(norm, activation, stochastic, monkeypa
             elif norm == "group":
                 y = group_norm.group_norm(x, *rows[:2], GroupNorm(groups=4), activation, rounding, noise)
             elif library.identity():
-                y = batch_norm.by_kernels(x, *rows[:2], 2, 1e-3, activation, rounding, noise).y
+                y = batch_norm.native_batch_norm(x, *rows[:2], 2, 1e-3, activation, rounding, noise).y
             else:
-                linear = batch_norm.of_batch(x, *rows[:2], 2, 1e-3).y
+                linear = batch_norm.local_batch_norm(x, *rows[:2], 2, 1e-3).y
                 y = activations.rounded_activation(linear, activation, rounding, noise)
             return [y, *gradients([y], [x, *rows[: 4 if norm == "proxy" else 2]], [dy])]
 

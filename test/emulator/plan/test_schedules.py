@@ -19,10 +19,10 @@ from emulator.plan.schedules import (
     grouped,
     idle_fraction,
     max_in_flight,
-    max_live,
     one_forward_one_backward,
     order,
     parse,
+    peak_in_flight,
     phases,
     render,
     scheduled_idle_fraction,
@@ -177,7 +177,7 @@ def test_every_size_is_valid_with_the_stated_counts(name, stages, count):
     assert sorted(map(str, actions)) == sorted(f"{j}{kind}{i}" for j in range(stages) for kind in "FB" for i in range(count))
     assert idle_fraction(timeline) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
     for j in range(stages):
-        assert max_live(timeline, j) == LIVE[name](stages, count, j)
+        assert peak_in_flight(timeline, j) == LIVE[name](stages, count, j)
         for kind in "FB":  # gradients are added in this order
             assert [action.micro_batch for action in order(timeline, j) if action.kind == kind] == list(range(count))
 

@@ -24,7 +24,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
-from harness.export import agreement, export_options, file_formats, placed
+from harness.export import agreement, export_folder, export_options, file_formats
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
 
@@ -278,11 +278,11 @@ def test_no_export_of_something_else_is_written_over(trained, tmp_path):
 
 
 def _put(folder: Path, texts: dict[str, str], force: bool) -> None:
-    placed.check(folder, texts, force)
-    with placed.staged(folder) as staging:
+    export_folder.check(folder, texts, force)
+    with export_folder.staged(folder) as staging:
         (staging / "frozen.pb").write_text(texts["preprocessing.json"])
         (staging / "saved_model").mkdir()
-        placed.put(staging, folder, texts)
+        export_folder.put(staging, folder, texts)
 
 
 @pytest.mark.parametrize("there", ["nothing", "the same", "another"])

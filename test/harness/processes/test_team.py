@@ -58,7 +58,7 @@ def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_plac
 def test_what_is_no_notice_says_nothing(text):
     team = Team(Cluster(("a:1", "b:1"), 1), 0.2)
     team.group = SimpleNamespace(published=lambda instance: text)
-    assert team._notice(0) == {}
+    assert team._status(0) == {}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from base.process import orphans, progress
 from base.storage import locks
 from harness.commands import cli
 from harness.options.sections import with_trait
-from harness.sweeping import block, planned, results, trials, workers, written
+from harness.sweeping import block, output_files, results, trial_runs, trials, workers
 from harness.sweeping.block import Range
 from harness.sweeping.trials import Trial
 
@@ -235,14 +235,14 @@ def test_which_sweep_is_said_where_there_are_several(tmp_path, monkeypatch):
 
 
 def test_memory_for_one_trial_need_not_be_enough_for_several(tmp_path, monkeypatch):
-    one = planned.prepare(cli.parse(["--config", "quickstart"], "train").options, {})
-    limit = planned.host_limits.Limit(
-        planned.host_limits.RESIDENT, int(1.2 * one.memory.of_kind("resident")), "RAM has", True
+    one = trial_runs.prepare(cli.parse(["--config", "quickstart"], "train").options, {})
+    limit = trial_runs.host_limits.Limit(
+        trial_runs.host_limits.RESIDENT, int(1.2 * one.memory.of_kind("resident")), "RAM has", True
     )
-    monkeypatch.setattr(planned.host_limits, "limits", lambda: (limit,))
-    planned._check_memory(one, 1)
-    with pytest.raises(planned.OptionError, match=r"--jobs 8 takes about .* GB each, and RAM has"):
-        planned._check_memory(one, 8)
+    monkeypatch.setattr(trial_runs.host_limits, "limits", lambda: (limit,))
+    trial_runs._check_memory(one, 1)
+    with pytest.raises(trial_runs.OptionError, match=r"--jobs 8 takes about .* GB each, and RAM has"):
+        trial_runs._check_memory(one, 8)
 
 
 # --- A look before the first trial -----------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_the_best_trial_is_trained_again_from_any_folder(tmp_path, monkeypatch):
     found = finished(tmp_path, "t", [0.5], (80, 0.7))("validation-loss")
     board = SimpleNamespace(best=(trial, found), count="1 trial", sweep=SimpleNamespace(name="s"))
     Path("-top").mkdir()
-    block_line, again, *doubts = written.best(Path("-top"), board, results.METRICS["validation-loss"])
+    block_line, again, *doubts = output_files.best(Path("-top"), board, results.METRICS["validation-loss"])
     assert again.endswith("train.py --config-path ./-top/best.yml --config s_best") and not doubts
     assert block_line.endswith("-top/best.yml")
 
@@ -359,7 +359,7 @@ def test_the_best_block_has_the_trials_options(tmp_path):
     """A configuration's values, lists, switches and what the command line gives, as train.py reads them again."""
     words = "--config finetune_network --variable-filter Top b1 --no-validation --precision 16.16 --momentum 1e-5 --seed 3"
     asked = cli.parse([*words.split(), "--init-path", "efficientnet-lite0"], "train", None, {}).options
-    (tmp_path / "best.yml").write_text(written.block("b", asked))
+    (tmp_path / "best.yml").write_text(output_files.block("b", asked))
     read = cli.parse(["--config", "b", "--config-path", str(tmp_path / "best.yml")], "train", None, {}).options
     calls_own = with_trait("one call")
     assert {k: v for k, v in read.values().items() if k not in calls_own} == {

@@ -22,8 +22,8 @@ from harness.report_page import page, run_folder
 from harness.report_page.page import MAX_RUNS, Reported
 from harness.sweeping import results
 from harness.sweeping.board import Board
-from harness.sweeping.planned import Planned
 from harness.sweeping.results import Metric, Result
+from harness.sweeping.trial_runs import Planned
 
 TABLE, PAGE, BEST = "sweep.csv", "sweep.html", "best.yml"
 _OF_A_FOLDER = ("log_dir", "name_suffix")
