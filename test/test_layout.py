@@ -93,6 +93,7 @@ FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
 TENSORFLOW = (
     "ipu_utils",
     "base.draws",
+    "base.gradient_rules",
     "base.tracing",
     "Datasets.pipeline",
     "emulator.layers",

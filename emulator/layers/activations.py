@@ -11,8 +11,8 @@ from functools import cache
 
 import tensorflow.compat.v1 as tf
 
+from base.gradient_rules import by_rule, with_gradient
 from base.tracing import TensorFunction, compiled
-from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.rounding import Rounding
 from emulator.native import library
 

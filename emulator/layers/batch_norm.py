@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
 from emulator.layers.activations import LINEAR
-from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.rounding import Rounding, kernel_attributes
 from emulator.native import library
 

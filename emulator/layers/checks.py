@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.gradient_rules import by_rule
+from base.gradient_rules import by_rule
 from emulator.layers.rounded_layers import OperandLayers, RoundedLayers
 from emulator.layers.tensor_layers import TensorLayers
 

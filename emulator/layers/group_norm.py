@@ -18,9 +18,9 @@ from types import ModuleType
 
 import tensorflow.compat.v1 as tf
 
+from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction, compiled
 from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
-from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.rounding import Rounding, kernel_attributes
 from emulator.native import library
 from Models._norms import GroupNorm

@@ -19,8 +19,8 @@ from statistics import NormalDist
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from base.gradient_rules import gradients
 from base.tracing import TensorFunction, traced
-from emulator.layers.gradient_rules import gradients
 from Models._layers import ProxyRule
 
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)

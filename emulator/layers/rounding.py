@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base import draws
+from base.gradient_rules import by_rule
 from base.tracing import TensorFunction, compiled
-from emulator.layers.gradient_rules import by_rule
 from emulator.native import library
 from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
 

@@ -10,12 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.util import _pywrap_util_port
 
 from base import draws
-from emulator.layers import activations, batch_norm, group_norm, proxy_norm
+from emulator.layers import activations, batch_norm, convolutions, group_norm, proxy_norm
 from emulator.layers.activations import LINEAR
-from emulator.layers.gradient_rules import Rule, with_gradient
 from emulator.layers.watch import GradientWatch
 from Models._layers import Initial, Layers, ProxyRule, Variable
 from Models._norms import BatchNorm, GroupNorm, NoNorm, Norm
@@ -121,16 +119,7 @@ class TensorLayers(Layers):
     ) -> tf.Tensor:
         name = self.path("conv", "conv2d", "kernel")
         weights, x = self._factors(self._weights[name], self._round_operand(self._layer_input(x), name))
-        if groups == filters == self.channels(x) and groups > 1:
-            depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
-            y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
-        elif groups > 1 and not _native_group_gradients(x.dtype):
-            pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
-            y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
-        elif kernel == stride == groups == 1:
-            y = _pointwise(x, weights)
-        else:
-            y = tf.nn.conv2d(x, weights, stride, "SAME")
+        y = convolutions.convolve(x, weights, stride)
         y = self._result(self._round_product_gradient(self._as_results(y), name))
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
@@ -231,7 +220,7 @@ class TensorLayers(Layers):
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
         x = self._layer_input(x, gradient_on_grid=True)
-        return tf.pad(_subsampled(x, stride), [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+        return tf.pad(convolutions.subsample(x, stride), [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self.path("dense", name) for name in ("kernel", "bias"))
@@ -266,47 +255,6 @@ MOMENTS = "moving_mean", "moving_variance"  # of batch norm
 NORMS = {GroupNorm: "_group_norm", BatchNorm: "_batch_norm"}
 
 
-def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """A convolution by kernels of one pixel, weights [1, 1, channels, filters], as a product of matrices: both gradients are
-    products then, which TensorFlow does in up to half the time of a convolution's."""
-    channels, filters = weights.shape[2:]
-    y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
-    return tf.reshape(y, [-1, *x.shape[1:3], filters])
-
-
-def _subsampled(x: tf.Tensor, stride: int) -> tf.Tensor:
-    """Return every `stride`-th pixel of x [batch, height, width, channels], both ways. TensorFlow's strided slice and its
-    gradient copy number by number in one thread. Here pixels that lie together are copied as blocks, and the gradient is
-    that of a pooling whose windows hold one pixel.
-    """
-    height, width, channels = x.shape[1:]
-    rows, columns = -(-height // stride), -(-width // stride)
-    if stride == 1:
-        return x
-
-    @with_gradient
-    def subsampled(x: tf.Tensor) -> tuple[tf.Tensor, Rule]:
-        if height % stride or width % stride:
-            y = x[:, ::stride, ::stride, :]
-        else:
-            blocks = tf.reshape(x, [-1, rows, stride, columns, stride * channels])
-            y = tf.reshape(tf.slice(blocks, [0] * 5, [-1, rows, 1, columns, channels]), [-1, rows, columns, channels])
-
-        def rule(dy: tf.Tensor) -> tf.Tensor:
-            pool = {"ksize": [1, 1, 1, 1], "strides": [1, stride, stride, 1], "padding": "VALID"}
-            return tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape(x), grad=dy, **pool)
-
-        return y, rule
-
-    return subsampled(x)
-
-
 def _flat(x: tf.Tensor) -> tf.Tensor:
     """[batch, all of a sample's numbers]."""
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
-
-
-def _native_group_gradients(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, which is on by
-    itself where the CPU has instructions for neural networks (AVX-512, AMX), only in FP32."""
-    return dtype == tf.float32 and _pywrap_util_port.IsMklEnabled()

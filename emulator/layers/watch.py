@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.gradient_rules import by_rule
+from base.gradient_rules import by_rule
 from emulator.plan.number_formats import Format
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.layers.gradient_rules import by_rule, gradients
+from base.gradient_rules import by_rule, gradients
 from emulator.layers.rounding import Rounding, round_without_gradient
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.gradient_rules import gradients
+from base.gradient_rules import gradients
 from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.plan.plan import ExecutionPlan

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import collective_ops
 
-from emulator.layers.gradient_rules import with_gradient
+from base.gradient_rules import with_gradient
 
 JOB = "worker"
 _DEVICE_TYPES = ("CPU", "GPU")

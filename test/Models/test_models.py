@@ -11,8 +11,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import CLASSES, network, options_of, traced
 
-from emulator.layers import tensor_layers
-from emulator.layers.gradient_rules import gradients
+from base.gradient_rules import gradients
+from emulator.layers import convolutions, tensor_layers
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
@@ -708,7 +708,7 @@ def numpy_conv(x, weights, stride=1, groups=1):
 def test_conv(monkeypatch, split, side, kernel, stride, channels, filters, groups):
     """Forward against numpy and, by directional differences of it, backward; natively grouped and split."""
     if split:  # as without oneDNN
-        monkeypatch.setattr(tensor_layers, "_native_group_gradients", lambda dtype: False)
+        monkeypatch.setattr(convolutions, "_native_group_gradients", lambda dtype: False)
     x = random(1, 2, side, side, channels)
     w = random(2, kernel, kernel, channels // groups, filters) / kernel
     expected = numpy_conv(x, w, stride, groups)

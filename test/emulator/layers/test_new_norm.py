@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from base.gradient_rules import gradients
 from emulator.layers import tensor_layers
-from emulator.layers.gradient_rules import gradients
 from emulator.layers.portable_layers import PortableLayers
 from emulator.layers.rounded_layers import RoundedLayers
 from emulator.layers.rounding import Rounding

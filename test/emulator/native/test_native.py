@@ -11,9 +11,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import succeed, timeless
 
+from base.gradient_rules import gradients
 from base.plugins import ROOT
 from emulator.layers import activations, batch_norm, group_norm
-from emulator.layers.gradient_rules import gradients
 from emulator.layers.rounding import Rounding
 from emulator.native import build, library
 from emulator.program.runtime import new_graph

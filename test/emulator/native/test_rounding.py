@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from base.gradient_rules import gradients
 from emulator.layers import activations, batch_norm, group_norm
-from emulator.layers.gradient_rules import gradients
 from emulator.layers.rounding import Rounding, rounded, value_and_gradient_rounded
 from emulator.native import library
 from emulator.program.runtime import new_graph

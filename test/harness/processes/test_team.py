@@ -55,14 +55,14 @@ def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_plac
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{", "7", "[" * 100_000])
-def test_what_is_no_notice_says_nothing(text):
+def test_what_is_no_status_says_nothing(text):
     team = Team(Cluster(("a:1", "b:1"), 1), 0.2)
-    team.group = SimpleNamespace(published=lambda instance: text)
+    team.group = SimpleNamespace(status_of=lambda instance: text)
     assert team._status(0) == {}
 
 
 @pytest.mark.parametrize(
-    ("notices", "error", "message"),
+    ("statuses", "error", "message"),
     [
         ([None, {}, {"met": "these"}], None, ""),
         (
@@ -74,20 +74,20 @@ def test_what_is_no_notice_says_nothing(text):
         ([None], PeerError, r"instance 0 \(a:1\) met another process than this one, or none, within 0.2 s"),
     ],
 )
-def test_instances_begin_when_each_has_met_the_same_ones(notices, error, message):
+def test_instances_begin_when_each_has_met_the_same_ones(statuses, error, message):
     """No collective is called before: it would disturb a run that uses the address already."""
-    team, published = Team(Cluster(("a:1", "b:1"), 1), 0.2), []
-    answers = iter(notices)
+    team, set_texts = Team(Cluster(("a:1", "b:1"), 1), 0.2), []
+    answers = iter(statuses)
 
-    def notice(instance: int) -> str | None:
-        now = next(answers, notices[-1])
+    def status_of(instance: int) -> str | None:
+        now = next(answers, statuses[-1])
         return None if now is None else json.dumps({"addresses": ["a:1", "c:1"], **now})
 
     team._heartbeat = SimpleNamespace(wait_for_all=lambda: "these")
-    team.group = SimpleNamespace(publish=published.append, published=notice, join=lambda identity: None)
+    team.group = SimpleNamespace(set_status=set_texts.append, status_of=status_of, join=lambda identity: None)
     if error is None:
         team._meet()
     else:
         with pytest.raises(error, match=message):
             team._meet()
-    assert [json.loads(text).get("met") for text in published] == [None, "these"]
+    assert [json.loads(text).get("met") for text in set_texts] == [None, "these"]

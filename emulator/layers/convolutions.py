@@ -1,0 +1,95 @@
+"""Convolutions, by the operation that is fastest for each kind, and the subsampling of a shortcut.
+
+The weights' gradient of groups of 16 channels, those of *Making EfficientNet More Efficient* (Masters et al., 2021), is a
+native kernel where it is built for AVX-512 (emulator/native/group_conv.cc).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.util import _pywrap_util_port
+
+from base.gradient_rules import Rule, with_gradient
+from emulator.native import library
+
+_NATIVE_GROUP = 16  # channels read and made
+
+
+def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+    """Return the convolution of x [batch, height, width, channels] by weights [kernel, kernel, channels of a group,
+    filters], SAME padding. The groups are channels / (channels of a group)."""
+    kernel, of_group, filters = weights.shape[1:]
+    groups = x.shape[-1] // of_group
+    if groups == filters == x.shape[-1] and groups > 1:
+        depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
+        return tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
+    if groups > 1 and not _native_group_gradients(x.dtype):
+        pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
+        return tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
+    if groups > 1 and of_group == filters // groups == _NATIVE_GROUP:
+        kernels = library.load_for(x)
+        if hasattr(kernels, "emulator_group_conv_weights_gradient"):
+            return _group_conv(kernels, x, weights, stride)
+    if kernel == stride == groups == 1:
+        return _pointwise(x, weights)
+    return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
+def _group_conv(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+    """A convolution in groups whose weights' gradient is a native kernel: oneDNN takes up to three times as long."""
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            place = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+            return (
+                tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=weights, out_backprop=dy, **place),
+                kernels.emulator_group_conv_weights_gradient(x=x, dy=dy, stride=stride, kernel=weights.shape[0]),
+            )
+
+        return tf.nn.conv2d(x, weights, stride, "SAME"), rule
+
+    return convolution(x, weights)
+
+
+def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """A convolution by kernels of one pixel, weights [1, 1, channels, filters], as a product of matrices: both gradients are
+    products then, which TensorFlow does in up to half the time of a convolution's."""
+    channels, filters = weights.shape[2:]
+    y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
+    return tf.reshape(y, [-1, *x.shape[1:3], filters])
+
+
+def _native_group_gradients(dtype: tf.DType) -> bool:
+    """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, which is on by
+    itself where the CPU has instructions for neural networks (AVX-512, AMX), only in FP32."""
+    return dtype == tf.float32 and _pywrap_util_port.IsMklEnabled()
+
+
+def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
+    """Return every `stride`-th pixel of x [batch, height, width, channels], both ways. TensorFlow's strided slice and its
+    gradient copy number by number in one thread. Here pixels that lie together are copied as blocks, and the gradient is
+    that of a pooling whose windows hold one pixel.
+    """
+    height, width, channels = x.shape[1:]
+    rows, columns = -(-height // stride), -(-width // stride)
+    if stride == 1:
+        return x
+
+    @with_gradient
+    def subsampled(x: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        if height % stride or width % stride:
+            y = x[:, ::stride, ::stride, :]
+        else:
+            blocks = tf.reshape(x, [-1, rows, stride, columns, stride * channels])
+            y = tf.reshape(tf.slice(blocks, [0] * 5, [-1, rows, 1, columns, channels]), [-1, rows, columns, channels])
+
+        def rule(dy: tf.Tensor) -> tf.Tensor:
+            pool = {"ksize": [1, 1, 1, 1], "strides": [1, stride, stride, 1], "padding": "VALID"}
+            return tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape(x), grad=dy, **pool)
+
+        return y, rule
+
+    return subsampled(x)
