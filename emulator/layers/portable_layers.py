@@ -50,6 +50,9 @@ class PortableLayers(TensorLayers):
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return x * factor
 
+    def _every(self, x: tf.Tensor, stride: int) -> tf.Tensor:
+        return x[:, ::stride, ::stride, :]
+
 
 def _of_groups(x: tf.Tensor) -> bool:
     """Return whether a grouped convolution gave a tensor: its kernels are [height, width, channels of a group, filters]."""

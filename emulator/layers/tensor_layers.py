@@ -219,8 +219,12 @@ class TensorLayers(Layers):
 
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
-        x = self._layer_input(x, gradient_on_grid=True)
-        return tf.pad(convolutions.subsample(x, stride), [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+        x = self._every(self._layer_input(x, gradient_on_grid=True), stride)
+        return tf.pad(x, [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+
+    def _every(self, x: tf.Tensor, stride: int) -> tf.Tensor:
+        """Return every `stride`-th pixel, both ways."""
+        return convolutions.subsample(x, stride)
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self.path("dense", name) for name in ("kernel", "bias"))
