@@ -85,8 +85,7 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
-    """One forward, one backward (1F1B): about half of Grouped's activations, min(N - j, A) micro-batches in flight on
-    stage j.
+    """One forward, one backward (1F1B): about half of Grouped's activations, with min(N - j, A) in flight on stage j.
 
     Stage j first takes in as many micro-batches as it may hold, then another one after each backward. The option's value is
     Interleaved; Megatron's interleaved schedule, with virtual stages, is another one.
