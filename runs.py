@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before what takes time to import
 import argparse
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import brief, printable
 from base.process import command_line
 from base.storage import locks
 from harness.commands import entry, run_list
@@ -34,7 +35,8 @@ _ORDER = "time"
 def main(argv: list[str]) -> int:
     """parse -> find -> print, or remove."""
     options = _parser().parse_args(argv)
-    runs = run_list.ordered(run_list.find_runs(Path(options.logs)), options.sort)
+    found = run_list.find_runs(Path(options.logs), lambda line: print(line, file=sys.stderr))
+    runs = run_list.ordered(found, options.sort)
     for note in _idle(options):
         print(note, file=sys.stderr)
     if options.remove:
@@ -72,16 +74,38 @@ def _check_removable(run: RunSummary, runs: Sequence[RunSummary]) -> None:
     """OptionError for a run that is going on, is reached by a link, or has another one inside."""
     if run.state == RUNNING:
         raise OptionError(f"--remove {run.name}: it is running; stop it first")
-    _check_own_folder(run)
+    _check_folder(run)
     inside = [other.name for other in runs if Path(run.folder) in Path(other.folder).parents]
     if inside:
         raise OptionError(f"--remove {run.name}: {inside[0]} is a run inside of it; move that elsewhere, or remove it first")
 
 
-def _check_own_folder(run: RunSummary) -> None:
-    """OptionError for a link, or a folder that has become no run."""
-    if not run_list.is_run(Path(run.folder)):
+def _check_folder(run: RunSummary) -> None:
+    """OptionError for a link, a folder that has become no run or that may not be removed whole, and for one with a run
+    inside that the list leaves out: under a hidden name, deeper, or begun since."""
+    folder = Path(run.folder)
+    if not run_list.is_run(folder):
         raise OptionError(f"--remove {run.name}: {run.folder} is no folder of a run; links are not followed")
+    if not os.access(folder.absolute().parent, os.W_OK | os.X_OK):
+        raise OptionError(
+            f"--remove {run.name}: nothing may be removed from {folder.absolute().parent}; make it writable first"
+        )
+    inside = run_list.run_inside(folder)
+    if inside:
+        raise OptionError(f"--remove {run.name}: {inside} is a run inside of it; move that elsewhere, or remove it first")
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a run's folder, which gets another name first: a part of it is never taken for the run."""
+    folder = folder.absolute()
+    aside = folder.with_name(f".removing-{secrets.token_hex(4)}")
+    folder.rename(aside)
+    try:
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{error.strerror}; what is left of {folder} is in {aside}", str(error.filename)
+        ) from None
 
 
 def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
@@ -96,10 +120,11 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
             print("Nothing was removed")
             return 1
     for run in runs:
-        _check_own_folder(run)  # again: an answer may take its time
+        _check_folder(run)  # again, and once nobody else can begin here: an answer may take its time
         with locks.lock_folder(Path(run.folder)):
-            shutil.rmtree(run.folder)
-        print(f"Removed {run.folder}")
+            _check_folder(run)
+            _remove_folder(Path(run.folder))
+        print(f"Removed {printable(run.folder)}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -132,6 +133,61 @@ def test_a_running_run_is_seen_by_its_lock_and_stays(logs):
         result = called(logs, "--remove", "deep/half", "done", "--yes")
         assert (result.code, result.out) == (2, "") and "--remove done: it is running; stop it first" in result.err
     assert (logs / "deep/half").exists() and listed(logs)["done"]["state"] == "complete"
+
+
+@pytest.mark.parametrize("place", [".hidden/run", "1/2/3/4/5/6/7/8/9/run"])
+def test_a_run_inside_that_the_list_leaves_out_keeps_the_outer_one(logs, place):
+    inside = made(logs / "done" / place, 1)
+    result = called(logs, "--remove", "done", "--yes")
+    assert (result.code, result.out) == (2, "") and f"{inside} is a run inside of it; move that elsewhere" in result.err
+    assert (inside / "ckpt-1.index").exists() and (logs / "done/ckpt-6.index").exists()
+
+
+def test_a_run_that_begins_inside_during_the_question_keeps_the_outer_one(logs, monkeypatch):
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            made(logs / "done/inner", None)
+            return "y\n"
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    result = called(logs, "--remove", "done")
+    assert result.code == 2 and "inner is a run inside of it" in result.err and (logs / "done/inner/arguments.json").exists()
+
+
+def test_what_a_killed_writer_left_is_no_run_inside(logs):
+    made(logs / "done/.saving-abc", 7)
+    assert called(logs, "--remove", "done", "--yes").code == 0 and not (logs / "done").exists()
+
+
+@pytest.mark.parametrize("locked", ["done/inner", "done", "."])
+def test_a_run_that_cannot_be_removed_whole_stays_whole(logs, locked, monkeypatch):
+    (logs / "done/inner").mkdir()
+    real, before = os.access, sorted((logs / "done").rglob("*"))
+    forbidden = os.path.normpath(logs / locked)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: os.path.normpath(path) != forbidden and real(path, mode))
+    result = called(logs, "--remove", "done", "--yes")
+    assert (result.code, result.out) == (2, "") and forbidden in result.err and "writable" in result.err
+    assert sorted((logs / "done").rglob("*")) == before
+
+
+def test_folders_that_may_not_be_read_are_named(logs, monkeypatch):
+    real = os.scandir
+
+    def scandir(path):
+        if os.path.basename(path) in forbidden:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    forbidden = ["deep"]
+    result = called(logs)
+    assert result.code == 0 and "deep cannot be read (Permission denied): its runs are not listed" in result.err
+    forbidden = ["logs"]
+    result = called(logs)
+    assert result.code == 2 and f"{logs} cannot be read: Permission denied" in result.err
 
 
 def test_what_is_asked_is_removed_and_nothing_else(logs):

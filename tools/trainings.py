@@ -90,7 +90,7 @@ def end_by_signals(name: str) -> None:
             process.terminate()
         for process in list(RUNNING.values()):
             process.wait()
-        print(f"\n{name}: stopped by signal {number}; the same call goes on", file=sys.stderr, flush=True)
+        print(f"{name}: stopped by {signal.Signals(number).name}; the same call goes on", file=sys.stderr, flush=True)
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -17,7 +17,7 @@ ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
 
 def _fold(value: str) -> str | None:
     number = value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0
-    return None if value == "auto" or number else "must be auto or a whole number above 0"
+    return None if value == "auto" or number else "must be auto or a whole number above 0, up to 999,999,999"
 
 
 def _format(value: str) -> str | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _CHECKPOINT_SUFFIX = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
-_STAGING_PREFIX = ".saving-"  # begins the name of a folder with unfinished files
+STAGING_PREFIX = ".saving-"  # begins the name of a folder with unfinished files
 
 
 class SaveError(Exception):
@@ -51,7 +51,7 @@ def write_checkpoint(prefix: Path, values: Mapping[str, np.ndarray], state: Mapp
     """Write a checkpoint of these values, with a state beside them; another one of that name is replaced."""
     staging = None
     try:
-        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=prefix.parent))
+        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=prefix.parent))
         _write_tensors(staging / prefix.name, values)
         if state is not None:
             (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -100,7 +100,7 @@ def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
     averages = folder / AVERAGES
     for parent in (folder, *[averages] * (not averages.is_symlink())):
-        for left in parent.glob(f"{_STAGING_PREFIX}*"):
+        for left in parent.glob(f"{STAGING_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
     for left in list(files.unfinished(folder)):
         left.unlink(missing_ok=True)

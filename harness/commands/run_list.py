@@ -3,9 +3,10 @@ is written, and no link is followed below that folder."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,6 +20,7 @@ from base.storage.run_tables import run_table
 from base.storage.tables import Row, Table
 from harness.checkpoints import find, manifest, run_record, state_file
 from harness.checkpoints.checkpoint import CheckpointError
+from harness.checkpoints.write import STAGING_PREFIX
 from harness.evaluation import early_stopping
 from harness.reports import validated_rows
 from harness.run.recorded_arguments import RUN_ID
@@ -55,12 +57,35 @@ class RunSummary:
     changed: float
 
 
-def find_runs(top: Path) -> list[RunSummary]:
+def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> list[RunSummary]:
     """Return the runs in a folder and in those below it, the folder itself among them; OptionError if there is no such
-    folder."""
+    folder, or none that may be read. `warn` takes a line on each folder below that may not be read."""
     if not top.is_dir():
         raise OptionError(f"{top} is no folder; give the one that --log-dir named")
-    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top)]
+
+    def unreadable(error: OSError) -> None:
+        if Path(error.filename) == top:
+            raise OptionError(f"{top} cannot be read: {error.strerror}; make it readable, or give another folder")
+        warn(f"warning: {brief(str(error.filename))} cannot be read ({error.strerror}): its runs are not listed")
+
+    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable)]
+
+
+def run_inside(folder: Path) -> Path | None:
+    """Return a run inside of a run's folder, at any depth and under any name, or None. OptionError for a folder inside that
+    may not be read or emptied: nobody knows what it holds, and it could not be removed."""
+
+    def refuse(path: str | Path, reason: str) -> None:
+        raise OptionError(f"{path} cannot be removed ({reason}): make it readable and writable first; nothing was removed")
+
+    for place, names, _ in os.walk(folder, onerror=lambda error: refuse(error.filename, error.strerror)):
+        names[:] = sorted(name for name in names if not name.startswith(STAGING_PREFIX))
+        if not os.access(place, os.W_OK | os.X_OK):
+            refuse(place, os.strerror(errno.EACCES))
+        inside = Path(place)
+        if inside != folder and (is_run(inside) or locks.is_locked(inside)):
+            return inside
+    return None
 
 
 def is_run(folder: Path) -> bool:
@@ -94,8 +119,8 @@ def as_json(run: RunSummary) -> dict[str, Any]:
     return {**asdict(run), "changed": _date(run.changed, timezone.utc).isoformat(timespec="seconds")}
 
 
-def _folders(top: Path) -> Iterator[Path]:
-    for place, names, _ in os.walk(top):  # which follows no links
+def _folders(top: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
+    for place, names, _ in os.walk(top, onerror=unreadable):  # which follows no links
         folder = Path(place)
         if is_run(folder) or (folder == top and is_run(folder.resolve())):
             yield folder
