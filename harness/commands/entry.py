@@ -17,7 +17,7 @@ from base.storage.files import NotRegular
 from emulator.native import library
 from emulator.plan.plan import PlanError
 from emulator.plan.precision import Precision
-from harness.checkpoints import npz_weights, run_record
+from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import SaveError
 from harness.commands import cli, compile_only, config_list, describe
@@ -158,6 +158,8 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
             f"weights {file} tell no options of their network: give them, as --model, --model-size and --dataset, or have "
             "tools/import_weights.py make the file, which records them"
         )
+    if script in ("train", "restore"):  # a later instance looks for no checkpoint before
+        find.check_run_folder(file.parent)
     lost = f"{file} is missing or empty, and nothing else tells the options of that training: put it back, or"
     if script in ("train", "restore"):
         raise CheckpointError(f"{lost} begin a new run with its weights: --init-path {file.parent}")

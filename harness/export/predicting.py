@@ -54,7 +54,7 @@ def _check_no_export(path: Path) -> None:
         each
         for one in file_formats.FORMATS.values()
         for each in (one.file, one.quantised)
-        if each and (path / each).exists()
+        if each and os.path.exists(path / each)
     ]
     if files:
         raise OptionError(
@@ -68,7 +68,7 @@ def exported_file_given(argv: list[str]) -> ExportedFile | None:
     follow."""
     given = sources.value_of(argv, "restore_path", "validation")
     path = Path(given or "")
-    name = "savedmodel" if (path / _SAVED_MODEL).is_file() else _SUFFIXES.get(path.suffix)
+    name = "savedmodel" if os.path.isfile(path / _SAVED_MODEL) else _SUFFIXES.get(path.suffix)
     if not given or entry.wants_help(argv):
         return None
     if name is None:

@@ -20,6 +20,7 @@ from PIL import Image
 from base import plugins
 from harness.checkpoints import read, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.commands import entry
 from harness.run import recorded_arguments
 from harness.training import origins
 from harness.training.initial_state import known_names
@@ -588,3 +589,8 @@ def test_a_python_without_the_packages(script):
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
     assert re.search(r": error: Python package \w+ is not installed in .*; `make setup` installs it", done.stderr)
+
+
+def test_a_later_instance_names_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^--restore-path .*/gone is not a folder; give the run folder"):
+        entry.recorded_options(tmp_path / "gone", ["--restore-path", str(tmp_path / "gone")], "restore")
