@@ -65,24 +65,16 @@ def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]
         run = by_name.get(os.path.normpath(name)) or by_path.get(os.path.normpath(name))
         if run is None:
             raise OptionError(f"--remove {brief(name)}: no run of that name{plugins.did_you_mean(name, list(by_name))}")
-        _check_removable(run, runs)
+        if run.state == RUNNING:
+            raise OptionError(f"--remove {run.name}: it is running; stop it first")
+        _check_folder(run)
         chosen[run.name] = run
     return list(chosen.values())
 
 
-def _check_removable(run: RunSummary, runs: Sequence[RunSummary]) -> None:
-    """OptionError for a run that is going on, is reached by a link, or has another one inside."""
-    if run.state == RUNNING:
-        raise OptionError(f"--remove {run.name}: it is running; stop it first")
-    _check_folder(run)
-    inside = [other.name for other in runs if Path(run.folder) in Path(other.folder).parents]
-    if inside:
-        raise OptionError(f"--remove {run.name}: {inside[0]} is a run inside of it; move that elsewhere, or remove it first")
-
-
 def _check_folder(run: RunSummary) -> None:
     """OptionError for a link, a folder that has become no run or that may not be removed whole, and for one with a run
-    inside that the list leaves out: under a hidden name, deeper, or begun since."""
+    inside, also where the list leaves that out: under a hidden name, deeper, or begun since."""
     folder = Path(run.folder)
     if not run_list.is_run(folder):
         raise OptionError(f"--remove {run.name}: {run.folder} is no folder of a run; links are not followed")
