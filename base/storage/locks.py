@@ -74,7 +74,7 @@ def _lock(descriptor: int, folder: Path, what: str) -> None:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # maybe of `is_held`, which keeps it for a moment
+        except BlockingIOError:  # maybe of `is_locked`, which keeps it for a moment
             time.sleep(_MOMENT)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
