@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-#include "emulator/native/blocks.h"
+#include "emulator/native/windows.h"
 
 namespace native {
 namespace {
@@ -16,17 +16,6 @@ namespace {
 constexpr int64_t kGroup = 16;          // channels, and numbers of a vector
 constexpr int64_t kScratch = 96 << 10;  // bytes of a group's rows that are laid side by side, so that they stay in the cache
 constexpr int64_t kChunkPixels = 8192;  // of a chunk of samples, at least
-
-int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
-
-// The sizes of a convolution along one axis.
-struct Axis {
-  Axis(int64_t in, int64_t kernel, int64_t stride)
-      : in(in), out((in + stride - 1) / stride), kernel(kernel), stride(stride),
-        before(std::max<int64_t>((out - 1) * stride + kernel - in, 0) / 2) {}
-
-  int64_t in, out, kernel, stride, before;
-};
 
 struct Sizes {
   Sizes(const TensorShape& x, int64_t kernel, int64_t stride)
@@ -43,13 +32,6 @@ struct Sizes {
 // Lays one group's pixels of a row of an image side by side.
 void copy_row(const float* row, int64_t columns, int64_t channels, float* to) {
   for (int64_t c = 0; c < columns; ++c, row += channels, to += kGroup) _mm512_storeu_ps(to, _mm512_loadu_ps(row));
-}
-
-// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device. `nanoseconds`: of each.
-template <typename Work>
-void in_threads(OpKernelContext* context, int64_t count, int64_t nanoseconds, Work work) {
-  auto* threads = context->device()->tensorflow_cpu_worker_threads();
-  tensorflow::Shard(threads->num_threads, threads->workers, count, nanoseconds, work);
 }
 
 // Adds the products of one tap over the pixels of some rows: sums [16 read, 16 made] += x^T dy.

@@ -245,18 +245,30 @@ class ConfigFile:
         merged: dict[str, Entry] = {}
         explicit: dict[str, Entry] = {}
         written: dict[str, yaml.Node] = {}
+        spelled: dict[str, str] = {}
         for key, value in node.value:
             if key.tag == MERGE_TAG:
                 for source in self._merge_sources(value):
-                    merged.update(self._flatten(source, "what '<<' merges", depth + 1, levels))
+                    merged = self._over(merged, self._flatten(source, "what '<<' merges", depth + 1, levels))
                 continue
             label = self._key(key)
-            if label in explicit:
-                first = explicit[label].where
-                outcome = f"{_written(value)} is taken, not {_written(written[label])} of {first}"
-                self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", first, outcome)
+            same = spelled.setdefault(self._name(label), label)
+            if same in explicit:
+                first = explicit[same].where
+                outcome = f"{_written(value)} is taken, not {_written(written[same])} of {first}"
+                other = "" if same == label else f" as '{brief(same)}'"
+                self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", f"{first}{other}", outcome)
             explicit[label], written[label] = Entry(self._value(value, label, levels), self._at(key)), value
-        return {**merged, **explicit}
+        return self._over(merged, explicit)
+
+    def _over(self, below: dict[str, Entry], above: dict[str, Entry]) -> dict[str, Entry]:
+        """Both, where a key above takes the place of the same below, in whichever spelling."""
+        hidden = {self._name(label) for label in above}
+        return {**{key: entry for key, entry in below.items() if key in above or self._name(key) not in hidden}, **above}
+
+    def _name(self, label: str) -> str:
+        """The name that a key means: with hyphens or underscores, which were two names in old releases."""
+        return label if self._is_old else label.replace("-", "_")
 
     def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
         """The mappings of one `<<`; within a list the first one wins, as YAML's merge type has it."""

@@ -32,8 +32,10 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
     IdleOptions(
         ("mlflow_experiment", "mlflow_id"), lambda run: not run.logging.mlflow, "it is for --mlflow, which is not given"
     ),
-    IdleOptions(("numerics",), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
-    IdleOptions(("log_dir", "logs_path"), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
+    IdleOptions(
+        ("numerics", "tensorboard_images", "log_dir", "logs_path"),
+        lambda run: not run.logging.logs, "--no-logs keeps no run folder",
+    ),
     IdleOptions(
         ("log_dir",), lambda run: run.logging.logs and run.logging.logs_path is not None, "--logs-path is the run's folder"
     ),

@@ -20,10 +20,11 @@ def check(target: str, elsewhere: str = "give the name of a file elsewhere") -> 
     """Return the path of a file that can be written as far as its name and folder tell; OptionError for any other.
     `elsewhere`: the way out where its folder may not be written."""
     path = Path(target)
-    if (path.parent / "arguments.json").exists() and path.name.startswith(_OF_A_RUN):
-        raise OptionError(
-            f"{target}: {path.parent} is the folder of a run, which writes such files itself; give another name"
-        )
+    for place in (path, Path(os.path.realpath(path))):  # a link leads there
+        if place.name.startswith(_OF_A_RUN) and (place.parent / "arguments.json").exists():
+            raise OptionError(
+                f"{target}: {place.parent} is the folder of a run, which writes such files itself; give another name"
+            )
     try:
         if not path.parent.is_dir():
             raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
@@ -43,10 +44,20 @@ def write_atomically(target: str, text: str) -> None:
     path = check(target)
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(files.encoded(text))
+            _write_into(path, files.encoded(text))
         else:
             files.write_atomically(path.resolve(), text)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise OSError(error.errno, error.strerror, target) from None
+        if error.errno == errno.ENXIO:
+            raise OptionError(f"{target} cannot be written: nobody reads from that pipe; begin with its reader") from None
         raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _write_into(place: Path, content: bytes) -> None:
+    """Write into a pipe or a device; ENXIO for a pipe that nobody reads, which would wait for ever."""
+    file = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(file, True)
+    with os.fdopen(file, "wb") as stream:
+        stream.write(content)

@@ -15,7 +15,7 @@ from typing import Any
 
 from base import bounds
 from base.storage import files, input_files, tables
-from harness.reports import svg, validated_rows
+from harness.reports import output, svg, validated_rows
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
@@ -117,10 +117,10 @@ def whole_steps(rows: Rows) -> Rows:
 
 
 def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path) -> Path:
-    """Draw (label, run folder) into one picture, in a folder that is made if need be."""
+    """Draw (label, run folder) into one picture, in a folder that is made if need be; OptionError where it cannot be."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(files.encoded(comparison_svg(rows, title)))
+    output.write_atomically(str(target), comparison_svg(rows, title))
     return target
 
 

@@ -28,7 +28,7 @@ from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.timings import CellTiming
 from harness.options.sections import AUTO
-from harness.reports import timeline
+from harness.reports import output, timeline
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
@@ -73,8 +73,13 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
         request.target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
-    if not os.access(request.target.parent, os.W_OK):
-        raise OptionError(f"--profile {options.profile}: {request.target.parent} cannot be written to")
+    for name in _names(request):
+        output.check(str(request.target.with_name(name)), "give --profile a folder that may be written")
+
+
+def _names(request: ProfileRequest) -> tuple[str, str]:
+    """The names of the trace and of the picture."""
+    return f"{request.target.name}.json", f"{request.target.name}.svg"
 
 
 def write(
@@ -87,7 +92,7 @@ def write(
 ) -> list[str]:
     """Write both files; return lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
     `most_alive`: bytes of tensors that were alive at once, at most."""
-    trace, drawing = (request.target.with_name(request.target.name + ending) for ending in (".json", ".svg"))
+    trace, drawing = (request.target.with_name(name) for name in _names(request))
     try:
         request.target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))

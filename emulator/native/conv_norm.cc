@@ -1,0 +1,349 @@
+// Inference's convolutions with the batch norm and the activation that follow, and the gate before, one pass over memory, for
+// processors with vectors of 16 numbers (AVX-512): by kernels of one pixel, x [batch, height, width, channels] by weights [1, 1,
+// channels, filters], and depthwise, by weights [kernel, kernel, 1, channels], SAME padding.
+//
+// A result is the sum of its products in the order of the weights, then a batch norm of inference as in batch_norm.cc; so neither the
+// threads nor the other pixels and samples of a pass change a bit of it.
+
+#ifdef __AVX512F__
+
+#include <memory>
+#include <string>
+
+#include "emulator/native/norms.h"
+#include "emulator/native/products.h"
+
+namespace native {
+namespace {
+
+constexpr int64_t kCached = 24 << 10;  // bytes of the pixels that meet every panel of weights while they are in the first cache
+constexpr int64_t kOfCaches = 16 << 20;  // bytes that are not all in the caches any more when the next layer reads them
+constexpr int64_t kNear = 1 << 20;       // numbers that are in the second cache where the layer before has just written them
+constexpr int64_t kBandRows = 16;      // rows of an image that a thread takes at once
+constexpr int kTilePixels = 7;         // pixels of a depthwise convolution's tile: the sides of ImageNet's layers are multiples
+constexpr float kOutside[kPanel] = {};  // a pixel beyond the edges
+constexpr int64_t kUnits = 16;         // of a depthwise convolution's work, at least, for the threads to share
+
+// Reads a number of each line of memory in its order, which brings what follows as well: windows and tiles jump, and would wait
+// for every line.
+inline void touch(const float* from, int64_t count) {
+  for (int64_t k = 0; k < count; k += kVector) asm volatile("" ::"x"(from[k]));
+}
+
+// What follows a convolution, for each of its filters, and the place of its results.
+struct Results {
+  Results at(int64_t pixel, int64_t filter) const {
+    return {factor + filter, shift + filter, y + pixel * filters + filter, filters, past_cache};
+  }
+
+  const float *factor, *shift;
+  float* y;
+  int64_t filters;
+  bool past_cache;  // y is larger than the caches, and is written without being read into them
+};
+
+// Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns`: of the tile, 32 or fewer.
+template <Activation kind, int pixels, int vectors>
+inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int64_t columns, int64_t count = pixels) {
+  alignas(64) float tile[pixels * vectors * kVector];
+  __mmask16 masks[vectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < vectors; ++v) {
+    masks[v] = mask_of(columns - v * kVector);
+    const __m512 factor = _mm512_maskz_loadu_ps(masks[v], to.factor + v * kVector),
+                 shift = _mm512_maskz_loadu_ps(masks[v], to.shift + v * kVector);
+#pragma GCC unroll 12
+    for (int p = 0; p < pixels; ++p) {
+      _mm512_store_ps(tile + (p * vectors + v) * kVector, _mm512_add_ps(_mm512_mul_ps(sums[p][v], factor), shift));
+    }
+  }
+  for (int k = 0; k < pixels * vectors * kVector; ++k) tile[k] = activated<kind>(tile[k]);
+  const float* from = tile;
+  float* y = to.y;
+  for (int p = 0; p < std::min<int64_t>(pixels, count); ++p, y += to.filters) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v, from += kVector) {
+      if (to.past_cache) {
+        _mm512_stream_ps(y + v * kVector, _mm512_load_ps(from));
+      } else {
+        __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);  // stores that wait for memory hold up the loads behind
+        _mm512_mask_storeu_ps(y + v * kVector, masks[v], _mm512_load_ps(from));
+      }
+    }
+  }
+}
+
+// Calls `work` with the activation as a type.
+template <typename Work>
+void with_activation(const std::string& name, Work work) {
+  if (name == "relu") return work(std::integral_constant<Activation, Activation::kRelu>());
+  if (name == "relu6") return work(std::integral_constant<Activation, Activation::kRelu6>());
+  if (name == "swish") return work(std::integral_constant<Activation, Activation::kSwish>());
+  return work(std::integral_constant<Activation, Activation::kLinear>());
+}
+
+// A convolution whose batch norm and activation come with it.
+class ConvNorm : public OpKernel {
+ public:
+  explicit ConvNorm(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("activation", &activation_));
+    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &x = context->input(0), &weights = context->input(1);
+    OP_REQUIRES(context, x.dims() == 4 && weights.dims() == 4 && x.dim_size(3) == channels_of(weights),
+                InvalidArgument("x and weights have four axes, and equal channels"));
+    const int64_t filters = weights.dim_size(3);
+    for (int k = 2; k < 6; ++k) {
+      OP_REQUIRES(context, context->input(k).NumElements() == filters, InvalidArgument("input ", k, " has another shape"));
+    }
+    Tensor* y;
+    const Axis rows(x.dim_size(1), weights.dim_size(0), stride_), columns(x.dim_size(2), weights.dim_size(1), stride_);
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({x.dim_size(0), rows.out, columns.out, filters}), &y));
+    if (y->NumElements() == 0) return;
+    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
+    const float *gamma = data(2), *beta = data(3), *mean = data(4), *variance = data(5);
+    std::vector<float> r(filters), factor(filters), shift(filters);
+    for (int64_t c = 0; c < filters; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon_);
+    scale(filters, gamma, beta, mean, r.data(), factor.data(), shift.data());
+    float* place = y->flat<float>().data();
+    const bool past_cache = y->TotalBytes() > kOfCaches && filters % kVector == 0 && reinterpret_cast<uintptr_t>(place) % 64 == 0;
+    convolve(context, rows, columns, {factor.data(), shift.data(), place, filters, past_cache});
+    if (past_cache) _mm_sfence();
+  }
+
+ protected:
+  virtual int64_t channels_of(const Tensor& weights) const = 0;
+  virtual void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const = 0;
+
+  std::string activation_;
+
+ private:
+  float epsilon_ = 0;
+  int64_t stride_ = 1;
+};
+
+// The pixels of x, times their sample's gate if there is one.
+class Pixels {
+ public:
+  Pixels(const Tensor& x, const Tensor* gate)
+      : x_(x.flat<float>().data()), gate_(gate ? gate->flat<float>().data() : nullptr),
+        count_(x.NumElements() / x.dim_size(3)), of_sample_(x.dim_size(1) * x.dim_size(2)), channels_(x.dim_size(3)) {}
+
+  int64_t count() const { return count_; }
+  int64_t channels() const { return channels_; }
+
+  // `count` pixels from `first` on, in `scratch` where they are not x's own.
+  const float* of(int64_t first, int64_t count, std::vector<float>* scratch) const {
+    const float* pixel = x_ + first * channels_;
+    if (!gate_) {
+      if (count_ * channels_ > kNear) touch(pixel, count * channels_);
+      return pixel;
+    }
+    scratch->resize(count * channels_);
+    float* to = scratch->data();
+    for (int64_t k = first; k < first + count; ++k, pixel += channels_, to += channels_) {
+      const float* factors = gate_ + k / of_sample_ * channels_;
+      for (int64_t c = 0; c < channels_; ++c) to[c] = pixel[c] * factors[c];
+    }
+    return scratch->data();
+  }
+
+ private:
+  const float *x_, *gate_;
+  const int64_t count_, of_sample_, channels_;
+};
+
+// By kernels of one pixel, as a product of matrices.
+class PointwiseConvNorm : public ConvNorm {
+ public:
+  explicit PointwiseConvNorm(OpKernelConstruction* context) : ConvNorm(context) {}
+
+ protected:
+  int64_t channels_of(const Tensor& weights) const override { return weights.dim_size(2); }
+
+  void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const override {
+    const Tensor &x = context->input(0), &weights = context->input(1);
+    const Tensor* gate = context->num_inputs() > 6 ? &context->input(6) : nullptr;
+    OP_REQUIRES(context, rows.kernel * columns.kernel * rows.stride == 1, InvalidArgument("the kernel has one pixel"));
+    OP_REQUIRES(context, !gate || gate->NumElements() == x.dim_size(0) * x.dim_size(3),
+                InvalidArgument("a gate has a number for each sample and channel"));
+    const Pixels from(x, gate);
+    const float* w = weights.flat<float>().data();
+    with_activation(activation_, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
+  }
+
+ private:
+  template <Activation kind>
+  static void multiply(OpKernelContext* context, const Pixels& x, const float* w, const Results& to) {
+    const int64_t depth = x.channels(), filters = to.filters, panels = (filters + kPanel - 1) / kPanel;
+    auto do_panel = [&](const float* from, int64_t first, int64_t count, int64_t panel) {
+      const int64_t start = panel * kPanel, own = std::min(filters - start, kPanel);
+      multiply_columns({from, depth, 1}, count, w + start, filters, depth, own, [&](int64_t r, auto& sums) {
+        finish<kind>(sums, to.at(first + r, start), own);
+      });
+    };
+    const int64_t picoseconds = 10 * depth + 500;  // of a result
+    if (filters > x.count()) {  // the weights are most of what is read
+      in_threads(context, panels, x.count() * kPanel * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch;
+        const float* from = x.of(0, x.count(), &scratch);
+        for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count(), panel);
+      });
+      return;
+    }
+    const int64_t chunk = std::max<int64_t>(kCached / (4 * depth) / kTallTile, 1) * kTallTile;
+    const int64_t tiles = (x.count() + kTallTile - 1) / kTallTile;
+    in_threads(context, tiles, kTallTile * filters * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch;
+      const int64_t last = std::min(end * kTallTile, x.count());
+      for (int64_t first = begin * kTallTile; first < last; first += chunk) {
+        const int64_t count = std::min(chunk, last - first);
+        const float* from = x.of(first, count, &scratch);
+        for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel);
+      }
+    });
+  }
+};
+
+class DepthwiseConvNorm : public ConvNorm {
+ public:
+  explicit DepthwiseConvNorm(OpKernelConstruction* context) : ConvNorm(context) {}
+
+ protected:
+  int64_t channels_of(const Tensor& weights) const override { return weights.dim_size(3); }
+
+  void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const override {
+    const Tensor &x = context->input(0), &weights = context->input(1);
+    with_activation(activation_, [&](auto kind) {
+      const Image<decltype(kind)::value> image{rows, columns, x.dim_size(3), weights.flat<float>().data()};
+      const int64_t panels = (image.channels + kPanel - 1) / kPanel, bands = (rows.out + kBandRows - 1) / kBandRows;
+      // all panels of a row together, as they share its pixels' memory; apart where there is too little to do at once
+      const int64_t split = std::min<int64_t>((kUnits - 1) / (x.dim_size(0) * bands) + 1, panels), together = panels / split;
+      const int64_t shares = (panels + together - 1) / together;
+      const float* from = x.flat<float>().data();
+      const int64_t cost = kBandRows * columns.out * together * (rows.kernel * columns.kernel / 2 + 8);
+      in_threads(context, x.dim_size(0) * bands * shares, cost, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; ++k) {
+          const int64_t sample = k / shares / bands, first = k / shares % bands * kBandRows, share = k % shares * together;
+          const float* own = from + sample * rows.in * columns.in * image.channels;
+          for (int64_t row = first; row < std::min(first + kBandRows, rows.out); ++row) {
+            if (together == panels && x.NumElements() > kNear) image.touch_row(own, row, row == first);
+            for (int64_t panel = share; panel < std::min(share + together, panels); ++panel) {
+              image.do_row(own, panel, row, to.at((sample * rows.out + row) * columns.out, panel * kPanel));
+            }
+          }
+        }
+      });
+    });
+  }
+
+ private:
+  // The work on one image.
+  template <Activation kind>
+  struct Image {
+    // Reads the pixels of a row's windows, or those that the windows of the row before have not.
+    void touch_row(const float* x, int64_t row, bool is_first) const {
+      const int64_t start = row * rows.stride - rows.before, end = std::min(start + rows.kernel, rows.in);
+      const int64_t from = std::max<int64_t>(is_first ? start : start + rows.kernel - rows.stride, 0);
+      if (from < end) touch(x + from * columns.in * channels, (end - from) * columns.in * channels);
+    }
+
+    void do_row(const float* x, int64_t panel, int64_t row, const Results& to) const {
+      const int64_t own = std::min(channels - panel * kPanel, kPanel);
+      if (own > kVector) {
+        do_columns<2>(x, panel * kPanel, own, row, to);
+      } else {
+        do_columns<1>(x, panel * kPanel, own, row, to);
+      }
+    }
+
+    template <int vectors>
+    void do_columns(const float* x, int64_t channel, int64_t own, int64_t row, const Results& to) const {
+      for (int64_t column = 0; column < columns.out; column += kTilePixels) {
+        const Results here = to.at(column, 0);
+        if (taps_of(columns, column).first == 0 && taps_of(columns, column + kTilePixels - 1).last == columns.kernel) {
+          do_tile<true, vectors>(x, channel, own, row, column, here);
+        } else {
+          do_tile<false, vectors>(x, channel, own, row, column, here);
+        }
+      }
+    }
+
+    // Some pixels of a row, whose windows are `inside` of the image, or beyond its edges as well.
+    template <bool inside, int vectors>
+    void do_tile(const float* x, int64_t channel, int64_t own, int64_t row, int64_t column, const Results& to) const {
+      const __mmask16 last = mask_of(own - (vectors - 1) * kVector);
+      auto load = [last](const float* from, int v) {
+        return v + 1 < vectors ? _mm512_loadu_ps(from + v * kVector) : _mm512_maskz_loadu_ps(last, from + v * kVector);
+      };
+      __m512 sums[kTilePixels][vectors];
+#pragma GCC unroll 8
+      for (int p = 0; p < kTilePixels; ++p) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) sums[p][v] = _mm512_setzero_ps();
+      }
+      const int64_t left = column * columns.stride - columns.before, step = columns.stride * channels;
+      const Taps down = taps_of(rows, row);
+      for (int64_t i = down.first; i < down.last; ++i) {
+        const float* line = x + ((row * rows.stride - rows.before + i) * columns.in + left) * channels + channel;
+        const float* tap = w + i * columns.kernel * channels + channel;
+        for (int64_t j = 0; j < columns.kernel; ++j, line += channels, tap += channels) {
+          __m512 factors[vectors];
+#pragma GCC unroll 2
+          for (int v = 0; v < vectors; ++v) factors[v] = load(tap, v);
+#pragma GCC unroll 8
+          for (int p = 0; p < kTilePixels; ++p) {
+            const int64_t place = left + j + p * columns.stride;
+            const float* pixel = inside || (place >= 0 && place < columns.in) ? line + p * step : kOutside;
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; ++v) sums[p][v] = _mm512_fmadd_ps(load(pixel, v), factors[v], sums[p][v]);
+          }
+        }
+      }
+      finish<kind>(sums, to, own, columns.out - column);
+    }
+
+    const Axis rows, columns;
+    const int64_t channels;
+    const float* w;
+  };
+};
+
+tensorflow::Status shape_of_result(InferenceContext* context) {
+  tensorflow::int64 stride;
+  TF_RETURN_IF_ERROR(context->GetAttr("stride", &stride));
+  ShapeHandle y = context->input(0);
+  for (int axis = 1; axis < 3; ++axis) {
+    const auto size = context->Dim(y, axis);
+    const bool known = context->ValueKnown(size);
+    const auto out = known ? context->MakeDim((context->Value(size) + stride - 1) / stride) : context->UnknownDim();
+    TF_RETURN_IF_ERROR(context->ReplaceDim(y, axis, out, &y));
+  }
+  TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(context->input(1), 3), &y));
+  context->set_output(0, y);
+  return tensorflow::OkStatus();
+}
+
+REGISTER_OP("EmulatorPointwiseConvNorm")
+    .Input("x: float").Input("weights: float")
+    .Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float").Input("gate: gates * float")
+    .Attr("activation: string").Attr("epsilon: float").Attr("stride: int >= 1").Attr("gates: int >= 0")
+    .Output("y: float")
+    .SetShapeFn(shape_of_result);
+REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvNorm").Device(tensorflow::DEVICE_CPU), PointwiseConvNorm);
+
+REGISTER_OP("EmulatorDepthwiseConvNorm")
+    .Input("x: float").Input("weights: float")
+    .Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float")
+    .Attr("activation: string").Attr("epsilon: float").Attr("stride: int >= 1")
+    .Output("y: float")
+    .SetShapeFn(shape_of_result);
+REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseConvNorm").Device(tensorflow::DEVICE_CPU), DepthwiseConvNorm);
+
+}  // namespace
+}  // namespace native
+
+#endif  // __AVX512F__

@@ -1,0 +1,40 @@
+// The windows of a convolution with SAME padding, and work on the threads of an operation's device.
+
+#ifndef EMULATOR_NATIVE_WINDOWS_H_
+#define EMULATOR_NATIVE_WINDOWS_H_
+
+#include "emulator/native/blocks.h"
+
+namespace native {
+
+inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+// The sizes of a convolution along one axis.
+struct Axis {
+  Axis(int64_t in, int64_t kernel, int64_t stride)
+      : in(in), out((in + stride - 1) / stride), kernel(kernel), stride(stride),
+        before(std::max<int64_t>((out - 1) * stride + kernel - in, 0) / 2) {}
+
+  int64_t in, out, kernel, stride, before;
+};
+
+// The taps of a window that are inside of the image: from the first to before the last.
+struct Taps {
+  int64_t first, last;
+};
+
+inline Taps taps_of(const Axis& axis, int64_t place) {
+  const int64_t start = place * axis.stride - axis.before;
+  return {std::max<int64_t>(-start, 0), std::min(axis.kernel, axis.in - start)};
+}
+
+// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device. `nanoseconds`: of each.
+template <typename Work>
+void in_threads(OpKernelContext* context, int64_t count, int64_t nanoseconds, Work work) {
+  auto* threads = context->device()->tensorflow_cpu_worker_threads();
+  tensorflow::Shard(threads->num_threads, threads->workers, count, nanoseconds, work);
+}
+
+}  // namespace native
+
+#endif  // EMULATOR_NATIVE_WINDOWS_H_
