@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
+from emulator.inference.fused_layers import FusedLayers
 from emulator.layers.policy import PrecisionPolicy
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
@@ -104,7 +105,9 @@ def logits_of(
 ) -> tf.Tensor:
     """The network's answer [batch, classes] to a micro-batch of prepared images, float32 [batch, side, side, channels]."""
     policy = PrecisionPolicy(precision)
-    return _segments.run(segments, policy.layers(weights, training=False), policy.cast_input(image))
+    exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
+    layers = FusedLayers(weights) if exact else policy.layers(weights, training=False)
+    return _segments.run(segments, layers, policy.cast_input(image))
 
 
 def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:

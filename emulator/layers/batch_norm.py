@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
 from emulator.layers.activations import LINEAR
-from emulator.layers.convolutions import Convolution
 from emulator.layers.rounding import Rounding, kernel_attributes
 from emulator.native import library
 
@@ -107,19 +106,14 @@ def native_inference(
     moving: tuple[tf.Tensor, tf.Tensor],
     epsilon: float,
     activation: str = LINEAR,
-    source: Convolution | None = None,
 ) -> tf.Tensor | None:
-    """Batch norm of `inference`, and an activation, as one operation, with the convolution that x is the result of where
-    that can be in it; None without the native kernels."""
+    """Batch norm of `inference`, and an activation, as one operation; None without the native kernels."""
     kernels = library.load_for(x)
     if kernels is None:
         return None
-    norm = {
-        "gamma": gamma, "beta": beta, "mean": moving[0], "variance": moving[1],
-        "epsilon": epsilon, "activation": activation,
-    }  # fmt: skip
-    done = source.with_norm(**norm) if source else None
-    return kernels.emulator_batch_norm_inference(x=x, **norm) if done is None else done
+    return kernels.emulator_batch_norm_inference(
+        x=x, gamma=gamma, beta=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, activation=activation
+    )
 
 
 def _fused(

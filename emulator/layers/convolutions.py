@@ -1,14 +1,12 @@
 """Convolutions, by the operation that is fastest for each kind, and the subsampling of a shortcut.
 
 The weights' gradient of groups of 16 channels, those of *Making EfficientNet More Efficient* (Masters et al., 2021), is a
-native kernel where it is built for AVX-512 (emulator/native/group_conv.cc); so is an inference's convolution, with the gate
-before and the batch norm and the activation behind it (emulator/native/conv_norm.cc).
+native kernel where it is built for AVX-512 (emulator/native/group_conv.cc).
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.util import _pywrap_util_port
@@ -37,38 +35,6 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
-
-
-class Gated(NamedTuple):
-    """The arguments of a gate: x [batch, height, width, channels] and its factors [batch, 1, 1, channels]."""
-
-    x: tf.Tensor
-    factor: tf.Tensor
-
-
-class Convolution(NamedTuple):
-    """The arguments of a convolution, by which a layer behind it can do both at once."""
-
-    x: tf.Tensor
-    weights: tf.Tensor
-    stride: int
-    gated: Gated | None = None  # what x is the result of
-
-    def with_norm(self, **norm: Any) -> tf.Tensor | None:
-        """Return the convolution and an inference's batch norm and activation as one native operation, with the arguments
-        of batch_norm.native_inference's by name; None for other kernels than of one pixel or one channel, and without the native kernels."""
-        kernels = library.load_for(self.x)
-        if not hasattr(kernels, "emulator_pointwise_conv_norm"):
-            return None
-        norm |= {"weights": self.weights, "stride": self.stride}
-        kernel, of_group, filters = self.weights.shape[1:]
-        if of_group == 1 and filters == self.x.shape[-1] > 1:
-            return kernels.emulator_depthwise_conv_norm(x=self.x, **norm)
-        if of_group < self.x.shape[-1] or kernel > 1 or self.stride > 1:
-            return None
-        if self.gated:
-            return kernels.emulator_pointwise_conv_norm(x=self.gated.x, gate=[self.gated.factor], **norm)
-        return kernels.emulator_pointwise_conv_norm(x=self.x, gate=[], **norm)
 
 
 def _group_conv(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -70,9 +69,6 @@ class TensorLayers(Layers):
         self._watch = watch
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
-        # of inference's exact results, by their references
-        self._convolutions: dict[Any, convolutions.Convolution] = {}
-        self._gates: dict[Any, convolutions.Gated] = {}
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
         """Return a layer's input; subclasses round or check the gradient that the layer hands back for it.
@@ -123,10 +119,8 @@ class TensorLayers(Layers):
     ) -> tf.Tensor:
         name = self.path("conv", "conv2d", "kernel")
         weights, x = self._factors(self._weights[name], self._round_operand(self._layer_input(x), name))
-        product = convolutions.convolve(x, weights, stride)
-        y = self._result(self._round_product_gradient(self._as_results(product), name))
-        if y is product and not self._training:
-            self._convolutions[y.ref()] = convolutions.Convolution(x, weights, stride, self._gates.get(x.ref()))
+        y = convolutions.convolve(x, weights, stride)
+        y = self._result(self._round_product_gradient(self._as_results(y), name))
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
         return self._watched(y, "conv")
@@ -165,8 +159,7 @@ class TensorLayers(Layers):
         x = self._layer_input(x)
         if not self._training:
             moving = tuple(self._weights[self.path(name)] for name in MOMENTS)
-            source = self._convolutions.get(x.ref())
-            done = batch_norm.native_inference(x, gamma, beta, moving, norm.epsilon, activation, source)
+            done = batch_norm.native_inference(x, gamma, beta, moving, norm.epsilon, activation)
             if done is not None:
                 return done
             return self._activation(batch_norm.inference(x, gamma, beta, moving, norm.epsilon), activation)
@@ -204,7 +197,7 @@ class TensorLayers(Layers):
         return tf.nn.relu6(self._layer_input(x, gradient_on_grid=True))
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return activations.swish(self._layer_input(x, gradient_on_grid=True)) if self._training else x * tf.sigmoid(x)
+        return activations.swish(self._layer_input(x, gradient_on_grid=True))
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
         return self._result(tf.sigmoid(self._layer_input(x)))
@@ -213,10 +206,7 @@ class TensorLayers(Layers):
         return self._result(self._layer_input(x, gradient_on_grid=True) + self._layer_input(y, gradient_on_grid=True))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        y = activations.gate(self._layer_input(x), self._layer_input(factor))
-        if not self._training and factor.shape[0] == x.shape[0]:
-            self._gates[y.ref()] = convolutions.Gated(x, factor)
-        return y
+        return activations.gate(self._layer_input(x), self._layer_input(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return tf.concat([self._layer_input(x, gradient_on_grid=True), self._layer_input(y, gradient_on_grid=True)], -1)

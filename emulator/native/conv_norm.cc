@@ -12,6 +12,7 @@
 
 #include "emulator/native/norms.h"
 #include "emulator/native/products.h"
+#include "emulator/native/threads.h"
 
 namespace native {
 namespace {
@@ -79,7 +80,62 @@ void with_activation(const std::string& name, Work work) {
   if (name == "relu") return work(std::integral_constant<Activation, Activation::kRelu>());
   if (name == "relu6") return work(std::integral_constant<Activation, Activation::kRelu6>());
   if (name == "swish") return work(std::integral_constant<Activation, Activation::kSwish>());
+  if (name == "sigmoid") return work(std::integral_constant<Activation, Activation::kSigmoid>());
   return work(std::integral_constant<Activation, Activation::kLinear>());
+}
+
+// Pixels of samples, times their sample's gate if there is one.
+struct Pixels {
+  // `wanted` pixels from `first` on, in `scratch` where they are not x's own.
+  const float* of(int64_t first, int64_t wanted, std::vector<float>* scratch) const {
+    const float* pixel = x + first * channels;
+    if (!gate) {
+      if (count * channels > kNear) touch(pixel, wanted * channels);
+      return pixel;
+    }
+    scratch->resize(wanted * channels);
+    float* to = scratch->data();
+    for (int64_t k = first; k < first + wanted; ++k, pixel += channels, to += channels) {
+      const float* factors = gate + k / of_sample * channels;
+      for (int64_t c = 0; c < channels; ++c) to[c] = pixel[c] * factors[c];
+    }
+    return scratch->data();
+  }
+
+  const float *x, *gate;
+  int64_t count, of_sample, channels;
+};
+
+// Results of a convolution by kernels of one pixel, as a product of matrices.
+template <Activation kind>
+void multiply(OpKernelContext* context, const Pixels& x, const float* w, const Results& to) {
+  const int64_t depth = x.channels, filters = to.filters, panels = (filters + kPanel - 1) / kPanel;
+  auto do_panel = [&](const float* from, int64_t first, int64_t count, int64_t panel) {
+    const int64_t start = panel * kPanel, own = std::min(filters - start, kPanel);
+    multiply_columns({from, depth, 1}, count, w + start, filters, depth, own, [&](int64_t r, auto& sums) {
+      finish<kind>(sums, to.at(first + r, start), own);
+    });
+  };
+  const int64_t picoseconds = 10 * depth + 500;  // of a result
+  if (filters > x.count) {  // the weights are most of what is read
+    in_shares(context, panels, x.count * kPanel * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch;
+      const float* from = x.of(0, x.count, &scratch);
+      for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count, panel);
+    });
+    return;
+  }
+  const int64_t chunk = std::max<int64_t>(kCached / (4 * depth) / kTallTile, 1) * kTallTile;
+  const int64_t tiles = (x.count + kTallTile - 1) / kTallTile;
+  in_shares(context, tiles, kTallTile * filters * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch;
+    const int64_t last = std::min(end * kTallTile, x.count);
+    for (int64_t first = begin * kTallTile; first < last; first += chunk) {
+      const int64_t count = std::min(chunk, last - first);
+      const float* from = x.of(first, count, &scratch);
+      for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel);
+    }
+  });
 }
 
 // A convolution whose batch norm and activation come with it.
@@ -125,37 +181,6 @@ class ConvNorm : public OpKernel {
   int64_t stride_ = 1;
 };
 
-// The pixels of x, times their sample's gate if there is one.
-class Pixels {
- public:
-  Pixels(const Tensor& x, const Tensor* gate)
-      : x_(x.flat<float>().data()), gate_(gate ? gate->flat<float>().data() : nullptr),
-        count_(x.NumElements() / x.dim_size(3)), of_sample_(x.dim_size(1) * x.dim_size(2)), channels_(x.dim_size(3)) {}
-
-  int64_t count() const { return count_; }
-  int64_t channels() const { return channels_; }
-
-  // `count` pixels from `first` on, in `scratch` where they are not x's own.
-  const float* of(int64_t first, int64_t count, std::vector<float>* scratch) const {
-    const float* pixel = x_ + first * channels_;
-    if (!gate_) {
-      if (count_ * channels_ > kNear) touch(pixel, count * channels_);
-      return pixel;
-    }
-    scratch->resize(count * channels_);
-    float* to = scratch->data();
-    for (int64_t k = first; k < first + count; ++k, pixel += channels_, to += channels_) {
-      const float* factors = gate_ + k / of_sample_ * channels_;
-      for (int64_t c = 0; c < channels_; ++c) to[c] = pixel[c] * factors[c];
-    }
-    return scratch->data();
-  }
-
- private:
-  const float *x_, *gate_;
-  const int64_t count_, of_sample_, channels_;
-};
-
 // By kernels of one pixel, as a product of matrices.
 class PointwiseConvNorm : public ConvNorm {
  public:
@@ -170,42 +195,59 @@ class PointwiseConvNorm : public ConvNorm {
     OP_REQUIRES(context, rows.kernel * columns.kernel * rows.stride == 1, InvalidArgument("the kernel has one pixel"));
     OP_REQUIRES(context, !gate || gate->NumElements() == x.dim_size(0) * x.dim_size(3),
                 InvalidArgument("a gate has a number for each sample and channel"));
-    const Pixels from(x, gate);
+    const Pixels from{x.flat<float>().data(), gate ? gate->flat<float>().data() : nullptr, x.NumElements() / x.dim_size(3),
+                      x.dim_size(1) * x.dim_size(2), x.dim_size(3)};
+    const float* w = weights.flat<float>().data();
+    with_activation(activation_, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
+  }
+};
+
+// By kernels of one pixel, with a bias and an activation: of x, or of its samples' means over their pixels.
+class PointwiseConvBias : public OpKernel {
+ public:
+  explicit PointwiseConvBias(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("activation", &activation_));
+    OP_REQUIRES_OK(context, context->GetAttr("of_mean", &of_mean_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &x = context->input(0), &weights = context->input(1), &bias = context->input(2);
+    const int64_t channels = x.dims() == 4 ? x.dim_size(3) : 0, filters = bias.NumElements();
+    OP_REQUIRES(context, x.NumElements() > 0 && weights.NumElements() == channels * filters,
+                InvalidArgument("x has four axes, weights are [1, 1, channels, filters]"));
+    TensorShape shape = x.shape();
+    if (of_mean_) shape = TensorShape({x.dim_size(0), 1, 1, channels});
+    const int64_t pixels = shape.num_elements() / channels;
+    shape.set_dim(3, filters);
+    Tensor* y;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &y));
+    const std::vector<float> ones(filters, 1.0f), means = of_mean_ ? means_of(context, x) : std::vector<float>();
+    const Pixels from{of_mean_ ? means.data() : x.flat<float>().data(), nullptr, pixels, pixels / x.dim_size(0), channels};
+    const Results to{ones.data(), bias.flat<float>().data(), y->flat<float>().data(), filters, false};
     const float* w = weights.flat<float>().data();
     with_activation(activation_, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
   }
 
  private:
-  template <Activation kind>
-  static void multiply(OpKernelContext* context, const Pixels& x, const float* w, const Results& to) {
-    const int64_t depth = x.channels(), filters = to.filters, panels = (filters + kPanel - 1) / kPanel;
-    auto do_panel = [&](const float* from, int64_t first, int64_t count, int64_t panel) {
-      const int64_t start = panel * kPanel, own = std::min(filters - start, kPanel);
-      multiply_columns({from, depth, 1}, count, w + start, filters, depth, own, [&](int64_t r, auto& sums) {
-        finish<kind>(sums, to.at(first + r, start), own);
-      });
-    };
-    const int64_t picoseconds = 10 * depth + 500;  // of a result
-    if (filters > x.count()) {  // the weights are most of what is read
-      in_threads(context, panels, x.count() * kPanel * picoseconds / 1000, [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch;
-        const float* from = x.of(0, x.count(), &scratch);
-        for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count(), panel);
-      });
-      return;
+  static std::vector<float> means_of(OpKernelContext* context, const Tensor& x) {
+    const Walk walk(x);
+    BlockSums sums(walk);
+    const float* from = x.flat<float>().data();
+    run(context, walk,
+        [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+          sum_pixels(from + sample * walk.sample_size() + first, pixels, walk.channels, sums.of(sample, block),
+                     [](float v, int64_t) { return v; });
+        },
+        2);
+    std::vector<float> means;
+    for (int64_t sample = 0; sample < walk.batch; ++sample) {
+      for (double total : sums.total(sample)) means.push_back(static_cast<float>(total / walk.pixels));
     }
-    const int64_t chunk = std::max<int64_t>(kCached / (4 * depth) / kTallTile, 1) * kTallTile;
-    const int64_t tiles = (x.count() + kTallTile - 1) / kTallTile;
-    in_threads(context, tiles, kTallTile * filters * picoseconds / 1000, [&](int64_t begin, int64_t end) {
-      std::vector<float> scratch;
-      const int64_t last = std::min(end * kTallTile, x.count());
-      for (int64_t first = begin * kTallTile; first < last; first += chunk) {
-        const int64_t count = std::min(chunk, last - first);
-        const float* from = x.of(first, count, &scratch);
-        for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel);
-      }
-    });
+    return means;
   }
+
+  std::string activation_;
+  bool of_mean_ = false;
 };
 
 class DepthwiseConvNorm : public ConvNorm {
@@ -225,7 +267,7 @@ class DepthwiseConvNorm : public ConvNorm {
       const int64_t shares = (panels + together - 1) / together;
       const float* from = x.flat<float>().data();
       const int64_t cost = kBandRows * columns.out * together * (rows.kernel * columns.kernel / 2 + 8);
-      in_threads(context, x.dim_size(0) * bands * shares, cost, [&](int64_t begin, int64_t end) {
+      in_shares(context, x.dim_size(0) * bands * shares, cost, [&](int64_t begin, int64_t end) {
         for (int64_t k = begin; k < end; ++k) {
           const int64_t sample = k / shares / bands, first = k / shares % bands * kBandRows, share = k % shares * together;
           const float* own = from + sample * rows.in * columns.in * image.channels;
@@ -334,6 +376,21 @@ REGISTER_OP("EmulatorPointwiseConvNorm")
     .Output("y: float")
     .SetShapeFn(shape_of_result);
 REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvNorm").Device(tensorflow::DEVICE_CPU), PointwiseConvNorm);
+
+REGISTER_OP("EmulatorPointwiseConvBias")
+    .Input("x: float").Input("weights: float").Input("bias: float")
+    .Attr("activation: string").Attr("of_mean: bool")
+    .Output("y: float")
+    .SetShapeFn([](InferenceContext* context) {
+      ShapeHandle y = context->input(0);
+      bool of_mean;
+      TF_RETURN_IF_ERROR(context->GetAttr("of_mean", &of_mean));
+      for (int axis = 1; of_mean && axis < 3; ++axis) TF_RETURN_IF_ERROR(context->ReplaceDim(y, axis, context->MakeDim(1), &y));
+      TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(context->input(2), 0), &y));
+      context->set_output(0, y);
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvBias").Device(tensorflow::DEVICE_CPU), PointwiseConvBias);
 
 REGISTER_OP("EmulatorDepthwiseConvNorm")
     .Input("x: float").Input("weights: float")

@@ -29,6 +29,13 @@ struct Sizes {
   Axis rows, columns;
 };
 
+// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device. `nanoseconds`: of each.
+template <typename Work>
+void in_threads(OpKernelContext* context, int64_t count, int64_t nanoseconds, Work work) {
+  auto* threads = context->device()->tensorflow_cpu_worker_threads();
+  tensorflow::Shard(threads->num_threads, threads->workers, count, nanoseconds, work);
+}
+
 // Lays one group's pixels of a row of an image side by side.
 void copy_row(const float* row, int64_t columns, int64_t channels, float* to) {
   for (int64_t c = 0; c < columns; ++c, row += channels, to += kGroup) _mm512_storeu_ps(to, _mm512_loadu_ps(row));

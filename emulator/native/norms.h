@@ -40,7 +40,7 @@ inline float exponential(float x) {
 
 inline float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
-enum class Activation { kLinear, kRelu, kRelu6, kSwish };
+enum class Activation { kLinear, kRelu, kRelu6, kSwish, kSigmoid };
 
 // NaN stays NaN.
 template <Activation kind>
@@ -48,6 +48,7 @@ inline float activated(float z) {
   if constexpr (kind == Activation::kRelu) return z <= 0.0f ? 0.0f : z;
   if constexpr (kind == Activation::kRelu6) return z <= 0.0f ? 0.0f : (z >= 6.0f ? 6.0f : z);
   if constexpr (kind == Activation::kSwish) return z / (1.0f + exponential(-z));
+  if constexpr (kind == Activation::kSigmoid) return sigmoid(z);
   return z;
 }
 

@@ -1,4 +1,4 @@
-// The windows of a convolution with SAME padding, and work on the threads of an operation's device.
+// The windows of a convolution with SAME padding.
 
 #ifndef EMULATOR_NATIVE_WINDOWS_H_
 #define EMULATOR_NATIVE_WINDOWS_H_
@@ -26,13 +26,6 @@ struct Taps {
 inline Taps taps_of(const Axis& axis, int64_t place) {
   const int64_t start = place * axis.stride - axis.before;
   return {std::max<int64_t>(-start, 0), std::min(axis.kernel, axis.in - start)};
-}
-
-// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device. `nanoseconds`: of each.
-template <typename Work>
-void in_threads(OpKernelContext* context, int64_t count, int64_t nanoseconds, Work work) {
-  auto* threads = context->device()->tensorflow_cpu_worker_threads();
-  tensorflow::Shard(threads->num_threads, threads->workers, count, nanoseconds, work);
 }
 
 }  // namespace native

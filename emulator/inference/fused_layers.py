@@ -1,0 +1,139 @@
+"""The vocabulary for exact inference: where the native kernels are built (emulator/native/conv_norm.cc), a convolution by
+kernels of one pixel or one channel is one operation with the gate or the mean before, and the batch norm, or the bias, and
+the activation behind. The layers come one by one; a later one takes the place of earlier ones, which nothing reads then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from emulator.layers.activations import LINEAR, RELU, RELU6, SWISH
+from emulator.layers.tensor_layers import MOMENTS, TensorLayers
+from emulator.native import library
+from Models._layers import Initial
+from Models._norms import BatchNorm
+
+SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution's arguments. `gate`: the factors [batch, 1, 1, channels] of its x; `of_mean`: it is of the mean of x."""
+
+    x: tf.Tensor
+    weights: tf.Tensor  # [kernel, kernel, channels of a group, filters]
+    stride: int = 1
+    bias: tf.Tensor | None = None
+    gate: tf.Tensor | None = None
+    of_mean: bool = False
+
+    @property
+    def is_depthwise(self) -> bool:
+        """True if every channel has a kernel of its own."""
+        return self.weights.shape[2] == 1 and self.weights.shape[3] == self.x.shape[-1] > 1
+
+    @property
+    def is_pointwise(self) -> bool:
+        """True if the kernels are of one pixel and all channels."""
+        return self.weights.shape[0] == self.stride == 1 and self.weights.shape[2] == self.x.shape[-1]
+
+    @property
+    def kernels(self) -> ModuleType | None:
+        """The operations, if they are built for a processor that has them."""
+        built = library.load_for(self.x)
+        return built if hasattr(built, "emulator_pointwise_conv_norm") else None
+
+    def with_norm(self, **norm: Any) -> tf.Tensor | None:
+        """Return the convolution with a batch norm and an activation behind it; None where no operation does both.
+        `norm`: gamma, beta, mean and variance [filters], epsilon, activation."""
+        kernels = self.kernels
+        if not kernels or self.bias is not None or self.of_mean:
+            return None
+        norm |= {"x": self.x, "weights": self.weights, "stride": self.stride}
+        if self.is_depthwise and self.gate is None:
+            return kernels.emulator_depthwise_conv_norm(**norm)
+        gates = [] if self.gate is None else [self.gate]
+        return kernels.emulator_pointwise_conv_norm(gate=gates, **norm) if self.is_pointwise else None
+
+    def with_activation(self, activation: str) -> tf.Tensor | None:
+        """Return the convolution with its bias and an activation behind it; None where no operation does both."""
+        kernels = self.kernels
+        if not kernels or self.bias is None or self.gate is not None or not self.is_pointwise:
+            return None
+        return kernels.emulator_pointwise_conv_bias(
+            x=self.x, weights=self.weights, bias=self.bias, activation=activation, of_mean=self.of_mean
+        )
+
+
+class FusedLayers(TensorLayers):
+    """The vocabulary on tensors [batch, height, width, channels] without training, in the weights' dtype."""
+
+    def __init__(self, weights: Mapping[str, tf.Tensor]) -> None:
+        super().__init__(weights, training=False)
+        # what tensors are the results of, by their references
+        self._convolutions: dict[Any, _Convolution] = {}
+        self._gates: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
+        self._means: dict[Any, tf.Tensor] = {}
+
+    def conv(
+        self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
+        bias: bool = False,
+    ) -> tf.Tensor:  # fmt: skip
+        y = super().conv(x, filters, kernel, initial, stride=stride, groups=groups, bias=bias)
+        weights = self._weights[self.path("conv", "conv2d", "kernel")]
+        added = self._weights[self.path("conv", "conv2d", "bias")] if bias else None
+        source, gate = self._gates.get(x.ref(), (x, None))
+        if x.ref() in self._means:
+            convolution = _Convolution(self._means[x.ref()], weights, stride, added, of_mean=True)
+        else:
+            convolution = _Convolution(source, weights, stride, added, gate)
+        self._convolutions[y.ref()] = convolution
+        return y
+
+    def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        y = super().gate(x, factor)
+        if factor.shape[0] == x.shape[0]:
+            self._gates[y.ref()] = x, factor
+        return y
+
+    def global_mean(self, x: tf.Tensor) -> tf.Tensor:
+        y = super().global_mean(x)
+        self._means[y.ref()] = x
+        return y
+
+    def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
+        source, (mean, variance) = self._convolutions.get(x.ref()), (self._weights[self.path(name)] for name in MOMENTS)
+        done = source and source.with_norm(
+            gamma=gamma, beta=beta, mean=mean, variance=variance, epsilon=norm.epsilon, activation=activation
+        )
+        return super()._batch_norm(x, gamma, beta, norm, activation) if done is None else done
+
+    def relu(self, x: tf.Tensor) -> tf.Tensor:
+        return self._activated(x, RELU, super().relu)
+
+    def relu6(self, x: tf.Tensor) -> tf.Tensor:
+        return self._activated(x, RELU6, super().relu6)
+
+    def swish(self, x: tf.Tensor) -> tf.Tensor:
+        return self._activated(x, SWISH, lambda x: x * tf.sigmoid(x))
+
+    def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
+        return self._activated(x, SIGMOID, super().sigmoid)
+
+    def _activated(self, x: tf.Tensor, activation: str, otherwise: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        source = self._convolutions.get(x.ref())
+        done = source and source.with_activation(activation)
+        return otherwise(x) if done is None else done
+
+    def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
+        y = super().dense(x, units)
+        weights, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
+        source = self._means.get(x.ref())
+        pixels = tf.reshape(x, [-1, 1, 1, weights.shape[0]]) if source is None else source
+        done = _Convolution(pixels, weights[None, None], 1, bias, of_mean=source is not None).with_activation(LINEAR)
+        return y if done is None else tf.reshape(done, [-1, units])
