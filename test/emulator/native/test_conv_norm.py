@@ -1,0 +1,140 @@
+"""Inference's convolutions with what stands before and behind them as native operations, against float64; neither the
+threads nor the other samples of a pass change a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from emulator.inference.fused_layers import FusedLayers
+from emulator.layers.activations import LINEAR, RELU, RELU6, SWISH
+from emulator.native import library
+from emulator.plan.trace import CountingLayers, Shape
+from emulator.program.runtime import new_graph
+from Models._layers import Initial, Layers, Tensor
+from Models._norms import BatchNorm
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(library.load(), "emulator_pointwise_conv_norm"),
+    reason="the kernels are not built, or the processor has no AVX-512",
+)
+INITIAL, NORM = Initial(2.0, "fan_out"), BatchNorm(epsilon=1e-3)
+Network = Callable[[Layers, Tensor], Tensor]
+
+
+def normed(layers: Layers, x: Tensor, activation: str) -> Tensor:
+    return layers.norm(x, NORM) if activation == LINEAR else layers.norm_activation(x, NORM, activation)
+
+
+def pointwise(filters: int, activation: str = SWISH) -> Network:
+    return lambda layers, x: normed(layers, layers.conv(x, filters, 1, INITIAL), activation)
+
+
+def depthwise(kernel: int, stride: int, activation: str = SWISH) -> Network:
+    def network(layers: Layers, x: Tensor) -> Tensor:
+        channels = layers.channels(x)
+        return normed(layers, layers.conv(x, channels, kernel, INITIAL, stride=stride, groups=channels), activation)
+
+    return network
+
+
+def squeezed(filters: int) -> Network:
+    """Squeeze and excitation, a projection of what is gated, and a dense layer of the mean."""
+
+    def network(layers: Layers, x: Tensor) -> Tensor:
+        gate = layers.global_mean(x)
+        for name, width, act in (("1", 5, SWISH), ("2", layers.channels(x), "sigmoid")):
+            with layers.scope(name):
+                gate = getattr(layers, act)(layers.conv(gate, width, 1, INITIAL, bias=True))
+        y = layers.conv(layers.gate(x, gate), filters, 1, INITIAL)
+        return layers.dense(layers.global_mean(layers.norm(y, NORM)), 7)
+
+    return network
+
+
+def biased(filters: int) -> Network:
+    return lambda layers, x: layers.dense(layers.relu(layers.conv(x, filters, 1, INITIAL, bias=True)), 9)
+
+
+# batch, height, width, channels: pixels and channels that tiles divide, and that they do not; fewer pixels than filters, and
+# more; windows that reach beyond every edge; results that are larger than the caches
+CASES = {
+    "pointwise": ((2, 14, 14, 32), pointwise(64), "PointwiseConvNorm"),
+    "few filters": ((1, 9, 11, 24), pointwise(8, LINEAR), "PointwiseConvNorm"),
+    "odd numbers": ((3, 5, 7, 13), pointwise(19, RELU6), "PointwiseConvNorm"),
+    "one pixel": ((1, 1, 1, 40), pointwise(77, RELU), "PointwiseConvNorm"),
+    "deep": ((1, 7, 7, 1152), pointwise(320), "PointwiseConvNorm"),
+    "large": ((4, 112, 112, 16), pointwise(96), "PointwiseConvNorm"),
+    "large and odd": ((5, 112, 112, 4), pointwise(90), "PointwiseConvNorm"),
+    "depthwise 3": ((2, 14, 14, 32), depthwise(3, 1), "DepthwiseConvNorm"),
+    "depthwise 3, stride 2": ((1, 15, 9, 24), depthwise(3, 2, RELU), "DepthwiseConvNorm"),
+    "depthwise 5": ((3, 7, 7, 48), depthwise(5, 1), "DepthwiseConvNorm"),
+    "depthwise 5, stride 2": ((2, 8, 13, 20), depthwise(5, 2, LINEAR), "DepthwiseConvNorm"),
+    "depthwise 2, stride 3": ((2, 6, 7, 3), depthwise(2, 3), "DepthwiseConvNorm"),
+    "wider than the picture": ((2, 2, 3, 16), depthwise(7, 1), "DepthwiseConvNorm"),
+    "large depthwise": ((5, 70, 131, 96), depthwise(3, 1), "DepthwiseConvNorm"),
+    "gate and means": ((3, 12, 10, 40), squeezed(24), "PointwiseConvBias"),
+    "bias": ((2, 6, 6, 10), biased(33), "PointwiseConvBias"),
+}
+
+
+def drawn(case: str) -> dict[str, np.ndarray]:
+    """The network's weights by name."""
+    (_, *shape), network, _ = CASES[case]
+    counted = CountingLayers()
+    network(counted, Shape(*shape))
+    random = np.random.default_rng(len(case))
+    weights = {}
+    for variable in (each for operation in counted.operations for each in operation.variables):
+        value = random.normal(0, 1, variable.shape) / np.sqrt(max(np.prod(variable.shape[:-1]), 1))
+        weights[variable.name] = np.abs(value) + 0.5 if variable.name.endswith("variance") else value
+    return weights
+
+
+def outcome(case: str, x: np.ndarray, dtype: type = np.float32, threads: int = 2) -> np.ndarray:
+    """The network's answer; in float64 layer by layer, by TensorFlow."""
+    _, network, operation = CASES[case]
+    with new_graph().as_default() as graph:
+        fed = tf.placeholder(dtype, x.shape)
+        layers = FusedLayers({name: tf.constant(value, dtype) for name, value in drawn(case).items()})
+        y = network(layers, fed)
+        assert (f"Emulator{operation}" in {each.type for each in graph.get_operations()}) == (dtype == np.float32)
+        with tf.Session(graph=graph, config=tf.ConfigProto(intra_op_parallelism_threads=threads)) as session:
+            return session.run(y, {fed: x})
+
+
+def pictures(case: str) -> np.ndarray:
+    return np.random.default_rng(1).normal(0.5, 1, CASES[case][0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_those_of_float64(case):
+    x = pictures(case)
+    found, expected = outcome(case, x), outcome(case, x, np.float64)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", ["large", "large depthwise", "gate and means", "deep"])
+def test_neither_threads_nor_other_samples_change_a_bit(case):
+    x = pictures(case)
+    alone = outcome(case, x, threads=1)
+    assert all(np.array_equal(outcome(case, x, threads=threads), alone) for threads in (2, 5))
+    again = outcome(case, np.concatenate([x, x[::-1]]))
+    assert np.array_equal(again[: len(x)], alone) and np.array_equal(again[len(x) :], alone[::-1])
+
+
+@pytest.mark.parametrize("case", ["pointwise", "depthwise 3"])
+def test_a_number_that_is_not_finite_goes_where_it_belongs(case):
+    x = pictures(case)
+    x[1, 3, 4, 21] = np.nan
+    y = outcome(case, x)
+    expected = np.zeros(y.shape, bool)
+    if case == "pointwise":
+        expected[1, 3, 4] = True
+    else:
+        expected[1, 2:5, 3:6, 21] = True
+    assert np.array_equal(np.isnan(y), expected)
