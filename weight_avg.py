@@ -81,6 +81,8 @@ def _target(filename: str) -> Path:
     if target.exists() and not target.is_file():
         kind = "a folder: give a name in it" if target.is_dir() else "no place for a checkpoint: give the name of a file"
         raise OptionError(f"--filename {target} is {kind}, as in logs/<run>/ckpt/averaged")
+    if target.parent.exists() and not target.parent.is_dir():
+        raise OptionError(f"--filename {target}: {target.parent} is no folder; give the name of a file in one")
     if target.parent.is_symlink():
         raise OptionError(f"--filename {target}: {target.parent} is a link; give the folder itself")
     if re.search(r"ckpt-[0-9]+$", target.name):

@@ -179,14 +179,13 @@ def picture(results: Sequence[Result]) -> str:
     return trainings.picture(title, rows, len(accuracies[HALVED]))
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--seeds", type=command_line.int_between(1), default=3, metavar="N", help="seeds 1 to N of every network [3]"
     )
     parser.add_argument("--output", default="logs/findings", metavar="DIR", help="where runs, table and picture go")
-    arguments = sys.argv[1:]
     training_words = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
     parsed = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     folder = Path(parsed.output).resolve()
@@ -197,12 +196,8 @@ def main() -> int:
         for seed in range(1, parsed.seeds + 1)
     ]
     trainings.end_by_signals("findings.py")
-    try:
-        same_words(folder, training_words)
-        results = run_all(jobs, sorted(os.sched_getaffinity(0)))
-    except (Failed, FolderError, OptionError, OSError) as failure:
-        print(f"findings.py: error: {failure}", file=sys.stderr)
-        return 2 if isinstance(failure, OptionError) else 1
+    same_words(folder, training_words)
+    results = run_all(jobs, sorted(os.sched_getaffinity(0)))
     text = table(results)
     (folder / "findings.md").write_text(text + "\n", encoding="utf-8")
     (folder / "findings.svg").write_text(picture(results), encoding="utf-8")
@@ -211,4 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run("findings.py", main, None, (OptionError,), (Failed, FolderError)))

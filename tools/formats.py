@@ -141,32 +141,27 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return [name for name in POLICIES if not names or name in names]
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=tuple(NETWORKS), default="quickstart", help="what is trained [quickstart]")
     parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"some of: {', '.join(POLICIES)}")
     parser.add_argument(
         "--seeds", type=command_line.int_between(1), default=3, metavar="N", help="seeds 1 to N of every policy [3]"
     )
     parser.add_argument("--output", metavar="DIR", help="where runs, table and picture go [logs/formats-NETWORK]")
-    arguments = sys.argv[1:]
     training_words = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
     parsed = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     folder = Path(parsed.output or f"logs/formats-{parsed.network}").resolve()
     trainings.end_by_signals("formats.py")
-    try:
-        jobs = [
-            Job(name, seed, folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}",
-                (*NETWORKS[parsed.network], *POLICIES[name].split(), *training_words))
-            for seed in range(1, parsed.seeds + 1)
-            for name in _chosen(parsed.only)
-        ]  # fmt: skip
-        same_words(folder, [parsed.network, *training_words])
-        results = run_all(jobs, sorted(os.sched_getaffinity(0)))
-    except (Failed, FolderError, OptionError, OSError) as failure:
-        print(f"formats.py: error: {failure}", file=sys.stderr)
-        return 2 if isinstance(failure, OptionError) else 1
+    jobs = [
+        Job(name, seed, folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}",
+            (*NETWORKS[parsed.network], *POLICIES[name].split(), *training_words))
+        for seed in range(1, parsed.seeds + 1)
+        for name in _chosen(parsed.only)
+    ]  # fmt: skip
+    same_words(folder, [parsed.network, *training_words])
+    results = run_all(jobs, sorted(os.sched_getaffinity(0)))
     text = table(results)
     (folder / "formats.md").write_text(text + "\n", encoding="utf-8")
     (folder / "formats.svg").write_text(picture(results, parsed.network), encoding="utf-8")
@@ -175,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run("formats.py", main, None, (OptionError,), (Failed, FolderError)))

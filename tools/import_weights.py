@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
 from base.process import command_line, commands  # noqa: E402
+from base.storage import input_files  # noqa: E402
 from Datasets.formats.class_names import IMAGENET_CLASSES  # noqa: E402
 from harness.checkpoints import npz_weights  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
@@ -45,6 +46,10 @@ WRONG = (ImportFailure, npz_weights.NpzError)
 def main(argv: list[str]) -> int:
     """The command line: 0, or one line for a file that is no such thing."""
     arguments = _parse(argv)
+    try:
+        input_files.open_regular_file(arguments.source).close()
+    except OSError as error:
+        raise ImportFailure(f"{arguments.source}: {error.strerror}") from None
     suffix = "_imported" if arguments.source.suffix == npz_weights.SUFFIX else ""
     output = arguments.output or Path(f"{arguments.source.stem}{suffix}{npz_weights.SUFFIX}")
     if output.suffix != npz_weights.SUFFIX:

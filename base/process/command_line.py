@@ -8,13 +8,13 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from base import plugins, version
-from base.fields import brief, decimal_number
+from base.fields import brief, decimal_number, printable
 from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
@@ -137,11 +137,12 @@ def run(
     try:
         with signals.stoppable() as stop:
             orphans.watch(os.environ)
+            words = sys.argv[1:] if argv is None else argv
             try:
-                return main(sys.argv[1:] if argv is None else argv)
+                return main(words)
             except Exception as error:
                 try:
-                    return _told(prog, error, wrong, failures)
+                    return _told(prog, words, error, wrong, failures)
                 except Exception:
                     stop.raise_if_received()  # a library may have made something else of the request
                     raise
@@ -170,11 +171,36 @@ def _remedy(error: OSError) -> str:
     return ""
 
 
-def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
+def _on_one_line(message: str, words: Sequence[str]) -> str:
+    """A message in which given words with control characters, as a folder's name may have them, break no line."""
+    values = {
+        value for word in words for value in (word, word.partition("=")[2]) if value.strip() and printable(value) != value
+    }
+    for value in sorted(values, key=len, reverse=True):
+        message = message.replace(value, printable(value))
+    return message
+
+
+def _impossible_path(error: OSError, words: Sequence[str]) -> str:
+    """The message for a path that cannot be one, with the option that gave it."""
+    path, given, before = str(error.filename), ("", ""), ""  # the longest value that the path has in it, and its option
+    for word in words:
+        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        given = max(given, (value, name), key=lambda each: len(each[0])) if value in path else given
+        before = word
+    option = f"{given[1]} " if given[1].startswith("--") else ""
+    remedy = {
+        errno.ENAMETOOLONG: "a name has at most 255 characters, a path 4,095; give a shorter one",
+        errno.ELOOP: "the link leads to itself; give another path",
+    }[error.errno]
+    return f"{option}{brief(path)}: {error.strerror}: {remedy}"
+
+
+def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, failures: Errors) -> int:
     """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
-        print(f"{prog}: error: {_bounded(commands.spoken(str(text)))}", file=sys.stderr)
+        print(f"{prog}: error: {_bounded(commands.spoken(_on_one_line(str(text), words)))}", file=sys.stderr)
         return code
 
     try:
@@ -195,6 +221,8 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1  # a run's log names its output
     except OSError as error:
+        if error.errno in _OF_NAMES and error.filename:
+            return report(_impossible_path(error, words), 2)
         where = f": {error.filename}" if error.filename else ""
         remedy = "" if where else _remedy(error)
         return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)

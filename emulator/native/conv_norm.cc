@@ -1,9 +1,10 @@
-// Inference's convolutions with the batch norm and the activation that follow, and the gate before, one pass over memory, for
-// processors with vectors of 16 numbers (AVX-512): by kernels of one pixel, x [batch, height, width, channels] by weights [1, 1,
-// channels, filters], and depthwise, by weights [kernel, kernel, 1, channels], SAME padding.
+// Inference's convolutions with what stands before and behind them, one pass over memory, for processors with vectors of 16
+// numbers (AVX-512): by kernels of one pixel, x [batch, height, width, channels] by weights [1, 1, channels, filters], with a gate
+// or a mean before; and depthwise, by weights [kernel, kernel, 1, channels], SAME padding. A batch norm of inference, or a bias,
+// and an activation follow.
 //
-// A result is the sum of its products in the order of the weights, then a batch norm of inference as in batch_norm.cc; so neither the
-// threads nor the other pixels and samples of a pass change a bit of it.
+// A result is the sum of its products in the order of the weights, and what follows is done as batch_norm.cc does it; neither the
+// threads nor the other pixels and samples of a pass change a bit.
 
 #ifdef __AVX512F__
 
@@ -17,13 +18,13 @@
 namespace native {
 namespace {
 
-constexpr int64_t kCached = 24 << 10;  // bytes of the pixels that meet every panel of weights while they are in the first cache
+constexpr int64_t kCached = 24 << 10;    // bytes of pixels that meet every panel of weights while they are in the first cache
 constexpr int64_t kOfCaches = 16 << 20;  // bytes that are not all in the caches any more when the next layer reads them
 constexpr int64_t kNear = 1 << 20;       // numbers that are in the second cache where the layer before has just written them
-constexpr int64_t kBandRows = 16;      // rows of an image that a thread takes at once
-constexpr int kTilePixels = 7;         // pixels of a depthwise convolution's tile: the sides of ImageNet's layers are multiples
-constexpr float kOutside[kPanel] = {};  // a pixel beyond the edges
-constexpr int64_t kUnits = 16;         // of a depthwise convolution's work, at least, for the threads to share
+constexpr int64_t kBandRows = 16;        // rows of an image that a thread takes at once
+constexpr int64_t kUnits = 16;           // of a depthwise convolution's work, at least, for the threads to share
+constexpr int kTilePixels = 7;           // of a depthwise convolution: the sides of ImageNet's layers are its multiples
+constexpr float kOutside[kPanel] = {};   // a pixel beyond the edges
 
 // Reads a number of each line of memory in its order, which brings what follows as well: windows and tiles jump, and would wait
 // for every line.
@@ -35,6 +36,11 @@ inline void touch(const float* from, int64_t count) {
 struct Results {
   Results at(int64_t pixel, int64_t filter) const {
     return {factor + filter, shift + filter, y + pixel * filters + filter, filters, past_cache};
+  }
+
+  // Every thread calls this after its last result: others see what is written past the caches only then.
+  void end() const {
+    if (past_cache) _mm_sfence();
   }
 
   const float *factor, *shift;
@@ -67,7 +73,7 @@ inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int
       if (to.past_cache) {
         _mm512_stream_ps(y + v * kVector, _mm512_load_ps(from));
       } else {
-        __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);  // stores that wait for memory hold up the loads behind
+        __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);  // waiting stores would hold up the loads behind
         _mm512_mask_storeu_ps(y + v * kVector, masks[v], _mm512_load_ps(from));
       }
     }
@@ -118,10 +124,11 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
   };
   const int64_t picoseconds = 10 * depth + 500;  // of a result
   if (filters > x.count) {  // the weights are most of what is read
+    std::vector<float> scratch;
+    const float* from = x.of(0, x.count, &scratch);
     in_shares(context, panels, x.count * kPanel * picoseconds / 1000, [&](int64_t begin, int64_t end) {
-      std::vector<float> scratch;
-      const float* from = x.of(0, x.count, &scratch);
       for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count, panel);
+      to.end();
     });
     return;
   }
@@ -135,6 +142,7 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
       const float* from = x.of(first, count, &scratch);
       for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel);
     }
+    to.end();
   });
 }
 
@@ -167,7 +175,6 @@ class ConvNorm : public OpKernel {
     float* place = y->flat<float>().data();
     const bool past_cache = y->TotalBytes() > kOfCaches && filters % kVector == 0 && reinterpret_cast<uintptr_t>(place) % 64 == 0;
     convolve(context, rows, columns, {factor.data(), shift.data(), place, filters, past_cache});
-    if (past_cache) _mm_sfence();
   }
 
  protected:
@@ -278,6 +285,7 @@ class DepthwiseConvNorm : public ConvNorm {
             }
           }
         }
+        to.end();
       });
     });
   }

@@ -38,7 +38,7 @@ def without_initial(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 def requested_averages(options: TrainingOptions) -> list[tuple[str, float]]:
     """The averages after a training: (name below ckpt/, N or decay)."""
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
-    return of_epochs + [(f"weight_avg_exp_{_decay_text(decay)}", decay) for decay in options.weight_avg_exp]
+    return list(dict.fromkeys([*of_epochs, *((f"weight_avg_exp_{_decay_text(d)}", d) for d in options.weight_avg_exp)]))
 
 
 def _decay_text(decay: float) -> str:

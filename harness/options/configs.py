@@ -203,6 +203,8 @@ class ConfigFile:
     def _check_known(self, name: str) -> None:
         if name not in self.names:
             plain = self._plain_names()
+            if not plain:
+                raise OptionError(f"{self.path}: the file has no configurations, and so no '{brief(name)}'")
             near = get_close_matches(brief(name), [n for n in plain if len(n) <= MAX_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")

@@ -23,6 +23,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("log_freq", "logs_per_epoch"),
     ("epochs_per_sync", "syncs_per_epoch"),
     ("global_batch_size", ACCUMULATION),
+    ("dry_run", "dataset_benchmark"),
     ("fp32_accumulators", "accumulator_format"),
 )
 # groups of which a layer may give several: the first one counts

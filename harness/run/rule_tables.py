@@ -73,7 +73,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     update_checks.final_rate,
     update_checks.weight_decay,
     update_checks.half_mean_squares,
-    update_checks.average_of_the_first,
+    update_checks.averages_worth_having,
     update_checks.endless_warmup,
     update_checks.loss_scale,
     update_checks.automatic_loss_scale,

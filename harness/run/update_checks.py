@@ -215,9 +215,14 @@ def half_mean_squares(resolved: Resolved) -> Iterator[str]:
         )
 
 
-def average_of_the_first(resolved: Resolved) -> Iterator[str]:
-    """A decay of 1 takes no later checkpoint in."""
-    if 1.0 in resolved.run.options.training.weight_avg_exp:
+def averages_worth_having(resolved: Resolved) -> Iterator[str]:
+    """A decay of 1 takes no later checkpoint in, and an average is made once."""
+    training = resolved.run.options.training
+    for option, values in (("--weight-avg-N", training.weight_avg_N), ("--weight-avg-exp", training.weight_avg_exp)):
+        twice = next((value for k, value in enumerate(values) if value in values[:k]), None)
+        if twice is not None:
+            yield f"warning: {option} has {twice:g} twice; one average is made of it"
+    if 1.0 in training.weight_avg_exp:
         yield "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
 
 

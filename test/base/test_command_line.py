@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,24 @@ def test_a_loop_of_links_is_wrong_input(tmp_path, capsys):
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
     code = command_line.run("any", lambda _: loop.resolve() == loop.stat(), [], ())  # Python 3.13 resolves it
-    assert (code, capsys.readouterr().err) == (2, f"any: error: Too many levels of symbolic links: {loop}\n")
+    said = f"{loop}: Too many levels of symbolic links: the link leads to itself; give another path"
+    assert (code, capsys.readouterr().err) == (2, f"any: error: {said}\n")
+
+
+def test_a_path_that_cannot_be_one_is_named_with_its_option(capsys):
+    for words in (["-q", "--run", "x" * 300, "--other", "x"], ["--other=x", f"--run={'x' * 300}"]):
+        assert command_line.run("any", lambda _: bool(os.stat("./" + "x" * 300)), words, ()) == 2
+        assert capsys.readouterr().err.startswith(
+            f"any: error: --run ./{'x' * 98}... (302 characters): File name too long: "
+        )
+
+
+def test_a_given_name_with_control_characters_breaks_no_line(capsys):
+    def main(words: list[str]) -> int:
+        raise ValueError(f"{words[1]}/file: not there\nThere are: others")
+
+    assert command_line.run("any", main, ["--run", "new\nline", "\n"], (ValueError,)) == 2
+    assert capsys.readouterr().err == "any: error: new\\nline/file: not there\nThere are: others\n"
 
 
 def test_a_working_directory_that_is_gone_is_told_of(tmp_path, capsys, monkeypatch):

@@ -182,6 +182,12 @@ empty: &empty
     assert flat(f"{anchors}\na: {block}\n", "a", str(tmp_path / "c.yml")) == expected
 
 
+def test_a_block_s_own_key_is_above_a_merged_one_in_either_spelling(write):
+    for low, own in (("log_freq", "log-freq"), ("log-freq", "log_freq")):
+        text = f"b: &b {{{low}: 1, seed: 2}}\na:\n  {own}: 3\n  <<: *b\n"
+        assert {key: entry.value for key, entry in configs.read_block(write(text), "a").items()} == {"seed": 2, own: 3}
+
+
 def test_every_entry_knows_the_line_of_its_key(write):
     text = "b: &b\n  epochs: 1\n  seed: 2\na:\n  <<: *b\n\n  seed: 3\n"
     entries = configs.read_block(write(text), "a")
@@ -349,6 +355,8 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("config: b", "FILE:3: a: config has a meaning on the command line only"),
         ("epochs: 1\n  epochs: x", "FILE:4: 'epochs' is given twice in configuration 'a', first at FILE:3; keep one of them"),
         ("<<: {seed: 1, seed: 1}", "FILE:3: 'seed' is given twice in what '<<' merges, first at FILE:3; keep one of them"),
+        ("log_freq: 1\n  log-freq: 2", "FILE:4: 'log-freq' is given twice in configuration 'a', first at FILE:3 as 'log_freq'; "
+         "keep one of them"),
         ("epochs: 1\n  iterations: 2", "FILE:3: --iterations 2 and --epochs 1.0 exclude each other; give one of them"),
         ("epochs: 1\n  epoch: 2", "FILE:4: epochs 1.0 and epoch 2.0 are two spellings of epochs with different values; give one "
          "of them"),

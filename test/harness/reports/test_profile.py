@@ -195,6 +195,11 @@ def test_a_bad_place_for_a_profile_is_refused_before_the_run(tmp_path, monkeypat
     assert result.code == 2
     assert result.err.startswith("train.py: error: --profile plain/p.svg: no folder plain: ")
     assert not Path("run").exists()
+    Path("other").mkdir()
+    Path("other/arguments.json").write_text("kept")
+    result = run("train", *RESNET.split(), "--iterations", 2, "--logs-path", "run", "--profile", "other/arguments")
+    assert result.code == 2 and "other is the folder of a run, which writes such files itself" in result.err
+    assert not Path("run").exists() and Path("other/arguments.json").read_text() == "kept"
 
 
 def test_a_profile_into_a_folder(tmp_path, monkeypatch):

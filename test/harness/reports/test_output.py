@@ -1,0 +1,52 @@
+"""Files that a call names for its results: whole or not at all, into no run's own file, and never waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from base.errors import OptionError
+from harness.reports import output, plot
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("arguments.json", "training.csv"):
+        (folder / name).write_text("kept")
+    return folder
+
+
+@pytest.mark.parametrize("through", ["name", "link", "linked folder"])
+def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
+    target = {"name": a_run / "training.csv", "link": tmp_path / "link", "linked folder": tmp_path / "other/training.csv"}
+    (tmp_path / "link").symlink_to(a_run / "training.csv")
+    (tmp_path / "other").symlink_to(a_run)
+    with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself; give another name"):
+        output.write_atomically(str(target[through]), "replaced")
+    with pytest.raises(OptionError, match="is the folder of a run"):
+        plot.write_comparison([("a", a_run)], "", target[through])
+    assert (a_run / "training.csv").read_text() == "kept"
+
+
+def test_other_files_are_written_through_a_link(a_run, tmp_path):
+    (tmp_path / "link").symlink_to(a_run / "mine.html")
+    output.write_atomically(str(tmp_path / "link"), "new")
+    assert (a_run / "mine.html").read_text() == "new" and (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_is_written_into_if_somebody_reads(tmp_path):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    with pytest.raises(OptionError, match=r"pipe cannot be written: nobody reads from that pipe; begin with its reader"):
+        output.write_atomically(str(pipe), "lost")
+    opened = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(opened, True)
+    reader = threading.Thread(target=lambda: read.append(os.fdopen(opened).read()))
+    reader.start()
+    output.write_atomically(str(pipe), "all of it" * 100_000)  # more than a pipe holds
+    reader.join(60)
+    assert read == ["all of it" * 100_000]
