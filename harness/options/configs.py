@@ -204,7 +204,7 @@ class ConfigFile:
         if name not in self.names:
             plain = self._plain_names()
             if not plain:
-                raise OptionError(f"{self.path}: the file has no configurations, and so no '{brief(name)}'")
+                raise OptionError(f"{self.path}: no configuration '{brief(name)}'; the file has none at all")
             near = get_close_matches(brief(name), [n for n in plain if len(n) <= MAX_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")

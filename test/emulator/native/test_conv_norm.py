@@ -10,10 +10,16 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from emulator.inference.fused_layers import FusedLayers
+from emulator.inference.program import logits_of
 from emulator.layers.activations import LINEAR, RELU, RELU6, SWISH
+from emulator.layers.tensor_layers import TensorLayers
 from emulator.native import library
+from emulator.plan.precision import SINGLE
 from emulator.plan.trace import CountingLayers, Shape
 from emulator.program.runtime import new_graph
+from harness.commands import cli
+from harness.run.resolve import prepare
+from Models import _segments
 from Models._layers import Initial, Layers, Tensor
 from Models._norms import BatchNorm
 
@@ -138,3 +144,29 @@ def test_a_number_that_is_not_finite_goes_where_it_belongs(case):
     else:
         expected[1, 2:5, 3:6, 21] = True
     assert np.array_equal(np.isnan(y), expected)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model efficientnet --model-size cifar --batch-norm",
+        "--model efficientnet --model-size cifar --batch-norm --group-dim 8 --use-relu6 --no-se",
+        "--model resnet --model-size 29 --batch-norm",
+        "--model squeezenet",
+    ],
+)
+def test_networks_answer_as_they_do_layer_by_layer(words):
+    run = prepare(cli.parse([*words.split(), "--dataset", "cifar-10", "--generated-data"], "train", environ={}).options, {})
+    random = np.random.default_rng(5)
+    with new_graph().as_default():
+        weights = {}
+        for variable in run.trace.variables:
+            value = random.normal(0, 1, variable.shape) / np.sqrt(max(np.prod(variable.shape[:-1]), 1))
+            weights[variable.name] = tf.constant(np.abs(value) + 0.5 if "variance" in variable.name else value, tf.float32)
+        x = tf.constant(random.normal(0, 1, (3, 32, 32, 3)), tf.float32)
+        fused = logits_of(run.segments, weights, x, SINGLE)
+        single = _segments.run(run.segments, TensorLayers(weights, training=False), x)
+        with tf.Session() as session:
+            found, expected = session.run([fused, single])
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())

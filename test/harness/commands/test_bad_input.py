@@ -106,12 +106,7 @@ def finished(tmp_path_factory) -> Result:
         ("--dataset cifar-10 --generated-data --dry-run --log-dir file/x", "run folder in file/x: Not a directory"),
         ("--dataset cifar-10 --generated-data --dry-run --logs-path file", "cannot make a run folder in file: File exists"),
         ("--dataset cifar-10 --generated-data --dry-run --logs-path /proc/x", "cannot make a run folder in /proc/x: "),
-        (
-            f"--dataset cifar-10 --generated-data --dry-run --logs-path {'x' * 300}",
-            "--logs-path "
-            + "x" * 100
-            + "... (300 characters): File name too long: a name has at most 255 characters, a path 4,095",
-        ),
+        (f"--dataset cifar-10 --generated-data --dry-run --logs-path {'x' * 300}", ": File name too long"),
         ("--dataset cifar-10 --generated-data --dry-run --dataset-benchmark", "exclude each other; give one of them"),
     ],
 )

@@ -390,8 +390,8 @@ def test_errors_name_file_and_line(write, keys, message):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "FILE: no configuration 'a'"),
-        ("# nothing\n", "FILE: no configuration 'a'"),
+        ("", "FILE: no configuration 'a'; the file has none at all"),
+        ("# nothing\n", "FILE: no configuration 'a'; the file has none at all"),
         ("a", "FILE:1: the file must be a mapping of block names to options"),
         ("\n- a\n", "FILE:2: the file must be a mapping of block names to options"),
         ("a: 3", "FILE:1: configuration 'a' must be a mapping of options, not '3'"),
