@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base import bounds
+from base.errors import OptionError
 from base.process import command_line
 from harness.reports import plot
 
@@ -43,6 +44,8 @@ def main(argv: list[str]) -> int:
             parser.error(f"{folder} is not a run's folder: it has no training.csv")
     try:
         print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
+    except OptionError as error:
+        parser.error(f"--output {error}")
     except ValueError as error:
         parser.error(bounds.reason(error))
     except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:

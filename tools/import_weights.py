@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     arguments = _parse(argv)
     try:
         input_files.open_regular_file(arguments.source).close()
+    except FileNotFoundError:
+        raise ImportFailure(f"{arguments.source}: no such file") from None
     except OSError as error:
         raise ImportFailure(f"{arguments.source}: {error.strerror}") from None
     suffix = "_imported" if arguments.source.suffix == npz_weights.SUFFIX else ""

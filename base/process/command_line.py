@@ -139,7 +139,9 @@ def run(
             orphans.watch(os.environ)
             words = sys.argv[1:] if argv is None else argv
             try:
-                return main(words)
+                code = main(words)
+                sys.stdout.flush()  # what cannot be written is told here, not by the interpreter at its end
+                return code
             except Exception as error:
                 try:
                     return _told(prog, words, error, wrong, failures)
@@ -223,6 +225,8 @@ def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, fail
     except OSError as error:
         if error.errno in _OF_NAMES and error.filename:
             return report(_impossible_path(error, words), 2)
+        if error.filename == signals.STANDARD_OUTPUT:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again at its end
         where = f": {error.filename}" if error.filename else ""
         remedy = "" if where else _remedy(error)
         return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from base.process import startup
 
 URGENT = (signal.SIGINT, signal.SIGTERM)  # which mean "at once" when they come again
+STANDARD_OUTPUT = "standard output"  # the name of it as a file that an error names
 _STOPPING = "stopping at the next micro-batch; once more to stop at once"
 
 
@@ -209,7 +210,7 @@ class TolerantStream:
         except OSError as error:
             if error.errno != errno.EIO and (error.errno != errno.EPIPE or self._signals.received is None):
                 if error.filename is None and error.errno != errno.EPIPE:  # that one ends a command without a word
-                    error.filename = {"<stdout>": "standard output"}.get(getattr(self._stream, "name", ""))
+                    error.filename = {"<stdout>": STANDARD_OUTPUT}.get(getattr(self._stream, "name", ""))
                 raise
             with suppress(OSError, ValueError):  # buffered text must not come up again at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -173,8 +173,10 @@ def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
     assert done.stderr == "train.py: error: Broken pipe: standard output\n"
 
 
+@pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("words", [["train.py", "--help"], ["plan.py", "--model", "resnet"]])
-def test_a_full_standard_output_is_named(tmp_path, words):
+def test_a_full_standard_output_is_named(tmp_path, words, buffered, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, ROOT / words[0], *words[1:]],

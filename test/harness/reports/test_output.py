@@ -45,8 +45,9 @@ def test_a_pipe_is_written_into_if_somebody_reads(tmp_path):
         output.write_atomically(str(pipe), "lost")
     opened = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(opened, True)
-    reader = threading.Thread(target=lambda: read.append(os.fdopen(opened).read()))
-    reader.start()
-    output.write_atomically(str(pipe), "all of it" * 100_000)  # more than a pipe holds
+    with open(pipe, "w"):  # so that the reader waits for more
+        reader = threading.Thread(target=lambda: read.append(os.fdopen(opened).read()))
+        reader.start()
+        output.write_atomically(str(pipe), "all of it" * 100_000)  # more than a pipe holds
     reader.join(60)
     assert read == ["all of it" * 100_000]
