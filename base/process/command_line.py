@@ -19,6 +19,7 @@ from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
 Errors = tuple[type[Exception], ...]
 
@@ -185,14 +186,16 @@ def _on_one_line(message: str, words: Sequence[str]) -> str:
 
 def _impossible_path(error: OSError, words: Sequence[str]) -> str:
     """The message for a path that cannot be one, with the option that gave it."""
-    path, given, before = str(error.filename), ("", ""), ""  # the longest value that the path has in it, and its option
+    path, option, before = str(error.filename), "", ""
     for word in words:
         name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        given = max(given, (value, name), key=lambda each: len(each[0])) if value in path else given
+        is_long = len(os.fsencode(value)) > _LONGEST_PATH or max(map(len, os.fsencode(value).split(b"/"))) > _LONGEST_NAME
+        at_fault = is_long if error.errno == errno.ENAMETOOLONG else f"{path}/".startswith(f"{value}/")
+        if value and value in path and at_fault and name.startswith("--"):
+            option = f"{name} "
         before = word
-    option = f"{given[1]} " if given[1].startswith("--") else ""
     remedy = {
-        errno.ENAMETOOLONG: "a name has at most 255 characters, a path 4,095; give a shorter one",
+        errno.ENAMETOOLONG: "a name has at most 255 bytes, a path 4,095; give a shorter one",
         errno.ELOOP: "the link leads to itself; give another path",
     }[error.errno]
     return f"{option}{brief(path)}: {error.strerror}: {remedy}"

@@ -97,7 +97,7 @@ class FusedLayers(TensorLayers):
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         y = super().gate(x, factor)
-        if factor.shape[0] == x.shape[0]:
+        if factor.shape[0] is not None and factor.shape[0] == x.shape[0]:
             self._gates[y.ref()] = x, factor
         return y
 

@@ -24,7 +24,7 @@ from emulator.native import library
 _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
 _COMPILERS = ("c++", "g++", "clang++")
-_WITHOUT = "everything works without them, norms and convolutions in groups more slowly"
+_WITHOUT = "everything works without them, norms, inference and convolutions in groups more slowly"
 
 
 def main(argv: list[str]) -> int:

@@ -32,7 +32,7 @@ inline void touch(const float* from, int64_t count) {
   for (int64_t k = 0; k < count; k += kVector) asm volatile("" ::"x"(from[k]));
 }
 
-// What follows a convolution, for each of its filters, and the place of its results.
+// The factors and sums behind a convolution, for each of its filters, and the place of its results.
 struct Results {
   Results at(int64_t pixel, int64_t filter) const {
     return {factor + filter, shift + filter, y + pixel * filters + filter, filters, past_cache};
@@ -157,7 +157,7 @@ class ConvNorm : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const Tensor &x = context->input(0), &weights = context->input(1);
-    OP_REQUIRES(context, x.dims() == 4 && weights.dims() == 4 && x.dim_size(3) == channels_of(weights),
+    OP_REQUIRES(context, x.dims() == 4 && weights.dims() == 4 && x.dim_size(3) > 0 && x.dim_size(3) == channels_of(weights),
                 InvalidArgument("x and weights have four axes, and equal channels"));
     const int64_t filters = weights.dim_size(3);
     for (int k = 2; k < 6; ++k) {
@@ -220,7 +220,7 @@ class PointwiseConvBias : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor &x = context->input(0), &weights = context->input(1), &bias = context->input(2);
     const int64_t channels = x.dims() == 4 ? x.dim_size(3) : 0, filters = bias.NumElements();
-    OP_REQUIRES(context, x.NumElements() > 0 && weights.NumElements() == channels * filters,
+    OP_REQUIRES(context, channels > 0 && weights.NumElements() == channels * filters,
                 InvalidArgument("x has four axes, weights are [1, 1, channels, filters]"));
     TensorShape shape = x.shape();
     if (of_mean_) shape = TensorShape({x.dim_size(0), 1, 1, channels});
@@ -228,6 +228,8 @@ class PointwiseConvBias : public OpKernel {
     shape.set_dim(3, filters);
     Tensor* y;
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &y));
+    if (y->NumElements() == 0) return;
+    OP_REQUIRES(context, x.NumElements() > 0, InvalidArgument("there is no mean of no pixels"));
     const std::vector<float> ones(filters, 1.0f), means = of_mean_ ? means_of(context, x) : std::vector<float>();
     const Pixels from{of_mean_ ? means.data() : x.flat<float>().data(), nullptr, pixels, pixels / x.dim_size(0), channels};
     const Results to{ones.data(), bias.flat<float>().data(), y->flat<float>().data(), filters, false};
@@ -365,14 +367,16 @@ class DepthwiseConvNorm : public ConvNorm {
 tensorflow::Status shape_of_result(InferenceContext* context) {
   tensorflow::int64 stride;
   TF_RETURN_IF_ERROR(context->GetAttr("stride", &stride));
-  ShapeHandle y = context->input(0);
+  ShapeHandle y, weights;
+  TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &y));
+  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 4, &weights));
   for (int axis = 1; axis < 3; ++axis) {
     const auto size = context->Dim(y, axis);
     const bool known = context->ValueKnown(size);
     const auto out = known ? context->MakeDim((context->Value(size) + stride - 1) / stride) : context->UnknownDim();
     TF_RETURN_IF_ERROR(context->ReplaceDim(y, axis, out, &y));
   }
-  TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(context->input(1), 3), &y));
+  TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(weights, 3), &y));
   context->set_output(0, y);
   return tensorflow::OkStatus();
 }
@@ -380,21 +384,23 @@ tensorflow::Status shape_of_result(InferenceContext* context) {
 REGISTER_OP("EmulatorPointwiseConvNorm")
     .Input("x: float").Input("weights: float")
     .Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float").Input("gate: gates * float")
-    .Attr("activation: string").Attr("epsilon: float").Attr("stride: int >= 1").Attr("gates: int >= 0")
+    .Attr("activation: {'linear', 'relu', 'relu6', 'swish', 'sigmoid'}").Attr("epsilon: float").Attr("stride: int >= 1").Attr("gates: int >= 0")
     .Output("y: float")
     .SetShapeFn(shape_of_result);
 REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvNorm").Device(tensorflow::DEVICE_CPU), PointwiseConvNorm);
 
 REGISTER_OP("EmulatorPointwiseConvBias")
     .Input("x: float").Input("weights: float").Input("bias: float")
-    .Attr("activation: string").Attr("of_mean: bool")
+    .Attr("activation: {'linear', 'relu', 'relu6', 'swish', 'sigmoid'}").Attr("of_mean: bool")
     .Output("y: float")
     .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle y = context->input(0);
+      ShapeHandle y, bias;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &y));
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(2), 1, &bias));
       bool of_mean;
       TF_RETURN_IF_ERROR(context->GetAttr("of_mean", &of_mean));
       for (int axis = 1; of_mean && axis < 3; ++axis) TF_RETURN_IF_ERROR(context->ReplaceDim(y, axis, context->MakeDim(1), &y));
-      TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(context->input(2), 0), &y));
+      TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(bias, 0), &y));
       context->set_output(0, y);
       return tensorflow::OkStatus();
     });
@@ -403,7 +409,7 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvBias").Device(tensorflow::DEV
 REGISTER_OP("EmulatorDepthwiseConvNorm")
     .Input("x: float").Input("weights: float")
     .Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float")
-    .Attr("activation: string").Attr("epsilon: float").Attr("stride: int >= 1")
+    .Attr("activation: {'linear', 'relu', 'relu6', 'swish', 'sigmoid'}").Attr("epsilon: float").Attr("stride: int >= 1")
     .Output("y: float")
     .SetShapeFn(shape_of_result);
 REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseConvNorm").Device(tensorflow::DEVICE_CPU), DepthwiseConvNorm);

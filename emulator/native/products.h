@@ -82,7 +82,7 @@ inline void multiply_panel(Strided a, int64_t rows, const float* b, int64_t b_ro
   tiles(std::integral_constant<int, 1>());
 }
 
-// The same for `columns` columns, 32 or fewer.
+// As multiply_panel, for `columns` columns, 32 or fewer.
 template <typename Use>
 inline void multiply_columns(const Strided& a, int64_t rows, const float* b, int64_t b_row, int64_t depth, int64_t columns,
                              Use use) {

@@ -248,10 +248,11 @@ class ConfigFile:
         explicit: dict[str, Entry] = {}
         written: dict[str, yaml.Node] = {}
         spelled: dict[str, str] = {}
+        merged_spelled: dict[str, str] = {}
         for key, value in node.value:
             if key.tag == MERGE_TAG:
                 for source in self._merge_sources(value):
-                    merged = self._over(merged, self._flatten(source, "what '<<' merges", depth + 1, levels))
+                    self._put_over(merged, merged_spelled, self._flatten(source, "what '<<' merges", depth + 1, levels))
                 continue
             label = self._key(key)
             same = spelled.setdefault(self._name(label), label)
@@ -261,12 +262,17 @@ class ConfigFile:
                 other = "" if same == label else f" as '{brief(same)}'"
                 self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", f"{first}{other}", outcome)
             explicit[label], written[label] = Entry(self._value(value, label, levels), self._at(key)), value
-        return self._over(merged, explicit)
+        self._put_over(merged, merged_spelled, explicit)
+        return merged
 
-    def _over(self, below: dict[str, Entry], above: dict[str, Entry]) -> dict[str, Entry]:
-        """Both, where a key above takes the place of the same below, in whichever spelling."""
-        hidden = {self._name(label) for label in above}
-        return {**{key: entry for key, entry in below.items() if key in above or self._name(key) not in hidden}, **above}
+    def _put_over(self, merged: dict[str, Entry], spelled: dict[str, str], above: dict[str, Entry]) -> None:
+        """Let keys take the places of the same in `merged`, in whichever spelling; `spelled`: that of each name there."""
+        for label, entry in above.items():
+            before = spelled.get(self._name(label), label)
+            if before != label:
+                merged.pop(before, None)
+            spelled[self._name(label)] = label
+            merged[label] = entry
 
     def _name(self, label: str) -> str:
         """The name that a key means: with hyphens or underscores, which were two names in old releases."""

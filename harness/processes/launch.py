@@ -49,13 +49,16 @@ _ANSWER = 30.0  # seconds in which a host must answer that is to have instances 
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
 # mpirun kills the others within a second when a signal has ended one, before they could save and say how to resume
 _KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
-# OpenMPI 5 cannot wait, but leave the others to themselves. Its exit code is that of an instance which ended by itself then,
-# and that a signal killed one is told on standard error alone, if asked for
+# OpenMPI 5 cannot wait, but leave the others to themselves. An instance that ended by itself gives its exit code then; that
+# a signal killed one is told on standard error alone, if asked for
 _KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verbose": "1"}
-_PRTE = rb"^\[[^]\n]*\] \[prterun-[^]\n]*\] errmgr:"
-_TOLD = re.compile(_PRTE + rb"[^\n]*\n", re.MULTILINE)
-_BEGUN = re.compile(rb"^\[(?:[^]\n]*|[^]\n]*\] \[prterun-[^\n]*)\Z", re.MULTILINE)  # the beginning of such a line
-_KILLED = re.compile(_PRTE + rb"\w+: for proc \[[^]\n]*,(\d+)\] state ABORTED BY SIGNAL", re.MULTILINE)
+_PRTE = rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:"
+_TOLD = re.compile(_PRTE + rb"[^\n]*\n")
+_KILLED = re.compile(_PRTE + rb"\w+: for proc \[[^]\r\n]*,(\d+)\] state ABORTED BY SIGNAL")
+_BEGUN = re.compile(
+    rb"\[[\w.:-]*(?:\](?: (?:\[(?:[prteun-]{0,8}|prterun-[^\r\n]*))?)?)?"
+)  # of such a line, to its end so far
+_LONGEST_TOLD = 600  # bytes of such a line
 # OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
 _LOST_HOST = b"has lost communication with a remote daemon"
 
@@ -117,8 +120,8 @@ class ExitStatus(NamedTuple):
 
     @property
     def is_untold(self) -> bool:
-        """True if an instance was killed, which none could tell the user."""
-        return " was killed by " in self.first_failure and not self.by_signal
+        """True if a signal killed an instance, which could not tell the user."""
+        return self.first_failure.startswith("instance ") and " was killed by " in self.first_failure and not self.by_signal
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
@@ -280,6 +283,7 @@ class _Children:
         self._relay: threading.Thread | None = None
         self._lost_host = False
         self._killed: list[int] = []  # instances, as mpirun tells
+        self._given_up = False  # mpirun itself, which waited for a host
 
     def __enter__(self) -> _Children:
         ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
@@ -319,6 +323,7 @@ class _Children:
                 last, end = last[1:], time.monotonic() + orphans.GRACE if failed else math.inf
             if not self._first_failure and self._abandoned():
                 self._first_failure = "no instance answers, but mpirun waits for a host that it cannot reach, and was killed"
+                self._given_up = True
                 self._send(signal.SIGKILL)
             if time.monotonic() > end and last:
                 self._send(last.pop(0))
@@ -327,7 +332,7 @@ class _Children:
         if self._relay:
             self._relay.join(_GRACE)  # unless something that outlives mpirun holds the pipe
         code = failed or self._failed()
-        if self._killed and not self._lost_host:
+        if self._killed and not self._lost_host and not self._given_up:
             self._first_failure = f"instance {self._killed[0]} was killed by a signal"
         if not code and (self._lost_host or self._killed):  # which OpenMPI 5 ends well after
             self._first_failure, code = "mpirun lost a host" if self._lost_host else self._first_failure, 1
@@ -353,8 +358,7 @@ class _Children:
             text = held + came
             self._killed += [int(instance) for instance in _KILLED.findall(text)]
             text = _TOLD.sub(b"", text)
-            begun = _BEGUN.search(text)
-            held = begun[0] if begun else b""
+            held = _begun(text)
             _show(text[: len(text) - len(held)])
         _show(held)
 
@@ -374,6 +378,13 @@ class _Children:
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
         return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
+
+
+def _begun(text: bytes) -> bytes:
+    """Return the end of a text that may become a line of mpirun's own."""
+    end = text[max(text.rfind(b"\n") + 1, len(text) - _LONGEST_TOLD) :]
+    starts = (k for k in range(len(end)) if end[k : k + 1] == b"[")
+    return next((end[k:] for k in starts if _BEGUN.fullmatch(end, k)), b"")
 
 
 def _show(text: bytes) -> None:

@@ -50,7 +50,7 @@ def write_atomically(target: str, text: str) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise OSError(error.errno, error.strerror, target) from None
-        if error.errno == errno.ENXIO:
+        if error.errno == errno.ENXIO and path.is_fifo():
             raise OptionError(f"{target} cannot be written: nobody reads from that pipe; begin with its reader") from None
         raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None
 

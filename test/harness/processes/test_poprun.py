@@ -410,7 +410,7 @@ def test_an_mpirun_that_lost_a_host_has_not_ended_well(code, ended, capfd):
 
 
 def test_an_mpirun_whose_instances_were_all_killed_has_not_ended_well(capfd):
-    """OpenMPI 5 ends with code 0. What it tells, in pieces, is not shown among the instances' lines."""
+    """OpenMPI 5 ends with code 0. Its own lines, which come in pieces, are not shown among the instances'."""
     told = "[host:7] [prterun-host-7@0,0] errmgr:dvm: for proc [prterun-host-7@1,{}] state {}\n"
     killed, left = told.format(1, "ABORTED BY SIGNAL"), told.format(0, "EXITED WITH NON-ZERO STATUS")
     pieces = ("a\n" + killed[:50], killed[50:] + "[y/n] b\n", left + "[c")
