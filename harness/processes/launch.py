@@ -55,9 +55,8 @@ _KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verb
 _PRTE = rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:"
 _TOLD = re.compile(_PRTE + rb"[^\n]*\n")
 _KILLED = re.compile(_PRTE + rb"\w+: for proc \[[^]\r\n]*,(\d+)\] state ABORTED BY SIGNAL")
-_BEGUN = re.compile(
-    rb"\[[\w.:-]*(?:\](?: (?:\[(?:[prteun-]{0,8}|prterun-[^\r\n]*))?)?)?"
-)  # of such a line, to its end so far
+# such a line, as far as it has come
+_BEGUN = re.compile(rb"\[[\w.:-]*(?:\](?: (?:\[(?:[prteun-]{0,8}|prterun-[^\r\n]*))?)?)?")
 _LONGEST_TOLD = 600  # bytes of such a line
 # OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
 _LOST_HOST = b"has lost communication with a remote daemon"

