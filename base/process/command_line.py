@@ -201,6 +201,11 @@ def _impossible_path(error: OSError, words: Sequence[str]) -> str:
     return f"{option}{brief(path)}: {error.strerror}: {remedy}"
 
 
+def _give_up_standard_output() -> None:
+    """Let what it still holds go nowhere, or the interpreter tries again at its end, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, failures: Errors) -> int:
     """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
@@ -223,13 +228,13 @@ def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, fail
             raise
         return report(tf_runtime.starved_message(error), 1)
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        _give_up_standard_output()
         return report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1  # a run's log names its output
     except OSError as error:
         if error.errno in _OF_NAMES and error.filename:
             return report(_impossible_path(error, words), 2)
         if error.filename == signals.STANDARD_OUTPUT:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again at its end
+            _give_up_standard_output()
         where = f": {error.filename}" if error.filename else ""
         remedy = "" if where else _remedy(error)
         return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)

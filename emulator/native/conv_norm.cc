@@ -118,7 +118,7 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
   const int64_t depth = x.channels, filters = to.filters, panels = (filters + kPanel - 1) / kPanel;
   auto do_panel = [&](const float* from, int64_t first, int64_t count, int64_t panel) {
     const int64_t start = panel * kPanel, own = std::min(filters - start, kPanel);
-    multiply_columns({from, depth, 1}, count, w + start, filters, depth, own, [&](int64_t r, auto& sums) {
+    multiply_columns(from, count, w + start, filters, depth, own, [&](int64_t r, auto& sums) {
       finish<kind>(sums, to.at(first + r, start), own);
     });
   };

@@ -22,26 +22,20 @@ constexpr int64_t kAhead = 32;      // rows of b that are asked for before they 
 constexpr int kTallTile = 12;       // rows of a tile: 24 of the 32 registers hold its sums
 constexpr int kShortTile = 4;       // for the rows that are left
 
-// A matrix read by (row, depth), wherever its numbers lie.
-struct Strided {
-  const float* data;
-  int64_t row, depth;  // from one to the next
-};
-
 // The columns of a panel that exist: all of its first vector's and some of its last vector's.
 inline __mmask16 mask_of(int64_t columns) {
   return static_cast<__mmask16>(columns >= kVector ? 0xFFFF : (1u << columns) - 1);
 }
 
 // sums [rows, vectors * 16] = a [rows, depth] b [depth, columns]; `b_row`: from one of b's rows to the next; `last`: the columns of
-// the last vector.
+// the last vector. The rows of a lie together.
 template <int rows, int vectors>
-inline void multiply_tile(const Strided& a, const float* b, int64_t b_row, int64_t depth, __mmask16 last,
+inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t depth, __mmask16 last,
                           __m512 (&sums)[rows][vectors]) {
   constexpr int kOfPointer = rows % 3 == 0 ? 3 : 1;  // rows of one pointer: twice a step is an address as well
   const float* pointers[rows / kOfPointer];
 #pragma GCC unroll 12
-  for (int p = 0; p < rows / kOfPointer; ++p) pointers[p] = a.data + p * kOfPointer * a.row;
+  for (int p = 0; p < rows / kOfPointer; ++p) pointers[p] = a + p * kOfPointer * depth;
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
@@ -56,24 +50,24 @@ inline void multiply_tile(const Strided& a, const float* b, int64_t b_row, int64
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; ++r) {
-      const __m512 factor = _mm512_set1_ps(pointers[r / kOfPointer][r % kOfPointer * a.row]);
+      const __m512 factor = _mm512_set1_ps(pointers[r / kOfPointer][r % kOfPointer * depth]);
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_fmadd_ps(factor, columns[v], sums[r][v]);
     }
 #pragma GCC unroll 12
-    for (int p = 0; p < rows / kOfPointer; ++p) pointers[p] += a.depth;
+    for (int p = 0; p < rows / kOfPointer; ++p) ++pointers[p];
   }
 }
 
 // Calls `use(first row, sums [rows][vectors])` for every tile of a panel: `rows` rows of a by at most 32 columns of b.
 template <int vectors, typename Use>
-inline void multiply_panel(Strided a, int64_t rows, const float* b, int64_t b_row, int64_t depth, __mmask16 last, Use use) {
+inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t b_row, int64_t depth, __mmask16 last, Use use) {
   int64_t r = 0;
   auto tiles = [&](auto height) {
     constexpr int kRows = decltype(height)::value;
     for (; r + kRows <= rows; r += kRows) {
       __m512 sums[kRows][vectors];
-      multiply_tile<kRows, vectors>({a.data + r * a.row, a.row, a.depth}, b, b_row, depth, last, sums);
+      multiply_tile<kRows, vectors>(a + r * depth, b, b_row, depth, last, sums);
       use(r, sums);
     }
   };
@@ -84,7 +78,7 @@ inline void multiply_panel(Strided a, int64_t rows, const float* b, int64_t b_ro
 
 // As multiply_panel, for `columns` columns, 32 or fewer.
 template <typename Use>
-inline void multiply_columns(const Strided& a, int64_t rows, const float* b, int64_t b_row, int64_t depth, int64_t columns,
+inline void multiply_columns(const float* a, int64_t rows, const float* b, int64_t b_row, int64_t depth, int64_t columns,
                              Use use) {
   if (columns > kVector) {
     multiply_panel<2>(a, rows, b, b_row, depth, mask_of(columns - kVector), use);
