@@ -333,7 +333,7 @@ def test_replicas_draw_the_same_numbers_if_asked(two_updates, pictures):
 def stage_devices(built: TrainingProgram, kinds: Sequence[str]) -> dict[str, set[str]]:
     """The devices of the operations of each kind."""
     found = built.graph.get_operations()
-    return {kind: {op.device for op in found if op.type == kind} for kind in kinds}
+    return {kind: {op.device for op in found if op.type.endswith(kind)} for kind in kinds}
 
 
 def assert_stages_apart(built: TrainingProgram) -> None:
@@ -368,7 +368,7 @@ def test_stages_live_on_devices_of_their_own(pictures, monkeypatch):
 def test_recomputation_runs_forward_again(pictures):
     def convolutions(layout: str) -> int:
         built = training_program(prepared(f"{RESNET} {BATCH} --gradient-accumulation-count 4 {layout}", pictures), 0)
-        count = sum(operation.type == "Conv2D" for operation in built.graph.get_operations())
+        count = sum(operation.type.endswith("Conv2D") for operation in built.graph.get_operations())
         built.close()
         return count
 

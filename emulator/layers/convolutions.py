@@ -1,7 +1,8 @@
 """Convolutions, by the operation that is fastest for each kind, and the subsampling of a shortcut.
 
-The weights' gradient of groups of 16 channels, those of *Making EfficientNet More Efficient* (Masters et al., 2021), is a
-native kernel where it is built for AVX-512 (emulator/native/group_conv.cc).
+Two kinds have native kernels where these are built for AVX-512: convolutions by kernels of 3 x 3 pixels, which train by
+Winograd's minimal filtering (emulator/native/winograd.cc), and the other weights' gradients of groups of 16 channels, those
+of *Making EfficientNet More Efficient* (Masters et al., 2021; emulator/native/group_conv.cc).
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from base.gradient_rules import Rule, with_gradient
 from emulator.native import library
 
 _NATIVE_GROUP = 16  # channels read and made
+_WINOGRAD_CHANNELS = 16  # read and made by a group: multiples
+_WINOGRAD_WEIGHTS = 1 << 16  # of one pixel of a group's kernel, at most: more take as long to transform as they save
 
 
-def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -> tf.Tensor:
     """Return the convolution of x [batch, height, width, channels] by weights [kernel, kernel, channels of a group,
-    filters], SAME padding. The groups are channels / (channels of a group)."""
+    filters], SAME padding. The groups are channels / (channels of a group). `winograd`: sums and differences of operands may
+    be multiplied in place of the operands."""
     kernel, of_group, filters = weights.shape[1:]
     groups = x.shape[-1] // of_group
+    if winograd and kernel == 3 and stride == 1 and _fits_winograd(of_group, filters // groups):
+        kernels = library.load_for(x)
+        if hasattr(kernels, "emulator_winograd_conv2d"):
+            return _winograd(kernels, x, weights, groups)
     if groups == filters == x.shape[-1] and groups > 1:
         depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
         return tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
@@ -35,6 +43,28 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
+def _fits_winograd(channels: int, filters: int) -> bool:
+    """Return whether a group of that many channels and filters is one for the native kernel."""
+    whole = channels % _WINOGRAD_CHANNELS == filters % _WINOGRAD_CHANNELS == 0
+    return whole and channels * filters <= _WINOGRAD_WEIGHTS
+
+
+def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int) -> tf.Tensor:
+    """A convolution by kernels of 3 x 3 pixels with 16 multiplications for the 36 of four results, both ways."""
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return (
+                kernels.emulator_winograd_conv2d_backprop_input(dy=dy, weights=weights, groups=groups),
+                kernels.emulator_winograd_conv2d_backprop_filter(x=x, dy=dy, groups=groups),
+            )
+
+        return kernels.emulator_winograd_conv2d(x=x, weights=weights, groups=groups), rule
+
+    return convolution(x, weights)
 
 
 def _group_conv(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:

@@ -44,6 +44,8 @@ _UNROUNDED = OperandRoundings(None, None)
 class OperandLayers(TensorLayers):
     """The vocabulary on tensors [batch, height, width, channels]."""
 
+    _any_operands = False  # sums of two operands are not on their format's grid
+
     def __init__(
         self,
         weights: dict[str, tf.Tensor],

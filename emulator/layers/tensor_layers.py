@@ -42,6 +42,8 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
 class TensorLayers(Layers):
     """The vocabulary on tensors [batch, height, width, channels]."""
 
+    _any_operands = True  # other FP32 numbers than its operands may be multiplied for a convolution
+
     def __init__(
         self,
         weights: Mapping[str, tf.Tensor],
@@ -119,7 +121,7 @@ class TensorLayers(Layers):
     ) -> tf.Tensor:
         name = self.path("conv", "conv2d", "kernel")
         weights, x = self._factors(self._weights[name], self._round_operand(self._layer_input(x), name))
-        y = convolutions.convolve(x, weights, stride)
+        y = convolutions.convolve(x, weights, stride, winograd=self._training and self._any_operands)
         y = self._result(self._round_product_gradient(self._as_results(y), name))
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])

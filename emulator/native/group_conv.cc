@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include "emulator/native/threads.h"
 #include "emulator/native/windows.h"
 
 namespace native {
@@ -28,13 +29,6 @@ struct Sizes {
   int64_t batch, channels, groups, taps;
   Axis rows, columns;
 };
-
-// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device. `nanoseconds`: of each.
-template <typename Work>
-void in_threads(OpKernelContext* context, int64_t count, int64_t nanoseconds, Work work) {
-  auto* threads = context->device()->tensorflow_cpu_worker_threads();
-  tensorflow::Shard(threads->num_threads, threads->workers, count, nanoseconds, work);
-}
 
 // Lays one group's pixels of a row of an image side by side.
 void copy_row(const float* row, int64_t columns, int64_t channels, float* to) {

@@ -34,9 +34,9 @@ inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t
                           __m512 (&sums)[rows][vectors]) {
   constexpr int kOfPointer = rows % 3 == 0 ? 3 : 1;  // rows of one pointer: twice a step is an address as well
   const float* pointers[rows / kOfPointer];
-#pragma GCC unroll 12
+#pragma GCC unroll 24
   for (int p = 0; p < rows / kOfPointer; ++p) pointers[p] = a + p * kOfPointer * depth;
-#pragma GCC unroll 12
+#pragma GCC unroll 24
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_setzero_ps();
@@ -48,13 +48,13 @@ inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t
       _mm_prefetch(b + kAhead * b_row + v * kVector, _MM_HINT_T0);
       columns[v] = v + 1 < vectors ? _mm512_loadu_ps(b + v * kVector) : _mm512_maskz_loadu_ps(last, b + v * kVector);
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 24
     for (int r = 0; r < rows; ++r) {
       const __m512 factor = _mm512_set1_ps(pointers[r / kOfPointer][r % kOfPointer * depth]);
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_fmadd_ps(factor, columns[v], sums[r][v]);
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 24
     for (int p = 0; p < rows / kOfPointer; ++p) ++pointers[p];
   }
 }
@@ -71,7 +71,7 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
       use(r, sums);
     }
   };
-  tiles(std::integral_constant<int, kTallTile>());
+  tiles(std::integral_constant<int, 2 * kTallTile / vectors>());
   tiles(std::integral_constant<int, kShortTile>());
   tiles(std::integral_constant<int, 1>());
 }

@@ -10,12 +10,21 @@
 #include <thread>
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/util/work_sharder.h"
 
 namespace native {
 
 constexpr int64_t kWorthAThread = 20000;  // nanoseconds of work for each thread, at least
 constexpr int64_t kSharesOfThread = 8;    // a thread that wakes late takes fewer
 constexpr int kPatience = 2000;           // looks at the others' work before the processor is left to them
+
+// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device, by the pool's own sharing.
+// `nanoseconds`: that one takes, roughly.
+template <typename Work>
+void in_threads(tensorflow::OpKernelContext* context, int64_t count, int64_t nanoseconds, const Work& work) {
+  auto* pool = context->device()->tensorflow_cpu_worker_threads();
+  tensorflow::Shard(pool->num_threads, pool->workers, count, nanoseconds, work);
+}
 
 // Calls `work(begin, end)` for ranges of `count` things. `nanoseconds`: that one takes, roughly. The thread that calls begins at
 // once and takes shares until none is left: for one that has yet to wake, it does not wait, as the pool's own sharing would.

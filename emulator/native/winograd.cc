@@ -1,0 +1,552 @@
+// Convolutions by 3 x 3 kernels, stride 1, SAME padding, in tiles of 2 x 2 results by Winograd's minimal filtering: 16
+// multiplications for the 36 of a tile's four results (Lavin & Gray, *Fast Algorithms for Convolutional Neural Networks*, 2016,
+// F(2 x 2, 3 x 3)). For processors with vectors of 16 numbers (AVX-512).
+//
+//   y = A^T ((G w G^T) * (B^T x B)) A,   dw = G^T ((A dy A^T) * (B^T x B)) G,   dx: as y, of dy by the turned weights
+//
+// The products * are 16 products of matrices, one for each place of the 4 x 4 inputs of a tile. Sums over channels are in their
+// order; those over tiles in FP32 within a part of the batch and in double precision over the parts, which do not depend on the
+// number of threads: that changes no bit.
+
+#ifdef __AVX512F__
+
+#include "emulator/native/products.h"
+#include "emulator/native/threads.h"
+
+namespace native {
+namespace {
+
+constexpr int64_t kTile = 2;                   // results along one axis
+constexpr int64_t kPlaces = 16;                // of the inputs of a tile
+constexpr int64_t kScratch = 512 << 10;        // bytes of a block of tiles, transformed: they stay in the cache
+constexpr int64_t kLeastTiles = 96;            // of a block, so that weights are not read too often
+constexpr int64_t kBlocks = 8, kTilesStep = 24;  // as many, if tiles are few, so that threads can share them
+constexpr int64_t kParts = 8;                  // of the batch, for the weights' gradient: at least, for threads to share,
+constexpr int64_t kTilesOfPart = 2048;         // and with no more tiles, whose sums are FP32
+constexpr int64_t kInputsOfItem = 128;         // channels of x of which one thread sums the weights' gradient
+
+// What is convolved: x [batch, rows, columns, inputs of all groups] by weights [3, 3, inputs, outputs of all groups].
+struct Sizes {
+  Sizes(const TensorShape& x, int64_t inputs, int64_t all_outputs)
+      : batch(x.dim_size(0)), rows(x.dim_size(1)), columns(x.dim_size(2)), all_inputs(x.dim_size(3)), all_outputs(all_outputs),
+        inputs(inputs), groups(all_inputs / inputs), outputs(all_outputs / groups), tile_rows((rows + 1) / kTile),
+        tile_columns((columns + 1) / kTile), tiles(batch * tile_rows * tile_columns),
+        block(block_of(inputs + outputs)),
+        blocks((tiles + block - 1) / block) {}
+
+  int64_t block_of(int64_t channels) const {
+    const int64_t most = std::max(kScratch / (4 * kPlaces * channels), kLeastTiles), shared = (tiles + kBlocks - 1) / kBlocks;
+    return (std::min(most, std::max<int64_t>(shared, 1)) + kTilesStep - 1) / kTilesStep * kTilesStep;
+  }
+
+  // Numbers from one place of a block's tiles to the next: a vector more than there are, as addresses that are whole pages apart
+  // take the same lines of the cache.
+  int64_t place(int64_t width) const { return block * width + kVector; }
+
+  int64_t batch, rows, columns, all_inputs, all_outputs;
+  int64_t inputs, groups, outputs;  // those of a group
+  int64_t tile_rows, tile_columns, tiles;
+  int64_t block, blocks;  // tiles of a block
+};
+
+// Calls `use(sample, tile row, first tile column, last, place in the block)` for the tiles of a block that lie side by side.
+template <typename Use>
+void for_runs(const Sizes& sizes, int64_t begin, int64_t end, Use use) {
+  for (int64_t t = begin; t < end;) {
+    const int64_t row = t / sizes.tile_columns, column = t % sizes.tile_columns;
+    const int64_t run = std::min(end - t, sizes.tile_columns - column);
+    use(row / sizes.tile_rows, row % sizes.tile_rows, column, column + run, t - begin);
+    t += run;
+  }
+}
+
+// A row of an image, or zeros outside of it.
+struct ImageRow {
+  ImageRow(const float* image, int64_t row, int64_t rows, int64_t columns, int64_t channels)
+      : start(image + std::min(std::max<int64_t>(row, 0), rows - 1) * columns * channels), columns(columns), channels(channels),
+        mask(row < 0 || row >= rows ? 0 : 0xFFFF) {}
+
+  __m512 pixel(int64_t column) const {
+    const __mmask16 inside = static_cast<uint64_t>(column) < static_cast<uint64_t>(columns) ? mask : 0;
+    return _mm512_maskz_loadu_ps(inside, start + column * channels);
+  }
+
+  // Asks for a pixel that is some rows further down before it is needed.
+  void prefetch(int64_t column, int64_t rows) const {
+    _mm_prefetch(start + (column + rows * columns) * channels, _MM_HINT_T0);
+  }
+
+  const float* start;
+  int64_t columns, channels;
+  __mmask16 mask;
+};
+
+// B^T d of four numbers.
+inline void transform_four(__m512 a, __m512 b, __m512 c, __m512 d, __m512 (&to)[4]) {
+  to[0] = _mm512_sub_ps(a, c);
+  to[1] = _mm512_add_ps(b, c);
+  to[2] = _mm512_sub_ps(c, b);
+  to[3] = _mm512_sub_ps(b, d);
+}
+
+// The inputs of tiles that lie side by side, of one vector of channels: to the tiles' numbers, `width` apart, of each place.
+void transform_row(const ImageRow (&rows)[4], int64_t first, int64_t last, int64_t width, int64_t place, float* to) {
+  auto column_of = [&rows](int64_t column, __m512(&of)[4]) {
+    transform_four(rows[0].pixel(column), rows[1].pixel(column), rows[2].pixel(column), rows[3].pixel(column), of);
+  };
+  __m512 own[4][4];
+  column_of(first * kTile - 1, own[0]);
+  column_of(first * kTile, own[1]);
+  for (int64_t t = first; t < last; ++t, to += width) {
+    for (int64_t column = t * kTile + 1; column < t * kTile + 3; ++column) {
+      rows[2].prefetch(column, kTile);
+      rows[3].prefetch(column, kTile);
+    }
+    column_of(t * kTile + 1, own[2]);
+    column_of(t * kTile + 2, own[3]);
+    float* line_of = to;
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k, line_of += 4 * place) {
+      __m512 line[4];
+      transform_four(own[0][k], own[1][k], own[2][k], own[3][k], line);
+      _mm512_storeu_ps(line_of, line[0]);
+      _mm512_storeu_ps(line_of + place, line[1]);
+      _mm512_storeu_ps(line_of + 2 * place, line[2]);
+      _mm512_storeu_ps(line_of + 3 * place, line[3]);
+      own[0][k] = own[2][k];
+      own[1][k] = own[3][k];
+    }
+  }
+}
+
+// The inputs of tiles, B^T x B: to [places, block, width], `width` channels of x from its first one on.
+void transform_inputs(const float* x, const Sizes& sizes, int64_t begin, int64_t end, int64_t width, float* to) {
+  for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
+    for (int64_t v = 0; v < width; v += kVector) {
+      const float* const image = x + n * sizes.rows * sizes.columns * sizes.all_inputs + v;
+      auto row_of = [&](int64_t k) {
+        return ImageRow(image, row * kTile - 1 + k, sizes.rows, sizes.columns, sizes.all_inputs);
+      };
+      transform_row({row_of(0), row_of(1), row_of(2), row_of(3)}, first, last, width, sizes.place(width), to + tile * width + v);
+    }
+  });
+}
+
+// The results of a tile, of one vector of channels, A^T m A; `below`, `right`: numbers to the next row and column, 0 for none.
+inline void transform_tile(const float* from, int64_t place, float* y, int64_t below, int64_t right) {
+  __m512 lines[2][4];
+#pragma GCC unroll 4
+  for (int m = 0; m < 4; ++m, from += place) {
+    const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 4 * place), c = _mm512_loadu_ps(from + 8 * place),
+                 d = _mm512_loadu_ps(from + 12 * place);
+    lines[0][m] = _mm512_add_ps(a, _mm512_add_ps(b, c));
+    lines[1][m] = _mm512_sub_ps(_mm512_sub_ps(b, c), d);
+  }
+  for (int k = 0; k < (below ? 2 : 1); ++k, y += below) {
+    const __m512(&line)[4] = lines[k];
+    _mm512_storeu_ps(y, _mm512_add_ps(line[0], _mm512_add_ps(line[1], line[2])));
+    if (right) _mm512_storeu_ps(y + right, _mm512_sub_ps(_mm512_sub_ps(line[1], line[2]), line[3]));
+  }
+}
+
+// The results of tiles: from [places, block, width] to y, `width` channels from its first one on.
+void transform_outputs(const float* from, const Sizes& sizes, int64_t begin, int64_t end, int64_t width, float* y) {
+  const int64_t channels = sizes.all_outputs, place = sizes.place(width);
+  for_runs(sizes, begin, end, [=, &sizes](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
+    float* result = y + ((n * sizes.rows + row * kTile) * sizes.columns + first * kTile) * channels;
+    const int64_t below = row * kTile + 1 < sizes.rows ? sizes.columns * channels : 0;
+    for (int64_t t = first; t < last; ++t, ++tile, result += kTile * channels) {
+      const int64_t right = t * kTile + 1 < sizes.columns ? channels : 0;
+      for (int64_t v = 0; v < width; v += kVector) {
+        transform_tile(from + tile * width + v, place, result + v, below, right);
+      }
+    }
+  });
+}
+
+// Where a matrix' number [row, column] lies, in panels of `panel` columns, in which rows lie together.
+inline int64_t panel_place(int64_t row, int64_t column, int64_t rows, int64_t panel) {
+  return (column / panel * rows + row) * panel + column % panel;
+}
+
+// The gradients of the results of tiles that lie side by side, of one vector of channels, A dy A^T: to the tiles' numbers, `width`
+// apart, of each place.
+void transform_row_of_gradients(const ImageRow& above, const ImageRow& below, int64_t first, int64_t last, int64_t width,
+                                int64_t place, float* to) {
+  const __m512 zero = _mm512_setzero_ps();
+  for (int64_t t = first; t < last; ++t, to += width) {
+    __m512 line[4][2];
+#pragma GCC unroll 2
+    for (int m = 0; m < 2; ++m) {
+      above.prefetch(t * kTile + m, kTile);
+      below.prefetch(t * kTile + m, kTile);
+      const __m512 a = above.pixel(t * kTile + m), b = below.pixel(t * kTile + m);
+      line[0][m] = a;
+      line[1][m] = _mm512_add_ps(a, b);
+      line[2][m] = _mm512_sub_ps(a, b);
+      line[3][m] = _mm512_sub_ps(zero, b);
+    }
+    float* line_of = to;
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k, line_of += 4 * place) {
+      _mm512_storeu_ps(line_of, line[k][0]);
+      _mm512_storeu_ps(line_of + place, _mm512_add_ps(line[k][0], line[k][1]));
+      _mm512_storeu_ps(line_of + 2 * place, _mm512_sub_ps(line[k][0], line[k][1]));
+      _mm512_storeu_ps(line_of + 3 * place, _mm512_sub_ps(zero, line[k][1]));
+    }
+  }
+}
+
+// The gradients of tiles' results: to [places, panels of [block, panel]].
+void transform_gradients(const float* dy, const Sizes& sizes, int64_t begin, int64_t end, int64_t panel, float* to) {
+  for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
+    for (int64_t v = 0; v < sizes.outputs; v += kVector) {
+      const float* const image = dy + n * sizes.rows * sizes.columns * sizes.all_outputs + v;
+      const ImageRow above(image, row * kTile, sizes.rows, sizes.columns, sizes.all_outputs),
+          below(image, row * kTile + 1, sizes.rows, sizes.columns, sizes.all_outputs);
+      transform_row_of_gradients(above, below, first, last, panel, sizes.place(sizes.outputs),
+                                 to + panel_place(tile, v, sizes.block, panel));
+    }
+  });
+}
+
+// G w of three numbers.
+inline void spread_three(__m512 a, __m512 b, __m512 c, __m512 (&to)[4]) {
+  const __m512 half = _mm512_set1_ps(0.5f), sum = _mm512_add_ps(a, c);
+  to[0] = a;
+  to[1] = _mm512_mul_ps(half, _mm512_add_ps(sum, b));
+  to[2] = _mm512_mul_ps(half, _mm512_sub_ps(sum, b));
+  to[3] = c;
+}
+
+// A convolution's weights [3, 3, channels of a group, filters of all groups].
+struct Kernels {
+  Kernels(const Tensor& weights, int64_t groups)
+      : first(weights.flat<float>().data()), of_group(weights.dim_size(2)), all_filters(weights.dim_size(3)),
+        filters(all_filters / groups) {}
+
+  const float* first;
+  int64_t of_group, all_filters, filters;  // channels and filters of a group
+};
+
+// The weights of a group, G w G^T, of 16 channels from `channel` on: to [places, panels of [inputs, panel]]. `turned`: for the
+// gradient of the inputs, kernels turned by half a turn, from filters to channels.
+void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, bool turned, int64_t panel, float* to) {
+  const int64_t tap = kernels.of_group * kernels.all_filters, place = kernels.of_group * kernels.filters;
+  for (int64_t c = channel; c < channel + kVector; ++c) {
+    for (int64_t k = 0; k < kernels.filters; k += kVector) {
+      const float* own = kernels.first + c * kernels.all_filters + group * kernels.filters + k;
+      __m512 columns[3][4];
+      for (int j = 0; j < 3; ++j) {
+        auto number = [&](int i) { return _mm512_loadu_ps(own + (turned ? 8 - i * 3 - j : i * 3 + j) * tap); };
+        spread_three(number(0), number(1), number(2), columns[j]);
+      }
+      for (int i = 0; i < 4; ++i) {
+        __m512 line[4];
+        spread_three(columns[0][i], columns[1][i], columns[2][i], line);
+        for (int j = 0; j < 4; ++j) {
+          float* of = to + (i * 4 + j) * place;
+          if (turned) {
+            float numbers[kVector];
+            _mm512_storeu_ps(numbers, line[j]);
+            for (int64_t m = 0; m < kVector; ++m) of[panel_place(k + m, c, kernels.filters, panel)] = numbers[m];
+          } else {
+            _mm512_storeu_ps(of + panel_place(c, k, kernels.of_group, panel), line[j]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// m [tiles, columns] = v [tiles, depth] u, of one place; u in panels of 16 columns for each of `vectors`.
+template <int vectors>
+void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth, int64_t columns, float* m) {
+  constexpr int64_t kWidth = vectors * kVector;
+  for (int64_t k = 0; k < columns; k += kWidth) {
+    multiply_panel<vectors>(v, tiles, u + k * depth, kWidth, depth, 0xFFFF, [&](int64_t row, auto& sums) {
+      constexpr int kRows = sizeof(sums) / sizeof(sums[0]);
+#pragma GCC unroll 24
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int i = 0; i < vectors; ++i) _mm512_storeu_ps(m + (row + r) * columns + k + i * kVector, sums[r][i]);
+      }
+    });
+  }
+}
+
+// Memory that a thread keeps from one block to the next.
+float* scratch(int64_t numbers) {
+  static thread_local std::vector<float> kept;
+  if (static_cast<int64_t>(kept.size()) < numbers) kept.resize(numbers);
+  return kept.data();
+}
+
+// The convolution, or with kernels that are `turned` the gradient of its inputs.
+template <bool turned>
+class WinogradConv : public OpKernel {
+ public:
+  explicit WinogradConv(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &input = context->input(0), &weights = context->input(1);
+    OP_REQUIRES(context, input.dims() == 4 && weights.dims() == 4 && weights.dim_size(0) == 3 && weights.dim_size(1) == 3,
+                InvalidArgument("x has four axes, and kernels are 3 x 3"));
+    const Kernels kernels(weights, groups_);
+    OP_REQUIRES(context, kernels.of_group % kVector == 0 && kernels.all_filters % (groups_ * kVector) == 0,
+                InvalidArgument("channels and filters of a group are multiples of 16"));
+    const int64_t inputs = turned ? kernels.filters : kernels.of_group, outputs = turned ? kernels.of_group : kernels.filters;
+    OP_REQUIRES(context, input.dim_size(3) == inputs * groups_, InvalidArgument("x has the channels of the kernels"));
+    const Sizes sizes(input.shape(), inputs, outputs * groups_);
+    TensorShape shape = input.shape();
+    shape.set_dim(3, sizes.all_outputs);
+    Tensor *output, transformed;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
+    const int64_t of_group = kPlaces * inputs * outputs, panel = outputs % kPanel ? kVector : kPanel;
+    OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({groups_ * of_group}), &transformed));
+    float* const u = transformed.flat<float>().data();
+    const int64_t pieces = kernels.of_group / kVector;
+    in_threads(context, groups_ * pieces, kernels.filters * 40, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        transform_weights(kernels, k / pieces, k % pieces * kVector, turned, panel, u + k / pieces * of_group);
+      }
+    });
+    const float* x = input.flat<float>().data();
+    float* y = output->flat<float>().data();
+    const int64_t cost = sizes.block * inputs * outputs / 4 + 1;
+    in_threads(context, groups_ * sizes.blocks, cost, [&](int64_t begin, int64_t end) {
+      float* const v = scratch(kPlaces * (sizes.place(inputs) + sizes.place(outputs)));
+      float* const m = v + kPlaces * sizes.place(inputs);
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t group = k / sizes.blocks, first = k % sizes.blocks * sizes.block;
+        const int64_t last = std::min(first + sizes.block, sizes.tiles);
+        transform_inputs(x + group * inputs, sizes, first, last, inputs, v);
+        for (int64_t place = 0; place < kPlaces; ++place) {
+          const float* own = u + group * of_group + place * inputs * outputs;
+          const float* from = v + place * sizes.place(inputs);
+          float* to = m + place * sizes.place(outputs);
+          if (panel == kPanel) {
+            multiply_place<2>(from, last - first, own, inputs, outputs, to);
+          } else {
+            multiply_place<1>(from, last - first, own, inputs, outputs, to);
+          }
+        }
+        transform_outputs(m, sizes, first, last, outputs, y + group * outputs);
+      }
+    });
+  }
+
+ private:
+  int64_t groups_;
+};
+
+// The shape of the first input, with as many channels as the function gives for the kernels and their groups.
+template <typename Channels>
+tensorflow::Status set_shape(InferenceContext* context, Channels channels_of) {
+  ShapeHandle x, weights, y;
+  tensorflow::shape_inference::DimensionHandle channels;
+  int64_t groups;
+  TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
+  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 4, &weights));
+  TF_RETURN_IF_ERROR(context->GetAttr("groups", &groups));
+  TF_RETURN_IF_ERROR(channels_of(weights, groups, &channels));
+  TF_RETURN_IF_ERROR(context->ReplaceDim(x, 3, channels, &y));
+  context->set_output(0, y);
+  return tensorflow::OkStatus();
+}
+
+REGISTER_OP("EmulatorWinogradConv2D")
+    .Input("x: float").Input("weights: float")
+    .Output("y: float")
+    .Attr("groups: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      return set_shape(context, [context](ShapeHandle weights, int64_t, auto* channels) {
+        *channels = context->Dim(weights, 3);
+        return tensorflow::OkStatus();
+      });
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2D").Device(tensorflow::DEVICE_CPU), WinogradConv<false>);
+
+REGISTER_OP("EmulatorWinogradConv2DBackpropInput")
+    .Input("dy: float").Input("weights: float")
+    .Output("dx: float")
+    .Attr("groups: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      return set_shape(context, [context](ShapeHandle weights, int64_t groups, auto* channels) {
+        return context->Multiply(context->Dim(weights, 2), groups, channels);
+      });
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2DBackpropInput").Device(tensorflow::DEVICE_CPU), WinogradConv<true>);
+
+// sums [rows, vectors * 16] += a^T b over `depth` tiles; b and the sums are of one panel; `a_row`: numbers of a tile in a.
+// `begin`: the sums are the first ones.
+template <int rows, int vectors>
+inline void add_outer(const float* a, int64_t a_row, const float* b, int64_t depth, bool begin, float* sums) {
+  constexpr int64_t kRow = vectors * kVector;
+  __m512 own[rows][vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) own[r][v] = begin ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * kRow + v * kVector);
+  }
+  for (int64_t k = 0; k < depth; ++k, a += a_row, b += kRow) {
+    __m512 columns[vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) columns[v] = _mm512_loadu_ps(b + v * kVector);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      const __m512 factor = _mm512_set1_ps(a[r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) own[r][v] = _mm512_fmadd_ps(factor, columns[v], own[r][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) _mm512_storeu_ps(sums + r * kRow + v * kVector, own[r][v]);
+  }
+}
+
+// A vector's numbers in double precision.
+struct Numbers {
+  Numbers() : low(_mm512_setzero_pd()), high(_mm512_setzero_pd()) {}
+  Numbers(__m512d low, __m512d high) : low(low), high(high) {}
+  explicit Numbers(const float* from)
+      : low(_mm512_cvtps_pd(_mm256_loadu_ps(from))), high(_mm512_cvtps_pd(_mm256_loadu_ps(from + kVector / 2))) {}
+
+  Numbers operator+(const Numbers& other) const { return {_mm512_add_pd(low, other.low), _mm512_add_pd(high, other.high)}; }
+  Numbers operator-(const Numbers& other) const { return {_mm512_sub_pd(low, other.low), _mm512_sub_pd(high, other.high)}; }
+  Numbers half() const { return {_mm512_mul_pd(low, _mm512_set1_pd(0.5)), _mm512_mul_pd(high, _mm512_set1_pd(0.5))}; }
+  void store(float* to) const {
+    _mm256_storeu_ps(to, _mm512_cvtpd_ps(low));
+    _mm256_storeu_ps(to + kVector / 2, _mm512_cvtpd_ps(high));
+  }
+
+  __m512d low, high;
+};
+
+class WinogradWeightsGradient : public OpKernel {
+ public:
+  explicit WinogradWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &input = context->input(0), &above = context->input(1);
+    OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
+    const int64_t channels = input.dim_size(3), filters = above.dim_size(3);
+    OP_REQUIRES(context, channels % (groups_ * kVector) == 0 && filters % (groups_ * kVector) == 0,
+                InvalidArgument("channels and filters of a group are multiples of 16"));
+    TensorShape shape = input.shape();
+    shape.set_dim(3, filters);
+    OP_REQUIRES(context, above.shape() == shape, InvalidArgument("dy has the result's shape"));
+    const Sizes sizes(input.shape(), channels / groups_, filters);
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3, 3, sizes.inputs, filters}), &output));
+    const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
+    const int64_t panel = sizes.outputs % kPanel ? kVector : kPanel;
+    const int64_t width = std::min(sizes.inputs, kInputsOfItem), pieces = (sizes.inputs + width - 1) / width;
+    // no part is without a tile, so that all sums are begun
+    const int64_t shared = std::min(kParts / (pieces * groups_), sizes.blocks);
+    const int64_t wanted = std::max<int64_t>({shared, (sizes.tiles + kTilesOfPart - 1) / kTilesOfPart, 1});
+    const int64_t tiles_of_part = (sizes.tiles + wanted - 1) / wanted;
+    const int64_t parts = tiles_of_part ? (sizes.tiles + tiles_of_part - 1) / tiles_of_part : 0;
+    const int64_t of_group = kPlaces * sizes.inputs * sizes.outputs;  // sums: [parts, groups, places, panels of [inputs, panel]]
+    Tensor summed;
+    OP_REQUIRES_OK(context,
+                   context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({parts * groups_ * of_group}), &summed));
+    float* const sums = summed.flat<float>().data();
+    const int64_t cost = tiles_of_part * width * sizes.outputs / 4 + 1;
+    in_threads(context, parts * groups_ * pieces, cost, [&](int64_t begin, int64_t end) {
+      float* const v = scratch(kPlaces * (sizes.place(width) + sizes.place(sizes.outputs)));
+      float* const m = v + kPlaces * sizes.place(width);
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t piece = k % pieces, group = k / pieces % groups_, part = k / (pieces * groups_);
+        const int64_t own = std::min(width, sizes.inputs - piece * width);
+        float* to = sums + (part * groups_ + group) * of_group + piece * width * panel;
+        const int64_t start = part * tiles_of_part, end_of_part = std::min(start + tiles_of_part, sizes.tiles);
+        for (int64_t first = start; first < end_of_part; first += sizes.block) {
+          const int64_t last = std::min(first + sizes.block, end_of_part);
+          transform_inputs(x + group * sizes.inputs + piece * width, sizes, first, last, own, v);
+          transform_gradients(dy + group * sizes.outputs, sizes, first, last, panel, m);
+          for (int64_t place = 0; place < kPlaces; ++place) {
+            const float *from = v + place * sizes.place(own), *gradients = m + place * sizes.place(sizes.outputs);
+            float* const sum = to + place * sizes.inputs * sizes.outputs;
+            if (panel == kPanel) {
+              add_place<8, 2>(sizes, from, own, gradients, last - first, first == start, sum);
+            } else {
+              add_place<16, 1>(sizes, from, own, gradients, last - first, first == start, sum);
+            }
+          }
+        }
+      }
+    });
+    float* dw = output->flat<float>().data();
+    in_threads(context, groups_ * sizes.inputs, parts * kPlaces * sizes.outputs + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t group = k / sizes.inputs, c = k % sizes.inputs;
+        for (int64_t o = 0; o < sizes.outputs; o += kVector) {
+          Numbers du[kPlaces];
+          for (int64_t part = 0; part < parts; ++part) {
+            const float* own = sums + (part * groups_ + group) * of_group + panel_place(c, o, sizes.inputs, panel);
+            for (int64_t i = 0; i < kPlaces; ++i, own += sizes.inputs * sizes.outputs) du[i] = du[i] + Numbers(own);
+          }
+          gather(du, sizes.inputs * filters, dw + c * filters + group * sizes.outputs + o);
+        }
+      }
+    });
+  }
+
+ private:
+  // The sums of one place: sums [inputs, outputs] += v^T m, from the first of `width` inputs on, both in panels.
+  template <int rows, int vectors>
+  static void add_place(const Sizes& sizes, const float* v, int64_t width, const float* m, int64_t tiles, bool begin,
+                        float* sums) {
+    constexpr int64_t kWidth = vectors * kVector;
+    for (int64_t k = 0; k < sizes.outputs; k += kWidth, m += sizes.block * kWidth, sums += sizes.inputs * kWidth) {
+      for (int64_t c = 0; c < width; c += rows) add_outer<rows, vectors>(v + c, width, m, tiles, begin, sums + c * kWidth);
+    }
+  }
+
+  // G^T du G: to the taps of dw, `tap` numbers apart.
+  static void gather(const Numbers (&du)[kPlaces], int64_t tap, float* dw) {
+    Numbers columns[4][3];
+    for (int j = 0; j < 4; ++j) gather_four(du[j], du[4 + j], du[8 + j], du[12 + j], columns[j]);
+    for (int i = 0; i < 3; ++i) {
+      Numbers line[3];
+      gather_four(columns[0][i], columns[1][i], columns[2][i], columns[3][i], line);
+      for (int j = 0; j < 3; ++j) line[j].store(dw + (i * 3 + j) * tap);
+    }
+  }
+
+  // G^T of four numbers.
+  static void gather_four(Numbers a, Numbers b, Numbers c, Numbers d, Numbers (&to)[3]) {
+    const Numbers sum = (b + c).half();
+    to[0] = a + sum;
+    to[1] = (b - c).half();
+    to[2] = sum + d;
+  }
+
+  int64_t groups_;
+};
+
+REGISTER_OP("EmulatorWinogradConv2DBackpropFilter")
+    .Input("x: float").Input("dy: float")
+    .Output("dw: float")
+    .Attr("groups: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      int64_t groups;
+      TF_RETURN_IF_ERROR(context->GetAttr("groups", &groups));
+      tensorflow::shape_inference::DimensionHandle channels;
+      TF_RETURN_IF_ERROR(context->Divide(context->Dim(context->input(0), 3), groups, true, &channels));
+      context->set_output(0, context->MakeShape({3, 3, channels, context->Dim(context->input(1), 3)}));
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2DBackpropFilter").Device(tensorflow::DEVICE_CPU), WinogradWeightsGradient);
+
+}  // namespace
+}  // namespace native
+
+#endif  // __AVX512F__

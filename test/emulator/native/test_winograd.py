@@ -1,0 +1,96 @@
+"""Convolutions by kernels of 3 x 3 pixels as they train, by Winograd's minimal filtering, against float64; neither threads nor
+other samples change a bit of what belongs to a sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from base.gradient_rules import gradients
+from emulator.layers import convolutions
+from emulator.layers.policy import PrecisionPolicy
+from emulator.native import library
+from emulator.plan.options import DeviceOptions
+from emulator.plan.precision import Precision
+from emulator.program.runtime import new_graph
+from Models._layers import GLOROT
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(library.load(), "emulator_winograd_conv2d"),
+    reason="the kernels are not built, or the processor has no AVX-512",
+)
+# batch, height, width, channels; channels of a group; filters: images of whole tiles and of parts of them, smaller than a tile,
+# with more tiles than one block and than one part of the batch, products of one vector and of two, several pieces of inputs
+CASES = [
+    ((2, 8, 8, 16), 16, 16), ((1, 7, 9, 32), 32, 16), ((3, 5, 6, 16), 16, 48), ((2, 1, 1, 16), 16, 32), ((1, 1, 8, 32), 32, 32),
+    ((2, 2, 1, 16), 16, 16), ((4, 6, 5, 64), 16, 64), ((2, 9, 4, 96), 32, 96), ((1, 4, 4, 64), 32, 32), ((90, 14, 15, 32), 32, 32),
+    ((5, 30, 31, 48), 48, 64), ((2, 6, 6, 256), 256, 256), ((3, 5, 5, 144), 144, 16), ((0, 4, 4, 16), 16, 16),
+]  # fmt: skip
+
+
+def drawn(shape: tuple[int, ...], of_group: int, filters: int, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        "x": random.normal(0.5, 1, shape), "weights": random.normal(0, 1, (3, 3, of_group, filters)),
+        "dy": random.normal(0, 1, (*shape[:3], filters)),
+    }  # fmt: skip
+
+
+def outcome(inputs: dict[str, np.ndarray], dtype: type = np.float32, threads: int = 2) -> list[np.ndarray]:
+    """y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
+    with new_graph().as_default() as graph:
+        fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
+        x, weights, dy = fed.values()
+        y = convolutions.convolve(x, weights, 1, winograd=True)
+        outputs = [y, *gradients([y], [x, weights], [dy])]
+        assert sum("Winograd" in operation.type for operation in graph.get_operations()) == (3 if dtype == np.float32 else 0)
+        with tf.Session(graph=graph, config=tf.ConfigProto(intra_op_parallelism_threads=threads)) as session:
+            return session.run(outputs, {tensor: inputs[name] for name, tensor in fed.items()})
+
+
+@pytest.mark.parametrize(("shape", "of_group", "filters"), CASES)
+def test_convolutions_and_gradients_are_those_of_float64(shape, of_group, filters):
+    inputs = drawn(shape, of_group, filters)
+    found = outcome(inputs)
+    if not shape[0]:
+        assert [each.shape for each in found] == [inputs["dy"].shape, shape, inputs["weights"].shape]
+        assert not found[2].any()
+        return
+    for own, exact in zip(found, outcome(inputs, np.float64)):
+        assert own.shape == exact.shape
+        # twice what products of the operands themselves come to
+        np.testing.assert_allclose(own, exact, rtol=0, atol=4e-6 * np.abs(exact).max())
+
+
+def test_neither_threads_nor_other_samples_change_a_bit():
+    inputs = drawn((40, 13, 14, 48), 48, 32)
+    alone = outcome(inputs, threads=1)
+    for threads in (2, 5):
+        assert all(map(np.array_equal, outcome(inputs, threads=threads), alone))
+    some = outcome({name: value if name == "weights" else value[7:12] for name, value in inputs.items()})
+    assert np.array_equal(some[0], alone[0][7:12]) and np.array_equal(some[1], alone[1][7:12])
+
+
+def test_a_number_that_is_not_finite_stays_near_where_it_belongs():
+    inputs = drawn((2, 8, 8, 48), 16, 48)
+    inputs["x"][1, 3, 4, 21] = np.nan
+    y, _, dw = outcome(inputs)
+    wrong = np.isnan(y)
+    assert wrong[1, 2:5, 3:6, 16:32].all()  # of the pixels that it is a tap of
+    wrong[1, 2:6, 2:6, 16:32] = False  # and of the tiles that these are in
+    assert not wrong.any()
+    expected = np.zeros(dw.shape, bool)
+    expected[:, :, 5, 16:32] = True
+    assert np.array_equal(np.isnan(dw), expected)
+
+
+@pytest.mark.parametrize(("precision", "training", "native"), [("32.32", True, 1), ("32.32", False, 0), ("16.16", True, 0)])
+def test_only_training_in_fp32_multiplies_sums_of_operands(precision, training, native):
+    with new_graph().as_default() as graph:
+        weights = {"conv/conv2d/kernel": tf.zeros([3, 3, 16, 16])}
+        layers = PrecisionPolicy(Precision.of(DeviceOptions(precision=precision))).layers(
+            weights, training=training, positions=tf.zeros([2], tf.int64)
+        )
+        layers.conv(tf.zeros([2, 8, 8, 16]), 16, 3, GLOROT)
+        assert sum("Winograd" in operation.type for operation in graph.get_operations()) == native
