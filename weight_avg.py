@@ -74,7 +74,7 @@ def _beside_no_training(target: Path) -> AbstractContextManager[None]:
 
 def _target(filename: str) -> Path:
     """The prefix that --filename means. A run's own name is refused: an average under it would be taken for the weights of
-    that update."""
+    that update; and so is the name of anything that is no average."""
     target = find.prefix(Path(filename))
     if os.path.basename(filename) in ("", ".", "..", ".index", ".meta"):
         raise OptionError(f"--filename {filename}: give a name for the checkpoint, as in logs/<run>/ckpt/averaged")
@@ -88,6 +88,11 @@ def _target(filename: str) -> Path:
     if re.search(r"ckpt-[0-9]+$", target.name):
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
+        )
+    foreign = write.foreign_file(target)
+    if foreign:
+        raise OptionError(
+            f"--filename {target}: {foreign} is there, and of no average: give another name, or remove it first"
         )
     return target
 

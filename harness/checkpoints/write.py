@@ -76,16 +76,27 @@ def save_weights_only(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpo
 
 
 def delete(prefix: Path) -> None:
-    """Remove a checkpoint's files, the index first: the others are no checkpoint without it. Other files with a name like
-    theirs stay, a backup for instance."""
-    candidates = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
+    """Remove a checkpoint's files, the index first: the others are no checkpoint without it."""
+    for file in _files_of(prefix):
+        file.unlink(missing_ok=True)
+
+
+def foreign_file(prefix: Path) -> Path | None:
+    """Return a file that a checkpoint of weights only would replace, though it is not of such a one: a manifest vouches for
+    that, and no training state is beside it. None if there is none."""
+    there = _files_of(prefix)
+    own = manifest.exists(prefix) and not any(file.name.endswith((".state.json", ".meta")) for file in there)
+    return None if own else next(iter(there), None)
+
+
+def _files_of(prefix: Path) -> list[Path]:
+    """A checkpoint's files, the index first. Other files with a name like theirs, a backup for instance, are none."""
     checkpoint_files = [
         file
-        for file in candidates
+        for file in prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
         if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
     ]
-    for file in sorted(checkpoint_files, key=lambda file: file.suffix != ".index"):
-        file.unlink(missing_ok=True)
+    return sorted(checkpoint_files, key=lambda file: file.suffix != ".index")
 
 
 def check_writable(folder: Path, done: int = -1) -> None:

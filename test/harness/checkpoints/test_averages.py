@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,23 @@ def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
         succeed(*words, tmp_path / "elsewhere" / "mean")
     assert not list((tmp_path / "run").rglob("mean*"))
     succeed(*words, tmp_path / "run" / "mean")
+
+
+def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
+    written(tmp_path, (1, 2))
+    (tmp_path / "notes.index").write_text("precious")
+    for index in ("index", "data-00000-of-00001"):  # as other programs leave weights
+        shutil.copy(tmp_path / f"ckpt-1.{index}", tmp_path / f"foreign.{index}")
+    write.write_checkpoint(tmp_path / "saved", draw(3), {"iteration": 3})
+    words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    for name in ("notes", "foreign", "saved"):
+        result = run(*words, tmp_path / name)
+        assert result.code == 2 and f"{name}.index is there, and of no average: give another name" in result.err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")} == before
+    succeed(*words, tmp_path / "mean")
+    succeed(*words, tmp_path / "mean", "-N", 1)
+    assert_same_bits(tensors(tmp_path / "mean"), draw(2))
 
 
 def test_no_average_goes_through_a_link(tmp_path):
