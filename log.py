@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from base.storage import files
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
-from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row
+from base.storage.tables import ExpectedRows, Row, kept_rows
 
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
@@ -125,8 +125,9 @@ class RunLog:
         """Drop CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fill in
         missing rows. `states`: of `state_file.lineage`; `permanent`, `expected_rows` (by table): as for `Table.rebuild`."""
         for name, table in self._tables.items():
-            kept = [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
-            for line in table.rebuild(updates, kept, permanent, (expected_rows or {}).get(name, ExpectedRows)):
+            for line in table.rebuild(
+                updates, kept_rows(states, name), permanent, (expected_rows or {}).get(name, ExpectedRows)
+            ):
                 self.note(line)
 
     def tell_of_averages(self, remade: Collection[str]) -> None:

@@ -61,6 +61,11 @@ class _Merged:
     unverified: list[int] = field(default_factory=list)  # of states whose rows differ from the file's, which win
 
 
+def kept_rows(states: Iterable[tuple[int, Mapping[str, Any]]], name: str) -> list[Kept]:
+    """The rows of one table in the states of checkpoints, each after a number of updates."""
+    return [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
+
+
 class Table:
     """A CSV file. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
     which go before the checkpoint of their update, 1 for validation rows, which follow it."""
@@ -123,7 +128,7 @@ class Table:
         if damaged or ragged or list(merged.values()) != file_rows:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
-        rebuilt = sum(rows.get(place) != cells for place, cells in merged.items())
+        rebuilt = _made_anew(rows, merged)
         return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, updates, expected_rows))]
 
     def _merged(self, rows: dict[int, list[str]], updates: int, states: Iterable[Kept], permanent: bool) -> _Merged:
@@ -165,6 +170,13 @@ class Table:
         lost = [place for place in expected.points if last < place <= end]
         more = max(last, expected.unknown[0]) < min(end, expected.unknown[1])
         return max(0, missing) + len(lost), ranges + [(lost[0], lost[-1]) for _ in lost[:1]], more
+
+    def lacks_kept_rows(self, updates: int, states: Iterable[Kept]) -> bool:
+        """Return whether `rebuild` would make a row anew: the file has none in its place, or another one."""
+        rows = {self._place(cells): cells for cells in self._sound_rows()[0] if 0 <= self._place(cells) <= updates}
+        return (
+            _made_anew(rows, Table(self.path, self.columns, self._lag)._merged(dict(rows), updates, states, True).rows) > 0
+        )
 
     def read(self) -> list[Row]:
         """The rows that are whole."""
@@ -272,6 +284,11 @@ def _text(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
+
+
+def _made_anew(rows: Mapping[int, list[str]], merged: Mapping[int, list[str]]) -> int:
+    """The number of merged rows that the file's rows, by place, have not."""
+    return sum(rows.get(place) != cells for place, cells in merged.items())
 
 
 def _rows(count: int) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import locks
-from base.storage.run_tables import run_table
-from harness.checkpoints import averages, find
+from base.storage.run_tables import TABLES, run_table
+from base.storage.tables import kept_rows
+from harness.checkpoints import averages, find, state_file
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.cluster import membership
 from harness.evaluation import early_stopping
@@ -54,7 +55,8 @@ def _check_never_saved(folder: Path) -> None:
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:
     """Return whether a run of `updates` has nothing left to do: it is at --stop-after; or all updates are done, or its
-    --patience is over, the last checkpoint is validated, and the averages and the observation are made that it asks for."""
+    --patience is over, the last checkpoint is validated, the averages and the observation are made that it asks for, and
+    its rows are those that its checkpoints keep."""
     checkpoint, stop_after = run.options.checkpoint, run.options.training.stop_after
     if stop_after is not None and updates >= stop_after:
         return True
@@ -73,4 +75,12 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     if every and record.is_missing(folder, updates, every):
         return False
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
-    return (updates == run.length.iterations or ended) and there and (not validates or averaged >= set(wanted))
+    done = (updates == run.length.iterations or ended) and there and (not validates or averaged >= set(wanted))
+    return done and not _has_rows_to_mend(folder, updates)
+
+
+def _has_rows_to_mend(folder: Path, updates: int) -> bool:
+    """Return whether the files lack rows that the checkpoints up to that of `updates` keep, or have other ones."""
+    newest = next(checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates == updates)
+    states = state_file.lineage(folder, newest)
+    return any(run_table(folder, name).lacks_kept_rows(updates, kept_rows(states, name)) for name in TABLES)

@@ -118,7 +118,8 @@ def line(result: Result) -> str:
         if math.isfinite(result.epoch)
         else f" of {result.checkpoint}" * bool(result.checkpoint)
     )
-    return f"{', '.join(measure for measure in measures if measure)}{place}, {_minutes(result)} minutes"
+    took = f", {_minutes(result)} minutes" * math.isfinite(result.minutes)
+    return f"{', '.join(measure for measure in measures if measure)}{place}{took}"
 
 
 def table(results: Sequence[Result], axes: Sequence[Axis]) -> str:

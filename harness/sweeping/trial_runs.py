@@ -19,7 +19,7 @@ from emulator.plan.plan import PlanError
 from emulator.plan.process_memory import gigabytes
 from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
-from harness.commands import autoresume, cli
+from harness.commands import autoresume, cli, entry
 from harness.options import sources
 from harness.options.sections import COMMAND_LINE, flag, with_trait
 from harness.processes.folders import FolderError
@@ -133,7 +133,7 @@ class _Planner:
         self._check_measured(run)
         _check_memory(run, self.jobs)
         if planned.updates is not None:
-            _check_unchanged(run, folder)
+            _check_unchanged(run, folder, words)
         elif not (folder / "arguments.json").exists():
             NewRun().check_run(run)
         return planned
@@ -167,9 +167,10 @@ def _check_memory(run: Run, jobs: int) -> None:
         )
 
 
-def _check_unchanged(run: Run, folder: Path) -> None:
+def _check_unchanged(run: Run, folder: Path, words: list[str]) -> None:
     """OptionError for a folder whose run began with other options, or other data: it would stand beside the other trials as
-    if it had these."""
+    if it had these. CheckpointError where nothing tells with which it began."""
+    entry.recorded_options(folder, words, "train")
     recorded, now = run_record.options(folder), arguments(run, "", {})
     now |= now[ASKED]
     own = {option.name for option in sources.every_option("train")} - with_trait(ONE_CALL) - with_trait(PER_INSTANCE)

@@ -485,5 +485,20 @@ def test_a_killed_sweep_leaves_nothing_running_and_ends_by_the_same_call(tmp_pat
     (tmp_path / "s.yml").write_text(KILLED.format("0.05"))
     done = run("sweep", *call[2:])
     assert done.code == 0 and "[1/1] abs-learning-rate=0.05  complete: accuracy " in done.out and "starts" not in done.out
+    # nor is one ranked by other rows than its checkpoints keep, or by options that nothing tells
+    (good / "training.csv").unlink()
+    rows = (good / "validation.csv").read_text()
+    (good / "validation.csv").write_text(re.sub(r"(?m)^(ckpt-8,8,[\d.]+),[\d.]+", r"\1,99.5", rows))
+    assert "99.5" in (good / "validation.csv").read_text()
+    mended = run("sweep", *call[2:])
+    assert mended.code == 0 and "goes on from update 24" in mended.out and "99.50" not in mended.out
+    for name in ("training.csv", "validation.csv"):
+        assert timeless(tmp_path / "unbroken" / name) == timeless(good / name)
+    record = (good / "arguments.json").read_bytes()
+    for recorded in sorted(good.glob("arguments*.json")):
+        recorded.unlink()
+    unknown = run("sweep", *call[2:])
+    assert unknown.code == 2 and "arguments.json is missing or empty, and nothing else tells the options" in unknown.err
+    (good / "arguments.json").write_bytes(record)
     refused = run("sweep", *call[2:], "--weight-decay", 0.5)
     assert refused.code == 2 and f"{good} is of a trial with --weight-decay 1e-06, not --weight-decay 0.5" in refused.err
