@@ -11,7 +11,6 @@ if __name__ == "__main__":  # before what takes time to import
 
     startup.begin("inference_embedded.py")
 
-import os
 import secrets
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from base.errors import OptionError
 from base.process import tf_runtime
 from base.storage.files import write_atomically
+from emulator.plan import machine
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.cluster.cluster import ALONE
@@ -76,7 +76,7 @@ class ServedWeights(SavedWeights):
 def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
     run = replace(run, cluster=ALONE)  # every process of a launcher is a server of its own
     calls, threads = run.options.training.iterations, run.options.checkpoint.num_inference_thread
-    inferring = f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {os.cpu_count()} processors"
+    inferring = f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {machine.cores()} processors"
     log = run_log.opened_beside(run, Team(), [*embedded.notes(run), inferring])
     try:
         tf_runtime.import_tensorflow()

@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
         parser.error(f"{len(folders)} runs: {len(plot.COLOURS)} fit into a picture")
     for folder in folders:
         if not (folder / "training.csv").exists():
-            parser.error(f"{folder} is not a run's folder: it has no training.csv")
+            began = (folder / "arguments.json").exists()
+            what = "has no rows yet" if began else "is not a run's folder"
+            parser.error(f"{folder} {what}: it has no training.csv")
     try:
         print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
     except OptionError as error:

@@ -201,7 +201,8 @@ def _prepared(element: Element, request: ReadRequest, classes: int, augment: boo
     stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
     good = tf.logical_and(stored >= 1, stored <= classes)
     # the operation alone: tf.Assert would wrap a branch around it, for every record
-    stop = tf.raw_ops.Assert(condition=good, data=[f"{tf_example.LABEL} must be from 1 to {classes}, not", stored])
+    said = [f"{tf_example.LABEL} must be from 1 to {classes}, not", stored, "(-1: the record has none)"]
+    stop = tf.raw_ops.Assert(condition=good, data=said)
     with tf.control_dependencies([stop]):
         label = tf.cast(stored - 1, tf.int32)
     encoded = parsed[tf_example.ENCODED]

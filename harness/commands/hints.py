@@ -22,7 +22,13 @@ def command(script: str, *words: str) -> str:
     if called:
         program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
         return commands.in_shell([*program, commands.named(script), *words])
-    return commands.in_shell([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+    return commands.in_shell([_python(), _script(str(plugins.ROOT / f"{script}.py")), *words])
+
+
+def _script(path: str) -> str:
+    """A script below the working directory by its place there, any other by its whole path, good from anywhere."""
+    shown = _from_here(path)
+    return path if shown.startswith("..") else shown
 
 
 def _program(path: str) -> str:

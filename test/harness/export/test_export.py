@@ -116,6 +116,9 @@ def test_the_pages_programs_answer_as_predict_does(trained, photograph, tmp_path
     for file in ("prepare.py", f"use_{name}.py"):
         assert len(programs[file].splitlines()) <= 33
         (folder / file).write_text(programs[file])
+    if name == "tflite":  # 16 bits of grey, too
+        photograph = tmp_path / "grey.png"
+        Image.fromarray(np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))).save(photograph)
     call = [sys.executable, f"use_{name}.py", photograph]
     done = subprocess.run(call, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
