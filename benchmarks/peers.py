@@ -4,7 +4,8 @@ best settings, turn by turn. `make bench` sets PyTorch's environment up and runs
 python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     all words must be in the row's name
 python benchmarks/peers.py --table                               writes docs/measured.md's table and picture from the results
 
-Results go to benchmarks/results/, a file for each machine and day; a repeated row replaces that of the same file.
+Results go to benchmarks/results/, a file for each machine and day, and a further one where all rows are measured again on
+that day; some rows alone replace those of the day's last file.
 """
 
 from __future__ import annotations
@@ -175,16 +176,24 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def keep(machine: str, day: date, results: Sequence[dict[str, Any]]) -> Path:
-    """Write results of a day on this machine, beside those of other rows."""
-    RESULTS.mkdir(exist_ok=True)
+def results_file(machine: str, day: date, whole: bool, folder: Path = RESULTS) -> Path:
+    """Return the file for results of a day on this machine: a new one for all rows (`whole`), or else the day's last one."""
     model = re.sub(r"[^A-Za-z0-9]+", "-", machine.split(",")[0]).strip("-")
-    path = RESULTS / f"{day.isoformat()}-{model}.json"
+    name, count = f"{day.isoformat()}-{model}", 0
+    named = {0: folder / f"{name}.json"}
+    while named[count].exists():
+        count += 1
+        named[count] = folder / f"{name}-{count + 1}.json"
+    return named[count if whole else max(count - 1, 0)]
+
+
+def keep(path: Path, machine: str, results: Sequence[dict[str, Any]]) -> None:
+    """Write results beside those of other rows."""
+    path.parent.mkdir(exist_ok=True)
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {result["name"]: result for result in results}
     rows = [new.pop(row["name"], row) for row in earlier] + list(new.values())
     path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    return path
 
 
 def main() -> None:
@@ -199,19 +208,20 @@ def main() -> None:
     parser.add_argument("--torch-python", default=".venv-bench/bin/python", help="the Python that has PyTorch and timm")
     asked = parser.parse_args()
     if asked.table:
-        _tables.write(sorted(RESULTS.glob("*.json")), ROWS)
+        _tables.write(sorted(RESULTS.glob("*.json"), key=lambda path: path.stem), ROWS)
         return
     chosen = [row for row in ROWS if all(word in row.name for word in asked.words) and (row.short or not asked.short)]
     if not chosen:
         parser.error(f"no row's name has all of: {' '.join(asked.words)}")
     if not shutil.which(asked.torch_python):
         parser.error(f"there is no {asked.torch_python}: make bench sets it up; --torch-python names another one")
-    machine, day = _paired.machine(), date.today()  # that of the first row, as a whole measurement may go on past midnight
+    machine = _paired.machine()
+    kept = results_file(machine, date.today(), len(chosen) == len(ROWS))
     print(machine, flush=True)
     for row in chosen:
         result = measure(row, asked.torch_python, min(asked.rounds, 3) if asked.short else asked.rounds, asked.short)
         print("\n".join(lines(result)), flush=True)
-        keep(machine, day, [result])
+        keep(kept, machine, [result])
 
 
 if __name__ == "__main__":

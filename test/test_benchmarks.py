@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from datetime import date
+from functools import partial
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -47,12 +48,20 @@ def test_a_ratio_is_against_the_fastest_way_of_a_peer():
 def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypatch):
     (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nold\n{_tables.END}\nafter\n")
     monkeypatch.setattr(_tables, "DOCS", tmp_path)
-    monkeypatch.setattr(peers, "RESULTS", tmp_path / "results")
     result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}
-    day = date(2026, 11, 5)
-    file = peers.keep("2 cores of a Machine, 24 GiB", day, [result])
-    peers.keep("2 cores of a Machine, 24 GiB", day, [{**result, "speeds": {"ours": [30.0], "PyTorch": [20.0]}}])
+    machine, named = (
+        "2 cores of a Machine, 24 GiB",
+        partial(peers.results_file, day=date(2026, 11, 5), folder=tmp_path / "results"),
+    )
+    file = named(machine, whole=False)
+    assert file == named(machine, whole=True)
+    peers.keep(file, machine, [result])
+    peers.keep(named(machine, whole=False), machine, [{**result, "speeds": {"ours": [30.0], "PyTorch": [20.0]}}])
     assert [row["speeds"]["ours"] for row in json.loads(file.read_text())["rows"]] == [[30.0]]  # measured again
+    again = named(machine, whole=True)
+    assert again.stem == f"{file.stem}-2"
+    peers.keep(again, machine, [result])
+    assert named(machine, whole=False) == again and named(machine, whole=True).stem == f"{file.stem}-3"
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
