@@ -128,7 +128,7 @@ class Table:
         if damaged or ragged or list(merged.values()) != file_rows:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
-        rebuilt = _made_anew(rows, merged)
+        rebuilt = sum(rows.get(place) != cells for place, cells in merged.items())
         return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, updates, expected_rows))]
 
     def _merged(self, rows: dict[int, list[str]], updates: int, states: Iterable[Kept], permanent: bool) -> _Merged:
@@ -171,12 +171,14 @@ class Table:
         more = max(last, expected.unknown[0]) < min(end, expected.unknown[1])
         return max(0, missing) + len(lost), ranges + [(lost[0], lost[-1]) for _ in lost[:1]], more
 
-    def lacks_kept_rows(self, updates: int, states: Iterable[Kept]) -> bool:
-        """Return whether `rebuild` would make a row anew: the file has none in its place, or another one."""
-        rows = {self._place(cells): cells for cells in self._sound_rows()[0] if 0 <= self._place(cells) <= updates}
-        return (
-            _made_anew(rows, Table(self.path, self.columns, self._lag)._merged(dict(rows), updates, states, True).rows) > 0
-        )
+    def is_as_kept(self, updates: int, states: Iterable[Kept]) -> bool:
+        """Return whether `rebuild` would change nothing but rows of averages: every row that a state keeps is there, no
+        damaged or later one, and none twice. Rows that no state keeps are believed, as that of the newest validation."""
+        file_rows, damaged, *_ = self._sound_rows()
+        own = [cells for cells in file_rows if self._place(cells) >= 0]
+        rows = {self._place(cells): cells for cells in own if self._place(cells) <= updates}
+        merged = Table(self.path, self.columns, self._lag)._merged(rows, updates, states, True).rows
+        return not damaged and [merged[place] for place in sorted(merged)] == own
 
     def read(self) -> list[Row]:
         """The rows that are whole."""
@@ -284,11 +286,6 @@ def _text(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
-
-
-def _made_anew(rows: Mapping[int, list[str]], merged: Mapping[int, list[str]]) -> int:
-    """The number of merged rows that the file's rows, by place, have not."""
-    return sum(rows.get(place) != cells for place, cells in merged.items())
 
 
 def _rows(count: int) -> str:

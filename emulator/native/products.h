@@ -19,7 +19,7 @@ namespace native {
 constexpr int64_t kVector = 16;     // numbers of a vector
 constexpr int64_t kPanel = 32;      // columns of a tile: two vectors
 constexpr int64_t kAhead = 32;      // rows of b that are asked for before they are needed: they lie too far apart to be foreseen
-constexpr int kTallTile = 12;       // rows of a tile: 24 of the 32 registers hold its sums
+constexpr int kTallTile = 12;       // rows of a tile of two vectors, half those of one: 24 of the 32 registers hold its sums
 constexpr int kShortTile = 4;       // for the rows that are left
 
 // The columns of a panel that exist: all of its first vector's and some of its last vector's.
@@ -72,6 +72,7 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
     }
   };
   tiles(std::integral_constant<int, 2 * kTallTile / vectors>());
+  tiles(std::integral_constant<int, kTallTile>());
   tiles(std::integral_constant<int, kShortTile>());
   tiles(std::integral_constant<int, 1>());
 }

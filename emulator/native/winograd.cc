@@ -275,6 +275,9 @@ void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth
   }
 }
 
+// Return whether channels are whole vectors in each group.
+bool are_whole(int64_t channels, int64_t groups) { return channels > 0 && channels % (groups * kVector) == 0; }
+
 // Memory that a thread keeps from one block to the next.
 float* scratch(int64_t numbers) {
   static thread_local std::vector<float> kept;
@@ -295,7 +298,7 @@ class WinogradConv : public OpKernel {
     OP_REQUIRES(context, input.dims() == 4 && weights.dims() == 4 && weights.dim_size(0) == 3 && weights.dim_size(1) == 3,
                 InvalidArgument("x has four axes, and kernels are 3 x 3"));
     const Kernels kernels(weights, groups_);
-    OP_REQUIRES(context, kernels.of_group % kVector == 0 && kernels.all_filters % (groups_ * kVector) == 0,
+    OP_REQUIRES(context, are_whole(kernels.of_group * groups_, groups_) && are_whole(kernels.all_filters, groups_),
                 InvalidArgument("channels and filters of a group are multiples of 16"));
     const int64_t inputs = turned ? kernels.filters : kernels.of_group, outputs = turned ? kernels.of_group : kernels.filters;
     OP_REQUIRES(context, input.dim_size(3) == inputs * groups_, InvalidArgument("x has the channels of the kernels"));
@@ -437,7 +440,7 @@ class WinogradWeightsGradient : public OpKernel {
     const Tensor &input = context->input(0), &above = context->input(1);
     OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
     const int64_t channels = input.dim_size(3), filters = above.dim_size(3);
-    OP_REQUIRES(context, channels % (groups_ * kVector) == 0 && filters % (groups_ * kVector) == 0,
+    OP_REQUIRES(context, are_whole(channels, groups_) && are_whole(filters, groups_),
                 InvalidArgument("channels and filters of a group are multiples of 16"));
     TensorShape shape = input.shape();
     shape.set_dim(3, filters);

@@ -82,10 +82,11 @@ def delete(prefix: Path) -> None:
 
 
 def foreign_file(prefix: Path) -> Path | None:
-    """Return a file that a checkpoint of weights only would replace, though it is not of such a one: a manifest vouches for
-    that, and no training state is beside it. None if there is none."""
+    """Return a file that a checkpoint of weights only would replace, though it is not of such a one: its manifest lists all
+    files as they are, and no training state is among them. None if there is none."""
     there = _files_of(prefix)
-    own = manifest.exists(prefix) and not any(file.name.endswith((".state.json", ".meta")) for file in there)
+    with_state = any(file.name.endswith((".state.json", ".meta")) for file in there)
+    own = manifest.exists(prefix) and not with_state and manifest.find_damage(prefix) is None
     return None if own else next(iter(there), None)
 
 

@@ -76,11 +76,14 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         return False
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
     done = (updates == run.length.iterations or ended) and there and (not validates or averaged >= set(wanted))
-    return done and not _has_rows_to_mend(folder, updates)
+    return done and _has_kept_rows(folder, updates)
 
 
-def _has_rows_to_mend(folder: Path, updates: int) -> bool:
-    """Return whether the files lack rows that the checkpoints up to that of `updates` keep, or have other ones."""
+def _has_kept_rows(folder: Path, updates: int) -> bool:
+    """Return whether the files have the rows that the checkpoints up to that of `updates` keep. Files that cannot be read
+    are none that resuming would mend."""
     newest = next(checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates == updates)
     states = state_file.lineage(folder, newest)
-    return any(run_table(folder, name).lacks_kept_rows(updates, kept_rows(states, name)) for name in TABLES)
+    with suppress(OSError, ValueError):
+        return all(run_table(folder, name).is_as_kept(updates, kept_rows(states, name)) for name in TABLES)
+    return True

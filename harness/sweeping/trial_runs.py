@@ -19,7 +19,7 @@ from emulator.plan.plan import PlanError
 from emulator.plan.process_memory import gigabytes
 from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
-from harness.commands import autoresume, cli, entry
+from harness.commands import autoresume, cli
 from harness.options import sources
 from harness.options.sections import COMMAND_LINE, flag, with_trait
 from harness.processes.folders import FolderError
@@ -40,6 +40,7 @@ _OF_COMMAND_LINE = re.compile(r"command line: (--[\w-]+)(: )?(.*)", re.DOTALL)
 _FLAG = re.compile(r"--[\w-]+")
 # compared with an earlier call's besides options: weights to begin with, and data
 _ALSO = frozenset(("init_path", RECORDS, "train_images", "validation_images"))
+_UNTOLD = "and nothing else tells the trial's options: put it back, delete the folder, or give --logs-path another one"
 _REFUSALS = (OptionError, PlanError, DataError, CheckpointError, FolderError)
 
 
@@ -133,7 +134,7 @@ class _Planner:
         self._check_measured(run)
         _check_memory(run, self.jobs)
         if planned.updates is not None:
-            _check_unchanged(run, folder, words)
+            _check_unchanged(run, folder)
         elif not (folder / "arguments.json").exists():
             NewRun().check_run(run)
         return planned
@@ -167,10 +168,11 @@ def _check_memory(run: Run, jobs: int) -> None:
         )
 
 
-def _check_unchanged(run: Run, folder: Path, words: list[str]) -> None:
+def _check_unchanged(run: Run, folder: Path) -> None:
     """OptionError for a folder whose run began with other options, or other data: it would stand beside the other trials as
-    if it had these. CheckpointError where nothing tells with which it began."""
-    entry.recorded_options(folder, words, "train")
+    if it had these, or one that nothing tells the options of."""
+    if not run_record.options(folder):
+        raise OptionError(f"{run_record.arguments_file(folder)} is missing or empty, {_UNTOLD}")
     recorded, now = run_record.options(folder), arguments(run, "", {})
     now |= now[ASKED]
     own = {option.name for option in sources.every_option("train")} - with_trait(ONE_CALL) - with_trait(PER_INSTANCE)

@@ -136,9 +136,11 @@ def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
     for index in ("index", "data-00000-of-00001"):  # as other programs leave weights
         shutil.copy(tmp_path / f"ckpt-1.{index}", tmp_path / f"foreign.{index}")
     write.write_checkpoint(tmp_path / "saved", draw(3), {"iteration": 3})
+    write.save_weights_only(tmp_path / "other", draw(4))
+    shutil.copy(tmp_path / "ckpt-1.data-00000-of-00001", tmp_path / "other.data-00000-of-00001")  # no average any more
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
-    for name in ("notes", "foreign", "saved"):
+    for name in ("notes", "foreign", "saved", "other"):
         result = run(*words, tmp_path / name)
         assert result.code == 2 and f"{name}.index is there, and of no average: give another name" in result.err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")} == before

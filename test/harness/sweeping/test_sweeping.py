@@ -490,6 +490,8 @@ def test_a_killed_sweep_leaves_nothing_running_and_ends_by_the_same_call(tmp_pat
     rows = (good / "validation.csv").read_text()
     (good / "validation.csv").write_text(re.sub(r"(?m)^(ckpt-8,8,[\d.]+),[\d.]+", r"\1,99.5", rows))
     assert "99.5" in (good / "validation.csv").read_text()
+    with (good / "validation.csv").open("a") as added:
+        added.write(rows.splitlines(keepends=True)[1].replace("ckpt-0,0,", "ckpt-9,9,"))
     mended = run("sweep", *call[2:])
     assert mended.code == 0 and "goes on from update 24" in mended.out and "99.50" not in mended.out
     for name in ("training.csv", "validation.csv"):
@@ -498,7 +500,9 @@ def test_a_killed_sweep_leaves_nothing_running_and_ends_by_the_same_call(tmp_pat
     for recorded in sorted(good.glob("arguments*.json")):
         recorded.unlink()
     unknown = run("sweep", *call[2:])
-    assert unknown.code == 2 and "arguments.json is missing or empty, and nothing else tells the options" in unknown.err
+    assert (
+        unknown.code == 2 and "arguments.json is missing or empty, and nothing else tells the trial's options" in unknown.err
+    )
     (good / "arguments.json").write_bytes(record)
     refused = run("sweep", *call[2:], "--weight-decay", 0.5)
     assert refused.code == 2 and f"{good} is of a trial with --weight-decay 1e-06, not --weight-decay 0.5" in refused.err

@@ -1,0 +1,51 @@
+"""No number of threads changes a bit of what the native kernels compute. A process has one pool of threads, of the size that
+its first session asks for, so each number has a process of its own: python test_threads.py NUMBER prints its digests."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from base import plugins
+from emulator.native import library
+
+MODULES = ("test_conv_norm", "test_group_conv", "test_native", "test_winograd")  # of which each has shared work
+
+
+@pytest.mark.skipif(
+    not hasattr(library.load(), "emulator_winograd_conv2d"),
+    reason="the kernels are not built, or the processor has no AVX-512",
+)
+def test_no_number_of_threads_changes_a_bit():
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))}
+    calls = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(threads)], cwd=plugins.ROOT, env=environ,
+            stdout=subprocess.PIPE, text=True,
+        )
+        for threads in (1, 2, 5)
+    ]  # fmt: skip
+    (alone, fewest), (two, some), (five, most) = (call.communicate()[0].strip().rsplit("\n", 1) for call in calls)
+    assert (int(some) - int(fewest), int(most) - int(some)) == (1, 3)
+    assert alone == two == five and len(alone.splitlines()) == len(MODULES)
+
+
+def main(threads: int) -> None:
+    """Print a digest of each module's shared work, and how many threads the process has."""
+    import tensorflow.compat.v1 as tf
+
+    tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=threads)).close()
+    for name in MODULES:
+        results = importlib.import_module(name).shared_work()
+        print(name, hashlib.sha256(b"".join(each.tobytes() for each in results)).hexdigest())
+    print(len(list(Path("/proc/self/task").iterdir())))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
