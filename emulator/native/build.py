@@ -15,14 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 from base.process import command_line
 from emulator.native import library
+from emulator.plan import machine
 
 _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
+_AT_ONCE = 4  # compilers, each of which takes some 900 MB
 _COMPILERS = ("c++", "g++", "clang++")
 _WITHOUT = "everything works without them, norms, inference and convolutions in groups more slowly"
 
@@ -66,21 +69,28 @@ def _compile(compiler: list[str], target: Path) -> None:
     """Write the library, whole or not at all, and remove the oldest of those of other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with (
+        tempfile.TemporaryDirectory(dir=target.parent) as folder,
+        ThreadPoolExecutor(min(machine.cores(), _AT_ONCE)) as pool,
+    ):
+
+        def compiled(source: Path) -> str:
+            made = f"{folder}/{source.stem}.o"
+            include = (f"-I{_ROOT}", f"-I{tensorflow / 'include'}")
+            _run(*compiler, *library.FLAGS, "-w", "-fPIC", *include, "-c", str(source), "-o", made)
+            return made
+
         made = Path(folder) / target.name
-        subprocess.run(
-            [
-                *compiler, *library.FLAGS, "-w", "-shared", "-fPIC",
-                f"-I{_ROOT}", f"-I{tensorflow / 'include'}",
-                *map(str, library.FOLDER.glob("*.cc")), "-o", str(made),
-                f"-L{tensorflow}", "-l:libtensorflow_framework.so.2",
-            ],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
+        objects = list(pool.map(compiled, sorted(library.FOLDER.glob("*.cc"))))
+        _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
         made.replace(target)
     libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
     for old in libraries[:-_KEPT]:  # those of other processors that share the folder stay
         old.unlink(missing_ok=True)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)
 
 
 if __name__ == "__main__":
