@@ -27,7 +27,7 @@ _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
 _AT_ONCE = 4  # compilers, each of which takes some 900 MB
 _COMPILERS = ("c++", "g++", "clang++")
-_WITHOUT = "everything works without them, norms, inference and convolutions in groups more slowly"
+_WITHOUT = "everything works without them, norms, convolutions and inference more slowly"
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
     try:
         _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
-        told = getattr(error, "stderr", None) or str(error)
+        code = getattr(error, "returncode", None)
+        told = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")
         reason = next((line for line in told.splitlines() if "error" in line), told.strip()[-300:])
         print(f"The kernels are not built: {reason}; {_WITHOUT}")
         return 0
