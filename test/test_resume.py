@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -103,6 +104,10 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert "Stopped after 4 of 9 updates" in succeed(*call, "--stop-after", 4).out
     stopped = succeed(*call, "--stop-after", 4).out
     assert f"The run in {folder} is complete, after 4 updates; a larger --stop-after extends it" in stopped
+    rows = (folder / "training.csv").read_text()
+    (folder / "training.csv").unlink()
+    assert "is complete" not in succeed(*call, "--stop-after", 4).out and (folder / "training.csv").read_text() == rows
+    assert "is complete" in succeed(*call, "--stop-after", 4).out
     gone_on = succeed(*call, "--init-path", "nowhere").out
     assert "Restoring training from latest checkpoint" in gone_on and "overridden" not in gone_on
     assert "--init-path nowhere changes nothing" in gone_on
@@ -116,9 +121,19 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert differing[0] == "overridden: label_smoothing = 0.3" and "; the options above change nothing; " in differing[-1]
     refused = run(*call, "--dataset", "cifar-10", "--generated-data")
     assert refused.code == 2 and "is of other data than these" in refused.err, refused.err
-    (folder / "ckpt" / "weight_avg_exp_0.5.index").unlink()  # as a kill before the average leaves the run
-    succeed(*call)
-    assert (folder / "ckpt" / "weight_avg_exp_0.5.index").exists()
+    average, table = folder / "ckpt" / "weight_avg_exp_0.5.index", folder / "validation.csv"
+    rows, mean = table.read_text(), average.read_bytes()
+    for spoil in (
+        average.unlink,  # as a kill before the average leaves the run
+        lambda: os.utime(average, ns=(0, 0)),  # as a longer run does that is killed before its own
+        lambda: average.with_name("weight_avg_exp_0.5.data-00000-of-00001").unlink(),
+        lambda: table.write_text(rows.split("\n", 1)[1]),  # without its header
+        lambda: table.write_text(rows + rows.splitlines()[-1].replace("exp_0.5", "N_7") + "\n"),  # of no file
+    ):
+        spoil()
+        assert "is complete" not in succeed(*call).out
+        assert average.read_bytes() == mean and timeless(table) == timeless(whole / "validation.csv")
+        assert "is complete" in succeed(*call).out
     assert "overridden: iterations = 12" in succeed(*call, "--iterations", 12).out
     shutil.copytree(folder, tmp_path / "emptied", ignore=lambda _, names: [n for n in names if n.startswith("ckpt-")])
     refused = run(*call[:-2], tmp_path / "emptied", "--autoresume")

@@ -173,12 +173,13 @@ class Table:
 
     def is_as_kept(self, updates: int, states: Iterable[Kept]) -> bool:
         """Return whether `rebuild` would change nothing but rows of averages: every row that a state keeps is there, no
-        damaged or later one, and none twice. Rows that no state keeps are believed, as that of the newest validation."""
-        file_rows, damaged, *_ = self._sound_rows()
+        damaged or later one, none twice, and one header. Rows that no state keeps are believed, as the newest one of
+        validations."""
+        file_rows, damaged, ragged, _ = self._sound_rows()
         own = [cells for cells in file_rows if self._place(cells) >= 0]
         rows = {self._place(cells): cells for cells in own if self._place(cells) <= updates}
         merged = Table(self.path, self.columns, self._lag)._merged(rows, updates, states, True).rows
-        return not damaged and [merged[place] for place in sorted(merged)] == own
+        return not (damaged or ragged) and [merged[place] for place in sorted(merged)] == own
 
     def read(self) -> list[Row]:
         """The rows that are whole."""

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -83,11 +83,18 @@ def delete(prefix: Path) -> None:
 
 def foreign_file(prefix: Path) -> Path | None:
     """Return a file that a checkpoint of weights only would replace, though it is not of such a one: its manifest lists all
-    files as they are, and no training state is among them. None if there is none."""
+    files as they are, or all but the index, without which a killed process left them, and no training state is among them.
+    None if there is none."""
     there = _files_of(prefix)
     with_state = any(file.name.endswith((".state.json", ".meta")) for file in there)
-    own = manifest.exists(prefix) and not with_state and manifest.find_damage(prefix) is None
+    whole = manifest.exists(prefix) and (manifest.find_damage(prefix) is None or _lacks_index_only(prefix, there))
+    own = whole and not with_state
     return None if own else next(iter(there), None)
+
+
+def _lacks_index_only(prefix: Path, there: Sequence[Path]) -> bool:
+    tensors = [file for file in there if ".data-" in file.name]
+    return not prefix.with_name(f"{prefix.name}.index").exists() and all(manifest.matches(file, prefix) for file in tensors)
 
 
 def _files_of(prefix: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from base.errors import OptionError
 from base.storage import locks
 from base.storage.run_tables import TABLES, run_table
 from base.storage.tables import kept_rows
-from harness.checkpoints import averages, find, state_file
-from harness.checkpoints.checkpoint import AVERAGES
+from harness.checkpoints import averages, find, manifest, state_file
+from harness.checkpoints.checkpoint import AVERAGES, Checkpoint
 from harness.cluster import membership
 from harness.evaluation import early_stopping
 from harness.numerics import record
@@ -54,36 +55,57 @@ def _check_never_saved(folder: Path) -> None:
 
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:
-    """Return whether a run of `updates` has nothing left to do: it is at --stop-after; or all updates are done, or its
-    --patience is over, the last checkpoint is validated, the averages and the observation are made that it asks for, and
-    its rows are those that its checkpoints keep."""
-    checkpoint, stop_after = run.options.checkpoint, run.options.training.stop_after
-    if stop_after is not None and updates >= stop_after:
+    """Return whether a run of `updates` has nothing left to do: it is beyond --stop-after; or it is there, or all updates
+    are done, or its --patience is over, the last checkpoint is validated, the averages and the observation are made that it
+    asks for, and its rows are those that its checkpoints keep."""
+    checkpoint, training = run.options.checkpoint, run.options.training
+    if training.stop_after is not None and updates > training.stop_after:
         return True
     try:
         rows = run_table(folder, "validation.csv").read()
     except (OSError, ValueError):  # resuming mends rows, or tells of them
         return False
     checkpoints = validated_rows.of_checkpoints(rows, updates)
-    validates = checkpoint.validation and run.data_source.spec.validation_images
-    if validates and not any(int(row["iteration"]) == updates for row in checkpoints):
+    validates = bool(checkpoint.validation and run.data_source.spec.validation_images)
+    validated = any(int(row["iteration"]) == updates for row in checkpoints)
+    if validates and run.length.is_checkpoint(updates) and not validated:
         return False
-    ended = early_stopping.patience_is_over(checkpoints, checkpoint.patience)
-    averaged = {row["name"] for row in rows if int(row["iteration"]) < 0}
-    wanted = [name for name, _ in averages.requested_averages(run.options.training)]
     every = run.options.logging.numerics
     if every and record.is_missing(folder, updates, every):
         return False
-    there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
-    done = (updates == run.length.iterations or ended) and there and (not validates or averaged >= set(wanted))
-    return done and _has_kept_rows(folder, updates)
+    if updates == run.length.iterations or early_stopping.patience_is_over(checkpoints, checkpoint.patience):
+        listed = [row["name"] for row in rows if int(row["iteration"]) < 0]
+        wanted = [name for name, _ in averages.requested_averages(training)]
+        newest = _checkpoint(folder, updates)
+        if not _has_averages(folder, newest, listed, wanted) or (validates and not set(listed) >= set(wanted)):
+            return False
+    elif updates != training.stop_after:
+        return False
+    return _has_kept_rows(folder, updates)
+
+
+def _checkpoint(folder: Path, updates: int) -> Checkpoint:
+    return next(checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates == updates)
+
+
+def _has_averages(folder: Path, newest: Checkpoint, listed: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Return whether the averages that are wanted are there, of no earlier end of the run, and none is listed twice, or
+    without its file. Those of an earlier end are older than the newest checkpoint."""
+    began = Path(f"{newest.prefix}.index").stat().st_mtime_ns
+    for name in wanted:
+        prefix = folder / AVERAGES / name
+        index = prefix.with_name(f"{name}.index")
+        if not (index.exists() and index.stat().st_mtime_ns >= began and manifest.exists(prefix)):
+            return False
+        if manifest.find_truncation(prefix):
+            return False
+    return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)
 
 
 def _has_kept_rows(folder: Path, updates: int) -> bool:
     """Return whether the files have the rows that the checkpoints up to that of `updates` keep. Files that cannot be read
     are none that resuming would mend."""
-    newest = next(checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates == updates)
-    states = state_file.lineage(folder, newest)
+    states = state_file.lineage(folder, _checkpoint(folder, updates))
     with suppress(OSError, ValueError):
         return all(run_table(folder, name).is_as_kept(updates, kept_rows(states, name)) for name in TABLES)
     return True

@@ -206,7 +206,8 @@ def last_update(run: Run, done: int) -> int:
     total, stop_after = run.length.iterations, run.options.training.stop_after
     if done > total:
         raise OptionError(f"the run has done {done} updates, and the length asked for is only {total}; give a larger one")
-    if stop_after is not None and stop_after <= done and done:
+    mends = run.options.logging.autoresume and stop_after == done  # what a killed call has left undone there
+    if stop_after is not None and stop_after <= done and done and not mends:
         raise OptionError(f"--stop-after {stop_after}: the run has done {done} updates already; give a larger number")
     return min(total, stop_after or total)
 
