@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 
 import pytest
 from commands import Row, assert_same_bits, covering, run, succeed, timeless, variables
@@ -126,9 +127,9 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     for spoil in (
         average.unlink,  # as a kill before the average leaves the run
         lambda: os.utime(average, ns=(0, 0)),  # as a longer run does that is killed before its own
-        lambda: average.with_name("weight_avg_exp_0.5.data-00000-of-00001").unlink(),
-        lambda: table.write_text(rows.split("\n", 1)[1]),  # without its header
-        lambda: table.write_text(rows + rows.splitlines()[-1].replace("exp_0.5", "N_7") + "\n"),  # of no file
+        average.with_name("weight_avg_exp_0.5.data-00000-of-00001").unlink,
+        partial(table.write_text, rows.split("\n", 1)[1]),  # without its header
+        partial(table.write_text, rows + rows.splitlines()[-1].replace("exp_0.5", "N_7") + "\n"),  # of no file
     ):
         spoil()
         assert "is complete" not in succeed(*call).out

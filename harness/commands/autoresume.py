@@ -90,7 +90,7 @@ def _checkpoint(folder: Path, updates: int) -> Checkpoint:
 
 def _has_averages(folder: Path, newest: Checkpoint, listed: Sequence[str], wanted: Sequence[str]) -> bool:
     """Return whether the averages that are wanted are there, of no earlier end of the run, and none is listed twice, or
-    without its file. Those of an earlier end are older than the newest checkpoint."""
+    without its file. Averages of an earlier end are older than the newest checkpoint."""
     began = Path(f"{newest.prefix}.index").stat().st_mtime_ns
     for name in wanted:
         prefix = folder / AVERAGES / name
