@@ -11,6 +11,7 @@ that day; some rows alone replace those of the day's last file.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -179,12 +180,12 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
 def results_file(machine: str, day: date, whole: bool, folder: Path = RESULTS) -> Path:
     """Return the file for results of a day on this machine: a new one for all rows (`whole`), or else the day's last one."""
     model = re.sub(r"[^A-Za-z0-9]+", "-", machine.split(",")[0]).strip("-")
-    name, count = f"{day.isoformat()}-{model}", 0
-    named = {0: folder / f"{name}.json"}
-    while named[count].exists():
-        count += 1
-        named[count] = folder / f"{name}-{count + 1}.json"
-    return named[count if whole else max(count - 1, 0)]
+
+    def numbered(number: int) -> Path:
+        return folder / f"{day.isoformat()}-{model}{f'-{number}' * (number > 1)}.json"
+
+    there = next(number for number in itertools.count() if not numbered(number + 1).exists())
+    return numbered(there + 1 if whole else max(there, 1))
 
 
 def keep(path: Path, machine: str, results: Sequence[dict[str, Any]]) -> None:

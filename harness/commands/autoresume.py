@@ -70,22 +70,18 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     validated = any(int(row["iteration"]) == updates for row in checkpoints)
     if validates and run.length.is_checkpoint(updates) and not validated:
         return False
+    newest = next(each for each in find.numbered(folder) if each.updates == updates)
     every = run.options.logging.numerics
     if every and record.is_missing(folder, updates, every):
         return False
     if updates == run.length.iterations or early_stopping.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]
         wanted = [name for name, _ in averages.requested_averages(training)]
-        newest = _checkpoint(folder, updates)
         if not _has_averages(folder, newest, listed, wanted) or (validates and not set(listed) >= set(wanted)):
             return False
     elif updates != training.stop_after:
         return False
-    return _has_kept_rows(folder, updates)
-
-
-def _checkpoint(folder: Path, updates: int) -> Checkpoint:
-    return next(checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates == updates)
+    return _has_kept_rows(folder, newest)
 
 
 def _has_averages(folder: Path, newest: Checkpoint, listed: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -102,10 +98,10 @@ def _has_averages(folder: Path, newest: Checkpoint, listed: Sequence[str], wante
     return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)
 
 
-def _has_kept_rows(folder: Path, updates: int) -> bool:
-    """Return whether the files have the rows that the checkpoints up to that of `updates` keep. Files that cannot be read
-    are none that resuming would mend."""
-    states = state_file.lineage(folder, _checkpoint(folder, updates))
+def _has_kept_rows(folder: Path, newest: Checkpoint) -> bool:
+    """Return whether the files have the rows that the checkpoints up to the newest keep. Files that cannot be read are none
+    that resuming would mend."""
+    states = state_file.lineage(folder, newest)
     with suppress(OSError, ValueError):
-        return all(run_table(folder, name).is_as_kept(updates, kept_rows(states, name)) for name in TABLES)
+        return all(run_table(folder, name).is_as_kept(newest.updates, kept_rows(states, name)) for name in TABLES)
     return True

@@ -22,13 +22,7 @@ def command(script: str, *words: str) -> str:
     if called:
         program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
         return commands.in_shell([*program, commands.named(script), *words])
-    return commands.in_shell([_python(), _script(str(plugins.ROOT / f"{script}.py")), *words])
-
-
-def _script(path: str) -> str:
-    """A script below the working directory by its place there, any other by its whole path, good from anywhere."""
-    shown = _from_here(path)
-    return path if shown.startswith("..") else shown
+    return commands.in_shell([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
 
 
 def _program(path: str) -> str:
@@ -36,13 +30,13 @@ def _program(path: str) -> str:
     found, shown = shutil.which(os.path.basename(path)), _from_here(path)
     if found and os.path.exists(path) and os.path.samefile(found, path):
         return os.path.basename(path)
-    return path if shown.startswith("..") or os.sep not in shown else shown
+    return path if os.sep not in shown else shown
 
 
 def _python() -> str:
     """This interpreter, as the shell finds it from here."""
     python = _from_here(sys.executable)
-    if python.startswith("..") or os.sep not in python:
+    if os.path.isabs(python) or os.sep not in python:
         python = "python" if shutil.which("python") == sys.executable else sys.executable
     return python
 
@@ -77,8 +71,9 @@ def resumable(script: str, argv: list[str], alone: bool = True) -> AbstractConte
 
 
 def _from_here(path: str) -> str:
-    """Relative to the working directory, unless that has gone."""
+    """A path below the working directory by its place there, any other as it is, good from anywhere."""
     try:
-        return os.path.relpath(path)
-    except FileNotFoundError:
+        shown = os.path.relpath(path)
+    except FileNotFoundError:  # the working directory has gone
         return path
+    return path if shown.startswith("..") else shown

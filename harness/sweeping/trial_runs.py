@@ -171,9 +171,9 @@ def _check_memory(run: Run, jobs: int) -> None:
 def _check_unchanged(run: Run, folder: Path) -> None:
     """OptionError for a folder whose run began with other options, or other data: it would stand beside the other trials as
     if it had these, or one that nothing tells the options of."""
-    if not run_record.options(folder):
-        raise OptionError(f"{run_record.arguments_file(folder)} is missing or empty, {_UNTOLD}")
     recorded, now = run_record.options(folder), arguments(run, "", {})
+    if not recorded:
+        raise OptionError(f"{run_record.arguments_file(folder)} is missing or empty, {_UNTOLD}")
     now |= now[ASKED]
     own = {option.name for option in sources.every_option("train")} - with_trait(ONE_CALL) - with_trait(PER_INSTANCE)
     recorded["init_path"] = run_record.first_arguments(folder).get("init_path")  # a resumed run has weights of its own
