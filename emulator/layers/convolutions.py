@@ -1,8 +1,8 @@
 """Convolutions, by the operation that is fastest for each kind, and the subsampling of a shortcut.
 
 Two kinds have native kernels where these are built for AVX-512: convolutions by kernels of 3 x 3 pixels, which train by
-Winograd's minimal filtering (emulator/native/winograd.cc), and the other weights' gradients of groups of 16 channels, those
-of *Making EfficientNet More Efficient* (Masters et al., 2021; emulator/native/group_conv.cc).
+Winograd's minimal filtering (emulator/native/winograd.cc), and other weights' gradients (emulator/native/conv_gradient.cc):
+those of strides, and of groups of 16 channels (*Making EfficientNet More Efficient*, Masters et al., 2021).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from base.gradient_rules import Rule, with_gradient
 from emulator.native import library
 
 _NATIVE_GROUP = 16  # channels read and made
+_NATIVE_FILTERS = 16  # of an ungrouped convolution: multiples
 _WINOGRAD_CHANNELS = 16  # read and made by a group: multiples
-_WINOGRAD_WEIGHTS = 1 << 16  # of one pixel of a group's kernel, at most: more take as long to transform as they save
 
 
 def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -> tf.Tensor:
@@ -36,10 +36,10 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
     if groups > 1 and not _native_group_gradients(x.dtype):
         pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
         return tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
-    if groups > 1 and of_group == filters // groups == _NATIVE_GROUP:
+    if _fits_native_gradient(of_group, filters // groups, kernel, stride, groups):
         kernels = library.load_for(x)
-        if hasattr(kernels, "emulator_group_conv_weights_gradient"):
-            return _group_conv(kernels, x, weights, stride)
+        if hasattr(kernels, "emulator_conv_weights_gradient"):
+            return _with_native_gradient(kernels, x, weights, stride)
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
@@ -47,8 +47,7 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
 
 def _fits_winograd(channels: int, filters: int) -> bool:
     """Return whether a group of that many channels and filters is one for the native kernel."""
-    whole = channels % _WINOGRAD_CHANNELS == filters % _WINOGRAD_CHANNELS == 0
-    return whole and channels * filters <= _WINOGRAD_WEIGHTS
+    return channels % _WINOGRAD_CHANNELS == filters % _WINOGRAD_CHANNELS == 0
 
 
 def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int) -> tf.Tensor:
@@ -67,8 +66,16 @@ def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int
     return convolution(x, weights)
 
 
-def _group_conv(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
-    """A convolution in groups whose weights' gradient is a native kernel: oneDNN takes up to three times as long."""
+def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int, groups: int) -> bool:
+    """Return whether the native kernel is faster than oneDNN for the weights of groups of that many channels and filters."""
+    if groups > 1:
+        return channels == filters == _NATIVE_GROUP
+    return stride > 1 and kernel > 1 and filters % _NATIVE_FILTERS == 0
+
+
+def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+    """A convolution whose weights' gradient is a native kernel: oneDNN takes up to three times as long."""
+    kernel, _, channels = weights.shape[:3]
 
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
@@ -76,7 +83,9 @@ def _group_conv(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: i
             place = {"strides": [1, stride, stride, 1], "padding": "SAME"}
             return (
                 tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=weights, out_backprop=dy, **place),
-                kernels.emulator_group_conv_weights_gradient(x=x, dy=dy, stride=stride, kernel=weights.shape[0]),
+                kernels.emulator_conv_weights_gradient(
+                    x=x, dy=dy, stride=stride, kernel=kernel, groups=x.shape[-1] // channels
+                ),
             )
 
         return tf.nn.conv2d(x, weights, stride, "SAME"), rule

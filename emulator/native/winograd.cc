@@ -24,6 +24,10 @@ constexpr int64_t kBlocks = 8, kTilesStep = 24;  // as many, if tiles are few, s
 constexpr int64_t kParts = 8;                  // of the batch, for the weights' gradient: at least, for threads to share,
 constexpr int64_t kTilesOfPart = 2048;         // and with no more tiles, whose sums are FP32
 constexpr int64_t kInputsOfItem = 128;         // channels of x of which one thread sums the weights' gradient
+// Where weights are more than are worth reading for every block, threads take each step for many tiles together:
+constexpr int64_t kWide = 1 << 16;             // channels by filters of a group, above which that is so,
+constexpr int64_t kWideScratch = 32 << 20;     // bytes of those tiles, transformed,
+constexpr int64_t kTilesOfItem = 96;           // and tiles of one place that a thread multiplies
 
 // What is convolved: x [batch, rows, columns, inputs of all groups] by weights [3, 3, inputs, outputs of all groups].
 struct Sizes {
@@ -31,10 +35,10 @@ struct Sizes {
       : batch(x.dim_size(0)), rows(x.dim_size(1)), columns(x.dim_size(2)), all_inputs(x.dim_size(3)), all_outputs(all_outputs),
         inputs(inputs), groups(all_inputs / inputs), outputs(all_outputs / groups), tile_rows((rows + 1) / kTile),
         tile_columns((columns + 1) / kTile), tiles(batch * tile_rows * tile_columns),
-        block(block_of(inputs + outputs)),
-        blocks((tiles + block - 1) / block) {}
+        is_wide(inputs * outputs > kWide), block(block_of(inputs + outputs)), blocks((tiles + block - 1) / block) {}
 
   int64_t block_of(int64_t channels) const {
+    if (is_wide) return std::min(std::max(kWideScratch / (4 * kPlaces * channels), kLeastTiles), std::max<int64_t>(tiles, 1));
     const int64_t most = std::max(kScratch / (4 * kPlaces * channels), kLeastTiles), shared = (tiles + kBlocks - 1) / kBlocks;
     return (std::min(most, std::max<int64_t>(shared, 1)) + kTilesStep - 1) / kTilesStep * kTilesStep;
   }
@@ -46,6 +50,7 @@ struct Sizes {
   int64_t batch, rows, columns, all_inputs, all_outputs;
   int64_t inputs, groups, outputs;  // those of a group
   int64_t tile_rows, tile_columns, tiles;
+  bool is_wide;
   int64_t block, blocks;  // tiles of a block
 };
 
@@ -219,6 +224,9 @@ inline void spread_three(__m512 a, __m512 b, __m512 c, __m512 (&to)[4]) {
   to[3] = c;
 }
 
+// Numbers from one place of a group's transformed weights, or of their sums, to the next: a vector more, as above.
+inline int64_t weights_place(int64_t inputs, int64_t outputs) { return inputs * outputs + kVector; }
+
 // A convolution's weights [3, 3, channels of a group, filters of all groups].
 struct Kernels {
   Kernels(const Tensor& weights, int64_t groups)
@@ -229,13 +237,44 @@ struct Kernels {
   int64_t of_group, all_filters, filters;  // channels and filters of a group
 };
 
+// The transpose of 16 rows, `row` numbers apart in `from`, to rows that are `to_row` apart.
+void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
+  __m512 a[kVector], b[kVector];
+#pragma GCC unroll 16
+  for (int i = 0; i < kVector; ++i) a[i] = _mm512_loadu_ps(from + i * row);
+#pragma GCC unroll 8
+  for (int i = 0; i < kVector; i += 2) {  // pairs of rows, then fours, within quarters of a vector
+    b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kVector; i += 4) {
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k) {
+      const __m512d low = _mm512_castps_pd(b[i + k]), high = _mm512_castps_pd(b[i + 2 + k]);
+      a[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      a[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // the quarters: number 4 q + i of each row
+    const __m512 first = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), second = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88),
+                 third = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xDD), fourth = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xDD);
+    _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(first, second, 0x88));
+    _mm512_storeu_ps(to + (8 + i) * to_row, _mm512_shuffle_f32x4(first, second, 0xDD));
+    _mm512_storeu_ps(to + (4 + i) * to_row, _mm512_shuffle_f32x4(third, fourth, 0x88));
+    _mm512_storeu_ps(to + (12 + i) * to_row, _mm512_shuffle_f32x4(third, fourth, 0xDD));
+  }
+}
+
 // The weights of a group, G w G^T, of 16 channels from `channel` on: to [places, panels of [inputs, panel]]. `turned`: for the
 // gradient of the inputs, kernels turned by half a turn, from filters to channels.
 void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, bool turned, int64_t panel, float* to) {
-  const int64_t tap = kernels.of_group * kernels.all_filters, place = kernels.of_group * kernels.filters;
-  for (int64_t c = channel; c < channel + kVector; ++c) {
-    for (int64_t k = 0; k < kernels.filters; k += kVector) {
-      const float* own = kernels.first + c * kernels.all_filters + group * kernels.filters + k;
+  const int64_t tap = kernels.of_group * kernels.all_filters, place = weights_place(kernels.of_group, kernels.filters);
+  float numbers[kPlaces * kVector * kVector];  // [places, channels, filters]
+  for (int64_t k = 0; k < kernels.filters; k += kVector) {
+    for (int64_t c = 0; c < kVector; ++c) {
+      const float* own = kernels.first + (channel + c) * kernels.all_filters + group * kernels.filters + k;
       __m512 columns[3][4];
       for (int j = 0; j < 3; ++j) {
         auto number = [&](int i) { return _mm512_loadu_ps(own + (turned ? 8 - i * 3 - j : i * 3 + j) * tap); };
@@ -245,16 +284,14 @@ void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, b
         __m512 line[4];
         spread_three(columns[0][i], columns[1][i], columns[2][i], line);
         for (int j = 0; j < 4; ++j) {
-          float* of = to + (i * 4 + j) * place;
-          if (turned) {
-            float numbers[kVector];
-            _mm512_storeu_ps(numbers, line[j]);
-            for (int64_t m = 0; m < kVector; ++m) of[panel_place(k + m, c, kernels.filters, panel)] = numbers[m];
-          } else {
-            _mm512_storeu_ps(of + panel_place(c, k, kernels.of_group, panel), line[j]);
-          }
+          _mm512_storeu_ps(turned ? numbers + ((i * 4 + j) * kVector + c) * kVector
+                                  : to + (i * 4 + j) * place + panel_place(channel + c, k, kernels.of_group, panel),
+                           line[j]);
         }
       }
+    }
+    for (int64_t i = 0; turned && i < kPlaces; ++i) {
+      transpose(numbers + i * kVector * kVector, kVector, to + i * place + panel_place(k, channel, kernels.filters, panel), panel);
     }
   }
 }
@@ -285,6 +322,19 @@ float* scratch(int64_t numbers) {
   return kept.data();
 }
 
+tensorflow::Status allocate_floats(OpKernelContext* context, int64_t numbers, Tensor* tensor) {
+  return context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({numbers}), tensor);
+}
+
+// Calls `work(begin, end)` on threads for ranges of tiles, each of which has `channels` of 16 numbers.
+template <typename Work>
+void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t channels, const Work& work) {
+  const int64_t cost = kTilesStep * channels * kPlaces / 10 + 1, steps = (last - first + kTilesStep - 1) / kTilesStep;
+  in_threads(context, steps, cost, [&](int64_t begin, int64_t end) {
+    work(first + begin * kTilesStep, std::min(first + end * kTilesStep, last));
+  });
+}
+
 // The convolution, or with kernels that are `turned` the gradient of its inputs.
 template <bool turned>
 class WinogradConv : public OpKernel {
@@ -307,8 +357,8 @@ class WinogradConv : public OpKernel {
     shape.set_dim(3, sizes.all_outputs);
     Tensor *output, transformed;
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
-    const int64_t of_group = kPlaces * inputs * outputs, panel = outputs % kPanel ? kVector : kPanel;
-    OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({groups_ * of_group}), &transformed));
+    const int64_t of_group = kPlaces * weights_place(inputs, outputs), panel = outputs % kPanel ? kVector : kPanel;
+    OP_REQUIRES_OK(context, allocate_floats(context, groups_ * of_group, &transformed));
     float* const u = transformed.flat<float>().data();
     const int64_t pieces = kernels.of_group / kVector;
     in_threads(context, groups_ * pieces, kernels.filters * 40, [&](int64_t begin, int64_t end) {
@@ -318,6 +368,12 @@ class WinogradConv : public OpKernel {
     });
     const float* x = input.flat<float>().data();
     float* y = output->flat<float>().data();
+    if (sizes.is_wide) {
+      for (int64_t group = 0; group < groups_; ++group) {
+        convolve_steps(context, sizes, x + group * inputs, u + group * of_group, panel, y + group * outputs);
+      }
+      return;
+    }
     const int64_t cost = sizes.block * inputs * outputs / 4 + 1;
     in_threads(context, groups_ * sizes.blocks, cost, [&](int64_t begin, int64_t end) {
       float* const v = scratch(kPlaces * (sizes.place(inputs) + sizes.place(outputs)));
@@ -327,14 +383,8 @@ class WinogradConv : public OpKernel {
         const int64_t last = std::min(first + sizes.block, sizes.tiles);
         transform_inputs(x + group * inputs, sizes, first, last, inputs, v);
         for (int64_t place = 0; place < kPlaces; ++place) {
-          const float* own = u + group * of_group + place * inputs * outputs;
-          const float* from = v + place * sizes.place(inputs);
-          float* to = m + place * sizes.place(outputs);
-          if (panel == kPanel) {
-            multiply_place<2>(from, last - first, own, inputs, outputs, to);
-          } else {
-            multiply_place<1>(from, last - first, own, inputs, outputs, to);
-          }
+          const float* own = u + group * of_group + place * weights_place(inputs, outputs);
+          multiply(v + place * sizes.place(inputs), last - first, own, sizes, panel, m + place * sizes.place(outputs));
         }
         transform_outputs(m, sizes, first, last, outputs, y + group * outputs);
       }
@@ -342,6 +392,40 @@ class WinogradConv : public OpKernel {
   }
 
  private:
+  static void multiply(const float* v, int64_t tiles, const float* u, const Sizes& sizes, int64_t panel, float* m) {
+    if (panel == kPanel) {
+      multiply_place<2>(v, tiles, u, sizes.inputs, sizes.outputs, m);
+    } else {
+      multiply_place<1>(v, tiles, u, sizes.inputs, sizes.outputs, m);
+    }
+  }
+
+  // The convolution of a group, step by step.
+  static void convolve_steps(OpKernelContext* context, const Sizes& sizes, const float* x, const float* u, int64_t panel,
+                             float* y) {
+    const int64_t inputs = sizes.inputs, outputs = sizes.outputs;
+    Tensor kept;
+    OP_REQUIRES_OK(context, allocate_floats(context, kPlaces * (sizes.place(inputs) + sizes.place(outputs)), &kept));
+    float *const v = kept.flat<float>().data(), *const m = v + kPlaces * sizes.place(inputs);
+    for (int64_t first = 0; first < sizes.tiles; first += sizes.block) {
+      const int64_t last = std::min(first + sizes.block, sizes.tiles);
+      in_tiles(context, first, last, inputs, [&](int64_t begin, int64_t end) {
+        transform_inputs(x, sizes, begin, end, inputs, v + (begin - first) * inputs);
+      });
+      const int64_t items = (last - first + kTilesOfItem - 1) / kTilesOfItem;
+      in_threads(context, kPlaces * items, kTilesOfItem * inputs * outputs / 64 + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; ++k) {
+          const int64_t place = k / items, tile = k % items * kTilesOfItem;
+          multiply(v + place * sizes.place(inputs) + tile * inputs, std::min(kTilesOfItem, last - first - tile),
+                   u + place * weights_place(inputs, outputs), sizes, panel, m + place * sizes.place(outputs) + tile * outputs);
+        }
+      });
+      in_tiles(context, first, last, outputs, [&](int64_t begin, int64_t end) {
+        transform_outputs(m + (begin - first) * outputs, sizes, begin, end, outputs, y);
+      });
+    }
+  }
+
   int64_t groups_;
 };
 
@@ -452,49 +536,54 @@ class WinogradWeightsGradient : public OpKernel {
     const int64_t panel = sizes.outputs % kPanel ? kVector : kPanel;
     const int64_t width = std::min(sizes.inputs, kInputsOfItem), pieces = (sizes.inputs + width - 1) / width;
     // no part is without a tile, so that all sums are begun
-    const int64_t shared = std::min(kParts / (pieces * groups_), sizes.blocks);
+    const int64_t shared = sizes.is_wide ? 1 : std::min(kParts / (pieces * groups_), sizes.blocks);
     const int64_t wanted = std::max<int64_t>({shared, (sizes.tiles + kTilesOfPart - 1) / kTilesOfPart, 1});
     const int64_t tiles_of_part = (sizes.tiles + wanted - 1) / wanted;
     const int64_t parts = tiles_of_part ? (sizes.tiles + tiles_of_part - 1) / tiles_of_part : 0;
-    const int64_t of_group = kPlaces * sizes.inputs * sizes.outputs;  // sums: [parts, groups, places, panels of [inputs, panel]]
+    const int64_t of_place = weights_place(sizes.inputs, sizes.outputs);
+    const int64_t of_group = kPlaces * of_place;  // sums: [parts, groups, places, panels of [inputs, panel]]
     Tensor summed;
-    OP_REQUIRES_OK(context,
-                   context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({parts * groups_ * of_group}), &summed));
+    OP_REQUIRES_OK(context, allocate_floats(context, parts * groups_ * of_group, &summed));
     float* const sums = summed.flat<float>().data();
-    const int64_t cost = tiles_of_part * width * sizes.outputs / 4 + 1;
-    in_threads(context, parts * groups_ * pieces, cost, [&](int64_t begin, int64_t end) {
-      float* const v = scratch(kPlaces * (sizes.place(width) + sizes.place(sizes.outputs)));
-      float* const m = v + kPlaces * sizes.place(width);
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t piece = k % pieces, group = k / pieces % groups_, part = k / (pieces * groups_);
-        const int64_t own = std::min(width, sizes.inputs - piece * width);
-        float* to = sums + (part * groups_ + group) * of_group + piece * width * panel;
-        const int64_t start = part * tiles_of_part, end_of_part = std::min(start + tiles_of_part, sizes.tiles);
-        for (int64_t first = start; first < end_of_part; first += sizes.block) {
-          const int64_t last = std::min(first + sizes.block, end_of_part);
-          transform_inputs(x + group * sizes.inputs + piece * width, sizes, first, last, own, v);
-          transform_gradients(dy + group * sizes.outputs, sizes, first, last, panel, m);
-          for (int64_t place = 0; place < kPlaces; ++place) {
-            const float *from = v + place * sizes.place(own), *gradients = m + place * sizes.place(sizes.outputs);
-            float* const sum = to + place * sizes.inputs * sizes.outputs;
-            if (panel == kPanel) {
-              add_place<8, 2>(sizes, from, own, gradients, last - first, first == start, sum);
-            } else {
-              add_place<16, 1>(sizes, from, own, gradients, last - first, first == start, sum);
+    if (sizes.is_wide) {
+      for (int64_t k = 0; k < parts * groups_; ++k) {
+        const int64_t group = k % groups_, start = k / groups_ * tiles_of_part;
+        sum_steps(context, sizes, x + group * sizes.inputs, dy + group * sizes.outputs, panel, start,
+                  std::min(start + tiles_of_part, sizes.tiles), sums + k * of_group);
+        if (!context->status().ok()) return;
+      }
+    } else {
+      const int64_t cost = tiles_of_part * width * sizes.outputs / 4 + 1;
+      in_threads(context, parts * groups_ * pieces, cost, [&](int64_t begin, int64_t end) {
+        float* const v = scratch(kPlaces * (sizes.place(width) + sizes.place(sizes.outputs)));
+        float* const m = v + kPlaces * sizes.place(width);
+        for (int64_t k = begin; k < end; ++k) {
+          const int64_t piece = k % pieces, group = k / pieces % groups_, part = k / (pieces * groups_);
+          const int64_t own = std::min(width, sizes.inputs - piece * width);
+          float* to = sums + (part * groups_ + group) * of_group + piece * width * panel;
+          const int64_t start = part * tiles_of_part, end_of_part = std::min(start + tiles_of_part, sizes.tiles);
+          for (int64_t first = start; first < end_of_part; first += sizes.block) {
+            const int64_t last = std::min(first + sizes.block, end_of_part);
+            transform_inputs(x + group * sizes.inputs + piece * width, sizes, first, last, own, v);
+            transform_gradients(dy + group * sizes.outputs, sizes, first, last, panel, m);
+            for (int64_t place = 0; place < kPlaces; ++place) {
+              add_place(sizes, v + place * sizes.place(own), own, own, m + place * sizes.place(sizes.outputs), panel,
+                        last - first, first == start, to + place * of_place);
             }
           }
         }
-      }
-    });
+      });
+    }
     float* dw = output->flat<float>().data();
-    in_threads(context, groups_ * sizes.inputs, parts * kPlaces * sizes.outputs + 1, [&](int64_t begin, int64_t end) {
+    const int64_t vectors = sizes.outputs / kVector;
+    in_threads(context, groups_ * vectors, sizes.inputs * parts * kPlaces * kVector + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        const int64_t group = k / sizes.inputs, c = k % sizes.inputs;
-        for (int64_t o = 0; o < sizes.outputs; o += kVector) {
+        const int64_t group = k / vectors, o = k % vectors * kVector;
+        for (int64_t c = 0; c < sizes.inputs; ++c) {
           Numbers du[kPlaces];
           for (int64_t part = 0; part < parts; ++part) {
             const float* own = sums + (part * groups_ + group) * of_group + panel_place(c, o, sizes.inputs, panel);
-            for (int64_t i = 0; i < kPlaces; ++i, own += sizes.inputs * sizes.outputs) du[i] = du[i] + Numbers(own);
+            for (int64_t i = 0; i < kPlaces; ++i, own += of_place) du[i] = du[i] + Numbers(own);
           }
           gather(du, sizes.inputs * filters, dw + c * filters + group * sizes.outputs + o);
         }
@@ -503,13 +592,47 @@ class WinogradWeightsGradient : public OpKernel {
   }
 
  private:
-  // The sums of one place: sums [inputs, outputs] += v^T m, from the first of `width` inputs on, both in panels.
+  // The sums of a part of a group, step by step.
+  static void sum_steps(OpKernelContext* context, const Sizes& sizes, const float* x, const float* dy, int64_t panel, int64_t start,
+                        int64_t end_of_part, float* sums) {
+    const int64_t inputs = sizes.inputs, outputs = sizes.outputs;
+    Tensor kept;
+    OP_REQUIRES_OK(context, allocate_floats(context, kPlaces * (sizes.place(inputs) + sizes.place(outputs)), &kept));
+    float *const v = kept.flat<float>().data(), *const m = v + kPlaces * sizes.place(inputs);
+    const int64_t pieces = (inputs + kInputsOfItem - 1) / kInputsOfItem;
+    for (int64_t first = start; first < end_of_part; first += sizes.block) {
+      const int64_t last = std::min(first + sizes.block, end_of_part);
+      in_tiles(context, first, last, inputs + outputs, [&](int64_t begin, int64_t end) {
+        transform_inputs(x, sizes, begin, end, inputs, v + (begin - first) * inputs);
+        transform_gradients(dy, sizes, begin, end, panel, m + (begin - first) * panel);
+      });
+      in_threads(context, kPlaces * pieces, (last - first) * kInputsOfItem * outputs / 64 + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; ++k) {
+          const int64_t place = k / pieces, c = k % pieces * kInputsOfItem;
+          add_place(sizes, v + place * sizes.place(inputs) + c, inputs, std::min(kInputsOfItem, inputs - c),
+                    m + place * sizes.place(outputs), panel, last - first, first == start,
+                    sums + place * weights_place(inputs, outputs) + c * panel);
+        }
+      });
+    }
+  }
+
+  // The sums of one place: sums [inputs, outputs] += v^T m, of `width` inputs of the `row` of a tile, all in panels.
+  static void add_place(const Sizes& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t panel,
+                        int64_t tiles, bool begin, float* sums) {
+    if (panel == kPanel) {
+      add_panels<8, 2>(sizes, v, row, width, m, tiles, begin, sums);
+    } else {
+      add_panels<16, 1>(sizes, v, row, width, m, tiles, begin, sums);
+    }
+  }
+
   template <int rows, int vectors>
-  static void add_place(const Sizes& sizes, const float* v, int64_t width, const float* m, int64_t tiles, bool begin,
-                        float* sums) {
+  static void add_panels(const Sizes& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t tiles, bool begin,
+                         float* sums) {
     constexpr int64_t kWidth = vectors * kVector;
     for (int64_t k = 0; k < sizes.outputs; k += kWidth, m += sizes.block * kWidth, sums += sizes.inputs * kWidth) {
-      for (int64_t c = 0; c < width; c += rows) add_outer<rows, vectors>(v + c, width, m, tiles, begin, sums + c * kWidth);
+      for (int64_t c = 0; c < width; c += rows) add_outer<rows, vectors>(v + c, row, m, tiles, begin, sums + c * kWidth);
     }
   }
 

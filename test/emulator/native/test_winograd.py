@@ -26,6 +26,8 @@ CASES = [
     ((2, 8, 8, 16), 16, 16), ((1, 7, 9, 32), 32, 16), ((3, 5, 6, 16), 16, 48), ((2, 1, 1, 16), 16, 32), ((1, 1, 8, 32), 32, 32),
     ((2, 2, 1, 16), 16, 16), ((4, 6, 5, 64), 16, 64), ((2, 9, 4, 96), 32, 96), ((1, 4, 4, 64), 32, 32), ((90, 14, 15, 32), 32, 32),
     ((5, 30, 31, 48), 48, 64), ((2, 6, 6, 256), 256, 256), ((3, 5, 5, 144), 144, 16), ((0, 4, 4, 16), 16, 16),
+    # more weights than are read for every block: fewer tiles than one thread multiplies, more than one block and one part
+    ((1, 1, 1, 512), 512, 144), ((3, 9, 8, 544), 272, 544), ((3, 52, 60, 272), 272, 256), ((0, 4, 4, 512), 512, 256),
 ]  # fmt: skip
 
 
@@ -65,7 +67,11 @@ def test_convolutions_and_gradients_are_those_of_float64(shape, of_group, filter
 
 def shared_work() -> list[np.ndarray]:
     """Results that several threads share."""
-    return outcome(drawn((40, 13, 14, 48), 48, 32)) + outcome(drawn((3, 9, 10, 96), 32, 96))
+    return (
+        outcome(drawn((40, 13, 14, 48), 48, 32))
+        + outcome(drawn((3, 9, 10, 96), 32, 96))
+        + outcome(drawn((9, 14, 14, 272), 272, 256))
+    )
 
 
 def test_no_other_sample_changes_a_bit():

@@ -1,0 +1,228 @@
+// The gradient of a convolution's weights, x [batch, height, width, channels] by weights [kernel, kernel, channels of a group,
+// filters], SAME padding, for processors with vectors of 16 numbers (AVX-512).
+//
+// The pixels of some rows are added in registers, the sums of rows and samples in FP32 and those of chunks of samples in double
+// precision, all in a fixed order: the number of threads changes no bit.
+
+#ifdef __AVX512F__
+
+#include <immintrin.h>
+
+#include <array>
+#include <utility>
+
+#include "emulator/native/threads.h"
+#include "emulator/native/windows.h"
+
+namespace native {
+namespace {
+
+constexpr int64_t kVector = 16;           // numbers of a vector
+constexpr int64_t kNear = 24 << 10;       // bytes of the results' gradients that are in the nearest cache,
+constexpr int64_t kCached = 384 << 10;    // and of the rows of x, in the next one
+constexpr int64_t kChunkPixels = 8192;    // of a chunk of samples, at least,
+constexpr int64_t kItems = 8;             // unless there would be fewer things for threads to do,
+constexpr int64_t kSums = 5 << 20;        // whose sums take no more bytes
+constexpr int kTallest = 12;              // rows of a tile of two vectors: 24 of the 32 registers hold its sums
+constexpr int64_t kPage = 128;            // channels whose multiples lie in the same lines of the cache
+
+// sums [rows, vectors * 16] += x^T dy over the pixels of some lines, whose gradients lie together.
+template <int rows, int vectors>
+void add_products(const float* x, int64_t x_step, int64_t x_line, const float* dy, int64_t lines, int64_t columns, float* sums) {
+  __m512 own[rows][vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) own[r][v] = _mm512_setzero_ps();
+  }
+  for (int64_t line = 0; line < lines; ++line, x += x_line) {
+    const float* pixel = x;
+    for (int64_t k = 0; k < columns; ++k, pixel += x_step, dy += vectors * kVector) {
+      __m512 d[vectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) d[v] = _mm512_loadu_ps(dy + v * kVector);
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+        const __m512 factor = _mm512_set1_ps(pixel[r]);
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) own[r][v] = _mm512_fmadd_ps(factor, d[v], own[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r, sums += vectors * kVector) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) {
+      float* const sum = sums + v * kVector;
+      _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), own[r][v]));
+    }
+  }
+}
+
+using AddProducts = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, float*);
+
+template <int vectors, int... heights>
+constexpr std::array<AddProducts, sizeof...(heights)> adders(std::integer_sequence<int, heights...>) {
+  return {&add_products<heights + 1, vectors>...};
+}
+
+inline void copy(const float* from, int64_t numbers, float* to) {
+  for (; numbers >= kVector; numbers -= kVector, from += kVector, to += kVector) _mm512_storeu_ps(to, _mm512_loadu_ps(from));
+  if (numbers) {
+    const __mmask16 left = static_cast<__mmask16>((1u << numbers) - 1);
+    _mm512_mask_storeu_ps(to, left, _mm512_maskz_loadu_ps(left, from));
+  }
+}
+
+struct Sizes {
+  Sizes(const TensorShape& x, int64_t filters, int64_t kernel, int64_t stride, int64_t groups)
+      : batch(x.dim_size(0)), all_channels(x.dim_size(3)), all_filters(filters), groups(groups), channels(all_channels / groups),
+        filters(filters / groups), panel(this->filters % (2 * kVector) ? kVector : 2 * kVector), panels(this->filters / panel),
+        rows(x.dim_size(1), kernel, stride), columns(x.dim_size(2), kernel, stride),
+        window(channels < kTallest ? kernel * channels : channels), windows(kernel * channels / window),
+        pixel(channels % kPage || windows == 1 ? channels : channels + kVector),
+        line(((columns.out - 1) * stride + kernel) * pixel) {}
+
+  TensorShape out() const { return TensorShape({batch, rows.out, columns.out, all_filters}); }
+  TensorShape weights() const { return TensorShape({rows.kernel, columns.kernel, channels, all_filters}); }
+  int64_t numbers() const { return rows.kernel * columns.kernel * channels * panel; }  // weights of a panel
+
+  int64_t batch, all_channels, all_filters, groups;
+  int64_t channels, filters;  // of a group
+  int64_t panel, panels;      // filters that are summed together
+  Axis rows, columns;
+  int64_t window, windows;    // numbers of x that lie together for a row of the kernel, and how often: few channels, for all its taps
+  int64_t pixel, line;        // from one pixel, and from one row of the padded image, to the next
+};
+
+class ConvWeightsGradient : public OpKernel {
+ public:
+  explicit ConvWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride_));
+    OP_REQUIRES_OK(context, context->GetAttr("kernel", &kernel_));
+    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &input = context->input(0), &above = context->input(1);
+    OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
+    OP_REQUIRES(context, input.dim_size(3) > 0 && input.dim_size(3) % groups_ == 0 && above.dim_size(3) > 0 &&
+                             above.dim_size(3) % (groups_ * kVector) == 0,
+                InvalidArgument("filters of a group are multiples of 16"));
+    const Sizes sizes(input.shape(), above.dim_size(3), kernel_, stride_, groups_);
+    OP_REQUIRES(context, above.shape() == sizes.out(), InvalidArgument("dy has the result's shape"));
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, sizes.weights(), &output));
+    const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
+    const int64_t pixels = sizes.rows.out * sizes.columns.out, size = sizes.numbers(), panels = sizes.groups * sizes.panels;
+    const int64_t shared = std::min((kItems + sizes.groups - 1) / sizes.groups, kSums / (4 * panels * size));
+    const int64_t wanted = std::max<int64_t>({sizes.batch * pixels / kChunkPixels, shared, 1});
+    const int64_t chunk = (sizes.batch + wanted - 1) / wanted, chunks = chunk ? (sizes.batch + chunk - 1) / chunk : 0;
+    const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), sizes.panels);
+    const int64_t pieces = (sizes.panels + together - 1) / together;     // of a group's panels
+    std::vector<float> sums(chunks * panels * size, 0.0f);  // [chunks, panels of all groups, weights, panel]
+    in_threads(context, chunks * sizes.groups * pieces, chunk * pixels * together * size / 64 + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t piece = k % pieces, group = k / pieces % sizes.groups, part = k / (pieces * sizes.groups);
+        const int64_t from = group * sizes.panels + piece * together, to = std::min(from + together, (group + 1) * sizes.panels);
+        for (int64_t n = part * chunk; n < std::min((part + 1) * chunk, sizes.batch); ++n) {
+          add_sample(x, dy, sizes, n, from, to, &sums[part * panels * size]);
+        }
+      }
+    });
+    float* const dw = output->flat<float>().data();
+    const int64_t weights = size / sizes.panel;  // of a filter
+    in_threads(context, panels * weights, chunks * sizes.panel + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        double total[2 * kVector] = {};
+        for (int64_t c = 0; c < chunks; ++c) {
+          const float* own = &sums[c * panels * size + k * sizes.panel];
+          for (int64_t o = 0; o < sizes.panel; ++o) total[o] += own[o];
+        }
+        float* const to = dw + k % weights * sizes.all_filters + k / weights * sizes.panel;
+        for (int64_t o = 0; o < sizes.panel; ++o) to[o] = static_cast<float>(total[o]);
+      }
+    });
+  }
+
+ private:
+  // Adds the products of a sample to the sums of some panels of filters, of one group.
+  static void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t n, int64_t first_panel, int64_t last_panel,
+                         float* sums) {
+    constexpr auto kTwo = adders<2>(std::make_integer_sequence<int, kTallest>());
+    constexpr auto kOne = adders<1>(std::make_integer_sequence<int, kVector>());
+    const Axis &rows = sizes.rows, &columns = sizes.columns;
+    const bool is_wide = sizes.panel > kVector;
+    const int64_t stride = rows.stride, of_line = columns.out * sizes.panel;
+    const int64_t near = kNear / (4 * of_line), cached = (kCached / (4 * sizes.line) - rows.kernel) / stride;
+    const int64_t per_block = std::max<int64_t>(std::min(near, cached), 1);
+    const int64_t tiles = (sizes.window - 1) / (is_wide ? kTallest : kVector) + 1;
+    static thread_local std::vector<float> x_lines, dy_lines;
+    x_lines.assign(((per_block - 1) * stride + rows.kernel) * sizes.line, 0.0f);
+    dy_lines.resize(per_block * of_line);
+    x += n * rows.in * columns.in * sizes.all_channels + first_panel / sizes.panels * sizes.channels;
+    dy += n * rows.out * columns.out * sizes.all_filters;
+    for (int64_t first = 0; first < rows.out; first += per_block) {
+      const int64_t end = std::min(first + per_block, rows.out), top = first * stride - rows.before;
+      for (int64_t r = std::max<int64_t>(top, 0); r < std::min((end - 1) * stride - rows.before + rows.kernel, rows.in); ++r) {
+        copy_line(x + r * columns.in * sizes.all_channels, sizes, &x_lines[(r - top) * sizes.line]);
+      }
+      for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+        const float* gradient = dy + first * columns.out * sizes.all_filters + panel * sizes.panel;
+        float* to = dy_lines.data();
+        for (int64_t p = 0; p < (end - first) * columns.out; ++p, gradient += sizes.all_filters, to += sizes.panel) {
+          copy(gradient, sizes.panel, to);
+        }
+        float* own = sums + panel * sizes.numbers();
+        for (int64_t i = 0; i < rows.kernel; ++i) {
+          // of the results whose tap is inside of the image
+          const int64_t from = std::max(first, -floor_div(i - rows.before, stride));
+          const int64_t to = std::max(std::min(end, floor_div(rows.in - 1 - i + rows.before, stride) + 1), from);
+          const float* const line = x_lines.data() + ((from - first) * stride + i) * sizes.line;
+          for (int64_t j = 0; j < sizes.windows; ++j) {
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+              const int64_t c = tile * sizes.window / tiles, height = (tile + 1) * sizes.window / tiles - c;
+              const AddProducts add = is_wide ? kTwo[height - 1] : kOne[height - 1];
+              add(line + j * sizes.pixel + c, stride * sizes.pixel, stride * sizes.line, &dy_lines[(from - first) * of_line],
+                  to - from, columns.out, own);
+              own += height * sizes.panel;
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // A group's pixels of a row of an image, between the zeros of its padding.
+  static void copy_line(const float* row, const Sizes& sizes, float* to) {
+    const Axis& columns = sizes.columns;
+    to += columns.before * sizes.pixel;
+    const int64_t seen = std::min(columns.in, (columns.out - 1) * columns.stride + columns.kernel - columns.before);
+    if (sizes.pixel == sizes.all_channels) return copy(row, seen * sizes.pixel, to);
+    for (int64_t c = 0; c < seen; ++c, row += sizes.all_channels, to += sizes.pixel) copy(row, sizes.channels, to);
+  }
+
+  int64_t stride_, kernel_, groups_;
+};
+
+REGISTER_OP("EmulatorConvWeightsGradient")
+    .Input("x: float").Input("dy: float")
+    .Output("dw: float")
+    .Attr("stride: int >= 1")
+    .Attr("kernel: int >= 1")
+    .Attr("groups: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      int64_t kernel, groups;
+      TF_RETURN_IF_ERROR(context->GetAttr("kernel", &kernel));
+      TF_RETURN_IF_ERROR(context->GetAttr("groups", &groups));
+      tensorflow::shape_inference::DimensionHandle channels;
+      TF_RETURN_IF_ERROR(context->Divide(context->Dim(context->input(0), 3), groups, true, &channels));
+      context->set_output(0, context->MakeShape({kernel, kernel, channels, context->Dim(context->input(1), 3)}));
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorConvWeightsGradient").Device(tensorflow::DEVICE_CPU), ConvWeightsGradient);
+
+}  // namespace
+}  // namespace native
+
+#endif  // __AVX512F__

@@ -1,0 +1,79 @@
+"""Convolutions whose weights' gradient is a native kernel, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from base.gradient_rules import gradients
+from emulator.layers import convolutions
+from emulator.native import library
+from emulator.program.runtime import new_graph
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(library.load(), "emulator_conv_weights_gradient"),
+    reason="the kernels are not built, or the processor has no AVX-512",
+)
+# batch, height, width, channels; kernel; stride; channels of a group; filters: images that tiles and blocks of rows divide, and that
+# they do not, smaller than the kernel, of one pixel, and more samples than one chunk of a weights' gradient has; then ungrouped,
+# of few channels, of as many as lie whole pages apart, of several panels for one thread, and of strides above the kernel
+CASES = [
+    ((2, 14, 14, 32), 3, 1, 16, 32), ((1, 9, 23, 32), 3, 2, 16, 32), ((3, 7, 7, 48), 5, 1, 16, 48), ((2, 15, 8, 32), 5, 2, 16, 32),
+    ((2, 8, 15, 32), 5, 3, 16, 32), ((2, 1, 1, 32), 5, 1, 16, 32), ((2, 2, 3, 32), 7, 2, 16, 32), ((1, 70, 131, 32), 3, 1, 16, 32),
+    ((1, 64, 112, 32), 3, 2, 16, 32), ((5, 6, 6, 32), 1, 2, 16, 32), ((700, 4, 4, 32), 3, 1, 16, 32), ((3, 5, 5, 32), 2, 1, 16, 32),
+    ((3, 6, 5, 32), 4, 2, 16, 32), ((2, 1, 30, 32), 3, 3, 16, 32), ((0, 8, 8, 32), 3, 2, 16, 32),
+    ((3, 23, 31, 3), 7, 2, 3, 64), ((9, 32, 33, 3), 3, 2, 3, 48), ((2, 7, 9, 1), 5, 2, 1, 16), ((2, 9, 8, 13), 3, 2, 13, 32),
+    ((2, 14, 15, 128), 3, 2, 128, 160), ((9, 8, 8, 256), 3, 2, 256, 544), ((3, 3, 2, 20), 5, 3, 20, 16), ((2, 9, 9, 24), 2, 3, 24, 32),
+    ((40, 30, 30, 8), 3, 2, 8, 32), ((1, 5, 5, 300), 3, 2, 300, 96), ((0, 8, 8, 16), 3, 2, 16, 32),
+]  # fmt: skip
+
+
+def drawn(shape: tuple[int, ...], kernel: int, stride: int, of_group: int, filters: int) -> dict[str, np.ndarray]:
+    random, (batch, height, width, _) = np.random.default_rng(0), shape
+    return {
+        "x": random.normal(0.5, 1, shape), "weights": random.normal(0, 1, (kernel, kernel, of_group, filters)),
+        "dy": random.normal(0, 1, (batch, -(-height // stride), -(-width // stride), filters)),
+    }  # fmt: skip
+
+
+def outcome(inputs: dict[str, np.ndarray], stride: int, dtype: type) -> list[np.ndarray]:
+    """y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
+    with new_graph().as_default() as graph:
+        fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
+        x, weights, dy = fed.values()
+        y = convolutions.convolve(x, weights, stride, winograd=False)
+        outputs = [y, *gradients([y], [x, weights], [dy])]
+        native = any(operation.type == "EmulatorConvWeightsGradient" for operation in graph.get_operations())
+        assert native == (dtype == np.float32)
+        with tf.Session(graph=graph) as session:
+            return session.run(outputs, {tensor: inputs[name] for name, tensor in fed.items()})
+
+
+@pytest.mark.parametrize(("shape", "kernel", "stride", "of_group", "filters"), CASES)
+def test_convolutions_and_gradients_are_those_of_float64(shape, kernel, stride, of_group, filters):
+    inputs = drawn(shape, kernel, stride, of_group, filters)
+    found = outcome(inputs, stride, np.float32)
+    if not shape[0]:
+        assert found[2].shape == inputs["weights"].shape and not found[2].any()
+        return
+    expected = outcome(inputs, stride, np.float64)
+    for own, exact in zip(found, expected):
+        assert own.shape == exact.shape
+        np.testing.assert_allclose(own, exact, rtol=1e-4, atol=2e-6 * np.abs(exact).max())
+    assert np.abs(found[2] - expected[2]).max() < 1e-6 * np.sqrt(inputs["dy"][..., 0].size) * np.abs(expected[2]).max()
+
+
+def shared_work() -> list[np.ndarray]:
+    """Results that several threads share."""
+    grouped = outcome(drawn((40, 40, 30, 48), 3, 1, 16, 48), 1, np.float32)
+    return grouped[2:] + outcome(drawn((40, 41, 30, 24), 3, 2, 24, 96), 2, np.float32)[2:]
+
+
+def test_a_number_that_is_not_finite_goes_where_it_belongs():
+    inputs = drawn((2, 8, 8, 48), 3, 1, 16, 48)
+    inputs["x"][1, 3, 4, 21] = np.nan
+    dw = outcome(inputs, 1, np.float32)[2]
+    expected = np.zeros(dw.shape, bool)
+    expected[:, :, 5, 16:32] = True
+    assert np.array_equal(np.isnan(dw), expected)
