@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -37,6 +38,13 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
         # a normal cut at two deviations has 0.8796 of the uncut one's deviation
         values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
     return tf.cast(values, dtype)
+
+
+class _LocalNorm(NamedTuple):
+    """A batch norm by the native kernel."""
+
+    arguments: tuple[Any, ...]  # x, gamma, beta, parts and epsilon
+    moments: tuple[str, ...]  # their names
 
 
 class TensorLayers(Layers):
@@ -71,6 +79,9 @@ class TensorLayers(Layers):
         self._watch = watch
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
+        # batch norms that nothing follows yet, and sums of one and something else, by their results' references
+        self._linear_norms: dict[Any, _LocalNorm] = {}
+        self._sums: dict[Any, tuple[_LocalNorm, tf.Tensor]] = {}
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
         """Return a layer's input; subclasses round or check the gradient that the layer hands back for it.
@@ -169,6 +180,8 @@ class TensorLayers(Layers):
         activated = None if self._sync_mean else batch_norm.native_batch_norm(*batch, activation)
         if activated:
             normed = activated
+            if activation == LINEAR and self._any_operands:
+                self._linear_norms[normed.y.ref()] = _LocalNorm(batch, tuple(map(self.path, MOMENTS)))
         elif self._sync_mean:
             normed = batch_norm.sync_batch_norm(*batch, self._sync_mean)
         else:
@@ -193,7 +206,14 @@ class TensorLayers(Layers):
         return group_norm.proxy_norm(self._layer_input(x, gradient_on_grid=True), rows, norm, activation, scaled=scaled)
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu(self._layer_input(x, gradient_on_grid=True))
+        x = self._layer_input(x, gradient_on_grid=True)
+        if x.ref() not in self._sums:
+            return tf.nn.relu(x)
+        # one operation in place of three, which are not run, as nothing reads them
+        norm, shortcut = self._sums[x.ref()]
+        y, *moments = batch_norm.native_batch_norm(*norm.arguments, activations.RELU, shortcuts=(shortcut,))
+        self.statistics |= dict(zip(norm.moments, moments))
+        return y
 
     def relu6(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.relu6(self._layer_input(x, gradient_on_grid=True))
@@ -205,7 +225,15 @@ class TensorLayers(Layers):
         return self._result(tf.sigmoid(self._layer_input(x)))
 
     def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return self._result(self._layer_input(x, gradient_on_grid=True) + self._layer_input(y, gradient_on_grid=True))
+        x, y = (self._layer_input(each, gradient_on_grid=True) for each in (x, y))
+        total = self._result(x + y)
+        for normed, shortcut in ((y, x), (x, y)):
+            # a norm that something else reads has one gradient for the sum of all that arrive
+            alone = normed.ref() in self._linear_norms and len(normed.consumers()) == 1
+            if alone and normed.shape == shortcut.shape:
+                self._sums[total.ref()] = self._linear_norms[normed.ref()], shortcut
+                break
+        return total
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return activations.gate(self._layer_input(x), self._layer_input(factor))

@@ -30,10 +30,33 @@ struct Norm {
   Blocks blocks;
 };
 
+// y = relu(x * factor + shift + shortcut) of a block.
+void relus_of_sums(const float* __restrict x, const float* __restrict shortcut, const Channels& rows, const Block& block,
+                   float* __restrict y) {
+  const float *factor = rows.factor, *shift = rows.shift;
+  const int64_t channels = block.channels;
+  for (int64_t p = 0; p < block.pixels; ++p, x += channels, shortcut += channels, y += channels) {
+#pragma GCC ivdep
+    for (int32_t c = 0; c < static_cast<int32_t>(channels); ++c) {
+      y[c] = activated<Activation::kRelu>(x[c] * factor[c] + shift[c] + shortcut[c]);
+    }
+  }
+}
+
+// With a shortcut, to which the norm is added before the activation: a residual unit's end.
 class BatchNorm : public OpKernel {
  public:
   explicit BatchNorm(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
+    std::string activation, rounding;
+    int count, shortcuts;
     OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
+    OP_REQUIRES_OK(construction, construction->GetAttr("rounding", &rounding));
+    OP_REQUIRES_OK(construction, construction->GetAttr("count", &count));
+    OP_REQUIRES_OK(construction, construction->GetAttr("shortcuts", &shortcuts));
+    OP_REQUIRES(construction, shortcuts == 0 || (shortcuts == 1 && activation == "relu" && rounding == "none"),
+                InvalidArgument("one shortcut, before a relu, and nothing is rounded"));
+    shortcut_ = shortcuts ? 3 + count : 0;
   }
 
   void Compute(OpKernelContext* context) override {
@@ -43,6 +66,11 @@ class BatchNorm : public OpKernel {
     if (!context->status().ok()) return;
     const Walk walk(input);
     const int64_t channels = walk.channels, samples = walk.batch / norm_.parts;
+    const float* shortcut = nullptr;
+    if (shortcut_) {
+      OP_REQUIRES(context, context->input(shortcut_).shape() == input.shape(), InvalidArgument("a shortcut has the shape of x"));
+      shortcut = context->input(shortcut_).flat<float>().data();
+    }
     Tensor *output, *means, *variances;
     const TensorShape rows({norm_.parts, channels});
     OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
@@ -77,8 +105,10 @@ class BatchNorm : public OpKernel {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.values(x + start, {factor.of(part), shift.of(part)},
-                              {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, y + start);
+          const Channels rows{factor.of(part), shift.of(part)};
+          const Block block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
+          if (shortcut) return relus_of_sums(x + start, shortcut + start, rows, block, y + start);
+          norm_.blocks.values(x + start, rows, block, y + start);
         },
         1);
   }
@@ -86,6 +116,7 @@ class BatchNorm : public OpKernel {
  private:
   const Norm norm_;
   float epsilon_ = 0;
+  int shortcut_ = 0;  // the number of the input, if there is one
 };
 
 class BatchNormGradient : public OpKernel {
@@ -195,6 +226,7 @@ class BatchNormInference : public OpKernel {
 
 REGISTER_OP("EmulatorBatchNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("noise: count * uint64")
+    .Input("shortcut: shortcuts * float").Attr("shortcuts: int >= 0")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("y: float").Output("mean: float").Output("variance: float")

@@ -15,9 +15,10 @@ from base.gradient_rules import gradients
 from base.plugins import ROOT
 from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.rounding import Rounding
+from emulator.layers.tensor_layers import MOMENTS, TensorLayers
 from emulator.native import build, library
 from emulator.program.runtime import new_graph
-from Models._norms import GroupNorm
+from Models._norms import BatchNorm, GroupNorm
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
 # more pixels than a block has, fewer, no multiple of it, one; channels that fill no vector
@@ -118,6 +119,55 @@ def test_batch_norm_is_that_of_float64(shape, activation):
         narrow = {name: value.astype(np.float32) for name, value in inputs.items()}
         exact = outcome(function, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
         assert_near(outcome(function, narrow, np.float32), exact, 2e-5)
+
+
+class SeparateLayers(TensorLayers):
+    """The vocabulary, each word an operation of its own."""
+
+    _any_operands = False
+
+
+def residual_units(kind: type[TensorLayers], inputs: dict[str, np.ndarray], parts: int) -> tuple[list[np.ndarray], int]:
+    """Ends of residual units, their gradients and moments, with a norm on one side of the sum, on both, one that something
+    else reads, and a shortcut of another shape; and how many shortcuts were added by the native norm."""
+    with new_graph().as_default() as graph:
+        fed = {name: tf.placeholder(tf.float32, value.shape) for name, value in inputs.items()}
+        x, gamma, beta, dy = fed.values()
+        weights = {f"{scope}/batch_norm/{name}": fed[name] for scope in "abcde" for name in ("gamma", "beta")}
+        layers = kind(weights, training=True, norm_parts=parts)
+
+        def normed(scope: str, value: tf.Tensor) -> tf.Tensor:
+            with layers.scope(scope):
+                return layers.norm(value, BatchNorm(epsilon=1e-3))
+
+        read = normed("d", 2 * x)
+        outputs = [
+            layers.relu(layers.add(dy, normed("a", x))),
+            layers.relu(layers.add(normed("b", 5 * x), normed("c", 3 * x - dy))),
+            tf.identity(read),
+            layers.relu(layers.add(dy, read)),
+            layers.relu(layers.add(normed("e", 7 * x), x[:, :1, :1])),
+        ]
+        fetched = [*outputs, *gradients(outputs, [x, gamma, beta, dy], [dy] * 5), *layers.statistics.values()]
+        assert list(layers.statistics) == [f"{scope}/batch_norm/{name}" for scope in "dabce" for name in MOMENTS]
+        options, record = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
+        with tf.Session(graph=graph) as session:
+            values = session.run(fetched, {tensor: inputs[name] for name, tensor in fed.items()}, options, record)
+        run = [node for part in record.partition_graphs for node in part.node if node.op == "EmulatorBatchNorm"]
+        assert len(run) == 5
+        return values, sum(node.attr["shortcuts"].i for node in run)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("shape", "parts"), [((4, 16, 16, 34), 1), ((6, 5, 7, 12), 3)])
+def test_the_end_of_a_residual_unit_is_one_operation_with_the_bits_of_three(shape, parts):
+    inputs = drawn(shape, 4)
+    inputs["x"][1, 2, 3, 4] = np.nan
+    separate, none = residual_units(SeparateLayers, inputs, parts)
+    together, some = residual_units(TensorLayers, inputs, parts)
+    assert (none, some) == (0, 2)
+    for own, expected in zip(together, separate, strict=True):
+        assert np.array_equal(own, expected, equal_nan=True)
 
 
 @needs_kernels
