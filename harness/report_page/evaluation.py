@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ FILE = "evaluation.json"
 WRONG = 12  # pictures that are kept, the most confidently wrong ones
 _MAX_BYTES = 64 << 20  # half a million pictures
 _MAX_CLASSES = 1 << 20
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def kept(folder: Path, fingerprint: str) -> tuple[Evaluation | None, str]:
         content = bounds.json_value(input_files.content(path, _MAX_BYTES))
         if content["fingerprint"] != fingerprint or content["version"] != _VERSION:
             return None, ""
+        if content.pop("digest", None) != _digest(content):
+            raise ValueError("it has other content than was written")
         return _of(content), ""
     except FileNotFoundError:
         return None, ""
@@ -71,11 +74,16 @@ def keep(folder: Path, evaluation: Evaluation) -> str:
         "files": {str(place): name for place, name in evaluation.files.items()},
         "pictures": {str(place): base64.b64encode(image).decode() for place, image in evaluation.pictures.items()},
     }
+    content["digest"] = _digest(content)
     try:
         files.write_atomically(folder / FILE, json.dumps(content, separators=(",", ":")) + "\n")
     except OSError as error:
         return f"warning: {folder / FILE} cannot be written ({error.strerror}): the next report evaluates again"
     return ""
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _of(content: Mapping[str, Any]) -> Evaluation:

@@ -244,10 +244,16 @@ def test_what_is_kept_is_of_one_checkpoint_and_whole(reported, trained, tmp_path
         "labels": [7] * 15, "answers": [[0, 1, 2]] * 14, "probabilities": [[math.nan] * 3] * 15, "names": ["one"],
         "classes": "3", "pictures": {"0": base64.b64encode(b"<svg>").decode()}, "files": {"99": "x"}, "records": None,
     }  # fmt: skip
+    del good["digest"]
     for name, value in wrong.items():
-        (tmp_path / evaluation.FILE).write_text(json.dumps({**good, name: value}))
+        content = {**good, name: value}
+        (tmp_path / evaluation.FILE).write_text(json.dumps({**content, "digest": evaluation._digest(content)}))
         found, warning = evaluation.kept(tmp_path, good["fingerprint"])
         assert found is None and warning.startswith(f"warning: {tmp_path / evaluation.FILE} cannot be used"), name
+    changed = json.dumps({**json.loads((trained / evaluation.FILE).read_text()), "labels": [0] * 15})
+    (tmp_path / evaluation.FILE).write_text(changed)
+    found, warning = evaluation.kept(tmp_path, good["fingerprint"])
+    assert found is None and "(it has other content than was written)" in warning
     (tmp_path / evaluation.FILE).write_text("[")
     assert evaluation.kept(tmp_path, "x")[1].startswith("warning: ")
 
