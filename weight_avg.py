@@ -22,7 +22,7 @@ from pathlib import Path
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line, commands, tf_runtime
-from base.storage import locks
+from base.storage import files, locks
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
 from harness.commands import entry
@@ -89,6 +89,12 @@ def _target(filename: str) -> Path:
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
         )
+    for place in (target.parent, *target.parent.absolute().parents):
+        if place.exists():
+            if not os.access(place, os.W_OK):
+                reason = os.strerror(files.refused(place))
+                raise OptionError(f"--filename {target}: {place} cannot be written: {reason}; give a name elsewhere")
+            break
     foreign = write.foreign_file(target)
     if foreign:
         raise OptionError(

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from base.storage import files
-from harness.checkpoints import find, optimiser_state, read, write
+from harness.checkpoints import find, manifest, optimiser_state, read, run_record, write
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
 from harness.checkpoints.optimiser_state import SlotUnits
+from harness.checkpoints.state_file import ITERATION
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
+from harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +67,21 @@ def write_average(
     if unscheduled:
         notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(unscheduled))}")
     values = mean(averaged) if name.startswith("weight_avg_N") else exponential(averaged, amount)
-    return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values), len(averaged), notes
+    of = {"name": name, ITERATION: averaged[-1].updates, RUN_ID: run_record.run_id(folder)}
+    return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values, of), len(averaged), notes
+
+
+def is_of_end(folder: Path, name: str, updates: int) -> bool:
+    """Return whether one of `requested_averages` is whole as far as lengths tell, and of the run's end after `updates`. An
+    earlier version's, which does not say so, is if it is no older than that checkpoint."""
+    prefix, newest = folder / AVERAGES / name, Path(f"{Checkpoint.at(folder, updates).prefix}.index")
+    index = prefix.with_name(f"{name}.index")
+    if not index.exists() or not manifest.exists(prefix) or manifest.find_truncation(prefix):
+        return False
+    of = manifest.average(prefix)
+    if not of:
+        return index.stat().st_mtime_ns >= newest.stat().st_mtime_ns
+    return not read.wrong_average_reason(prefix) and of.get(ITERATION) == updates
 
 
 def mean(checkpoints: Sequence[Checkpoint]) -> Values:

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,25 @@ from base.storage import files, input_files
 from harness.checkpoints.checkpoint import updates_in_name
 
 _SUFFIX = ".manifest.json"
+_AVERAGE = "average"
 _LONGEST_NAME = 255  # bytes, of most file systems
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def write(prefix: Path) -> None:
-    """Write the manifest after all files of the checkpoint: they are on the disk then, and the manifest says so."""
-    described = {file.name: _length_and_digest(file, sync=True) for file in _existing_files(prefix)}
-    files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
+def write(prefix: Path, average: Mapping[str, Any] | None = None) -> None:
+    """Write the manifest after all files of the checkpoint: they are on the disk then, and the manifest says so. `average`:
+    what one of a run's averages is of."""
+    content = {"files": {file.name: _length_and_digest(file, sync=True) for file in _existing_files(prefix)}}
+    if average:
+        content[_AVERAGE] = dict(average)
+    files.write_atomically(_path(prefix), json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def average(prefix: Path) -> dict[str, Any]:
+    """Return what the average of a run is of, as `write` was told; empty for any other checkpoint."""
+    with suppress(*_UNREADABLE):
+        return dict(_content(prefix)[_AVERAGE].items())
+    return {}
 
 
 def exists(prefix: Path) -> bool:
@@ -78,9 +90,13 @@ def find_truncation(prefix: Path) -> str | None:
     return None
 
 
+def _content(prefix: Path) -> Any:
+    return bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))
+
+
 def _read_entries(prefix: Path) -> dict[str, Any]:
     """Length and digest of each file by the manifest; ValueError for what cannot be the name of a file beside it."""
-    listed = dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
+    listed = dict(_content(prefix)["files"].items())
     for name in listed:
         if name in ("", ".", "..") or {*name} & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST_NAME:
             raise ValueError(f"{brief(name)} is no name of a file")

@@ -4,6 +4,7 @@ name, the state and the tensors, and the run of the state must agree; weights in
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Tensors = dict[str, "np.ndarray"]
+_AVERAGE_OF_RUN = re.compile(r"weight_avg_(N|exp)_.*")  # the names that a run gives
+_OF_ANOTHER_RUN = "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
 _Result = TypeVar("_Result")
 
 
@@ -208,9 +211,25 @@ def _check_files_and_state(checkpoint: Checkpoint) -> None:
     if number is not None and done is not None and done != number:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
     if _is_of_another_run(checkpoint, state):
-        raise CheckpointError(
-            "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
-        )
+        raise CheckpointError(_OF_ANOTHER_RUN)
+    wrong = wrong_average_reason(Path(checkpoint.prefix))
+    if wrong:
+        raise CheckpointError(wrong)
+
+
+def wrong_average_reason(prefix: Path) -> str | None:
+    """Return why an average of a run's end is not the one that its name and its place promise; None if it is. One with a
+    name of its own, and any other checkpoint, may be anybody's."""
+    of = manifest.average(prefix)
+    if not of or not _AVERAGE_OF_RUN.fullmatch(prefix.name):
+        return None
+    if of.get("name") != prefix.name:
+        return f"it is {brief(of.get('name'))}, copied or renamed"
+    with suppress(CheckpointError):  # unreadable options name no run
+        own = run_record.run_id(find.run_folder(prefix))
+        if None not in (own, of.get(RUN_ID)) and own != of[RUN_ID]:
+            return _OF_ANOTHER_RUN
+    return None
 
 
 def _is_of_another_run(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool:

@@ -47,15 +47,19 @@ def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], stat
         raise SaveError(f"{prefix.parent / 'checkpoint'} cannot be written: {error.strerror}") from None
 
 
-def write_checkpoint(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
-    """Write a checkpoint of these values, with a state beside them; another one of that name is replaced."""
+def write_checkpoint(
+    prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None,
+    average: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write a checkpoint of these values, with a state beside them; another one of that name is replaced. `average`: what
+    one of a run's averages is of."""
     staging = None
     try:
         staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=prefix.parent))
         _write_tensors(staging / prefix.name, values)
         if state is not None:
             (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
-        manifest.write(staging / prefix.name)
+        manifest.write(staging / prefix.name, average)
         delete(prefix)
         for file in sorted(staging.iterdir(), key=lambda file: file.suffix == ".index"):
             os.replace(file, prefix.parent / file.name)
@@ -69,9 +73,11 @@ def write_checkpoint(prefix: Path, values: Mapping[str, np.ndarray], state: Mapp
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def save_weights_only(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
-    """Write a checkpoint of these values alone; another one of that name is replaced."""
-    write_checkpoint(prefix, values)
+def save_weights_only(
+    prefix: Path, values: Mapping[str, np.ndarray], average: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """Write a checkpoint of these values alone, as `write_checkpoint` does."""
+    write_checkpoint(prefix, values, average=average)
     return Checkpoint(str(prefix))
 
 

@@ -10,7 +10,7 @@ from base.errors import OptionError
 from base.storage import locks
 from base.storage.run_tables import TABLES, run_table
 from base.storage.tables import kept_rows
-from harness.checkpoints import averages, find, manifest, state_file
+from harness.checkpoints import averages, find, state_file
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint
 from harness.cluster import membership
 from harness.evaluation import early_stopping
@@ -77,24 +77,18 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     if updates == run.length.iterations or early_stopping.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]
         wanted = [name for name, _ in averages.requested_averages(training)]
-        if not _has_averages(folder, newest, listed, wanted) or (validates and not set(listed) >= set(wanted)):
+        if not _has_averages(folder, updates, listed, wanted) or (validates and not set(listed) >= set(wanted)):
             return False
     elif updates != training.stop_after:
         return False
     return _has_kept_rows(folder, newest)
 
 
-def _has_averages(folder: Path, newest: Checkpoint, listed: Sequence[str], wanted: Sequence[str]) -> bool:
+def _has_averages(folder: Path, updates: int, listed: Sequence[str], wanted: Sequence[str]) -> bool:
     """Return whether the averages that are wanted are there, of no earlier end of the run, and none is listed twice, or
-    without its file. Averages of an earlier end are older than the newest checkpoint."""
-    began = Path(f"{newest.prefix}.index").stat().st_mtime_ns
-    for name in wanted:
-        prefix = folder / AVERAGES / name
-        index = prefix.with_name(f"{name}.index")
-        if not (index.exists() and index.stat().st_mtime_ns >= began and manifest.exists(prefix)):
-            return False
-        if manifest.find_truncation(prefix):
-            return False
+    without its file."""
+    if not all(averages.is_of_end(folder, name, updates) for name in wanted):
+        return False
     return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)
 
 

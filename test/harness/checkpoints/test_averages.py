@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from commands import assert_same_bits, rows, run, succeed, variables
 
 from base.storage import locks
-from harness.checkpoints import averages, find, read, write
+from harness.checkpoints import averages, find, pruning, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.sections import TrainingOptions
 
@@ -115,7 +117,7 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
         find.select(tmp_path / ".meta")
 
 
-def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
+def test_no_average_goes_where_it_cannot_be_written_or_into_a_run_that_is_being_written(tmp_path, monkeypatch):
     """Nor into its folder of averages; one that goes elsewhere is made of the checkpoints there."""
     (tmp_path / "run").mkdir()
     written(tmp_path / "run", (1, 2))
@@ -127,6 +129,12 @@ def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
             assert f"the run in {tmp_path / 'run'} is being written by another process" in result.err
         succeed(*words, tmp_path / "elsewhere" / "mean")
     assert not list((tmp_path / "run").rglob("mean*"))
+    denied = tmp_path / "elsewhere"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != denied)
+    monkeypatch.setattr(averages, "mean", pytest.fail)  # known before the checkpoints are read
+    result = run(*words, denied / "new" / "mean")
+    assert result.code == 2 and f"{denied} cannot be written: Permission denied; give a name elsewhere" in result.err
+    monkeypatch.undo()
     succeed(*words, tmp_path / "run" / "mean")
 
 
@@ -272,6 +280,56 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
         {n: v for n, v in variables(begun.folder, 0).items() if n != "global_step"},
         {n: v for n, v in tensors(folder / "ckpt" / "weight_avg_exp_0.97").items() if n != "global_step"},
     )
+
+
+def test_an_average_is_that_of_its_name_its_run_and_its_end(tmp_path):
+    names = "weight_avg_N_1", "weight_avg_exp_0.9"
+    for run_id in ("one", "other"):
+        folder = tmp_path / run_id
+        (folder / "ckpt").mkdir(parents=True)
+        (folder / "arguments.json").write_text(json.dumps({"run_id": run_id}))
+        written(folder, (2, 4))
+        for name in names:
+            of = {"name": name, "iteration": 2, "run_id": run_id}
+            write.save_weights_only(folder / "ckpt" / name, draw(len(name)), of)
+    one, other = (tmp_path / run_id / "ckpt" for run_id in ("one", "other"))
+
+    def copied(source: Path, target: Path) -> Path:
+        for part in ("index", "data-00000-of-00001", "manifest.json"):
+            shutil.copy(f"{source}.{part}", f"{target}.{part}")
+        return target
+
+    later = time.time() + 1000  # the clock was set back since
+    for path in one.iterdir():
+        os.utime(path, (later, later))
+    assert averages.is_of_end(one.parent, names[0], 2) and not averages.is_of_end(one.parent, names[0], 4)
+    for good in (one / names[0], copied(one / names[0], one / "best"), copied(one / names[0], tmp_path / names[0])):
+        assert_same_bits(tensors(good), draw(len(names[0])))
+    for wrong, said in (
+        (copied(one / names[0], one / names[1]), "is damaged: it is weight_avg_N_1, copied or renamed"),
+        (copied(one / names[0], other / names[0]), "it is another run's, copied into this folder"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            tensors(wrong)
+        assert not averages.is_of_end(wrong.parent.parent, wrong.name, 2)
+
+
+@pytest.mark.parametrize(
+    ("there", "newest", "count", "left"),
+    [
+        ((16, 32, 40), 48, 3, [16, 32, 48]),  # a run that stopped after 40 updates has the checkpoints of one in one go
+        ((0, 16, 32), 40, 3, [16, 32, 40]),
+        ((0, 16, 32, 40), 48, 3, [16, 32, 48]),
+        ((16, 17, 32), 48, 2, [32, 48]),
+        ((3, 5), 7, 2, [5, 7]),
+        ((8, 16), 24, None, [8, 16, 24]),
+        ((0, 8), 16, 2, [0, 16]),
+    ],
+)
+def test_checkpoints_off_the_schedule_go_first(there, newest, count, left, tmp_path):
+    written(tmp_path, (*there, newest))
+    pruning.prune(tmp_path, Checkpoint.at(tmp_path, newest), count, lambda updates: updates > 0 and updates % 16 == 0)
+    assert [each.updates for each in find.numbered(tmp_path)] == left
 
 
 def test_the_last_epochs_are_counted_in_tenths(tmp_path):
