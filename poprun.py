@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     if not values["max-restarts"]:
         ending = launcher.start(topology)
         if ending.is_untold:
-            print(f"poprun: {ending.first_failure}; no instance is left", file=sys.stderr)
+            print(f"poprun: {ending.first_failure}; {ending.left}", file=sys.stderr)
         return ending.code
     return _restarting(launcher, values, topology)
 

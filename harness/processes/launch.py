@@ -119,8 +119,14 @@ class ExitStatus(NamedTuple):
 
     @property
     def is_untold(self) -> bool:
-        """True if a signal killed an instance, which could not tell the user."""
-        return self.first_failure.startswith("instance ") and " was killed by " in self.first_failure and not self.by_signal
+        """True if a signal killed an instance, or mpirun, which could not tell the user."""
+        return " was killed by " in self.first_failure and not self.by_signal
+
+    @property
+    def left(self) -> str:
+        """What then becomes of the instances, in words: they notice when their mpirun is gone."""
+        of_mpirun = self.first_failure.startswith("mpirun ")
+        return "its instances save and end by themselves" if of_mpirun else "no instance is left"
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:

@@ -419,6 +419,15 @@ def test_an_mpirun_whose_instances_were_all_killed_has_not_ended_well(capfd):
     assert capfd.readouterr().err == "a\n[y/n] b\n[c"
 
 
+def test_an_mpirun_that_is_killed_itself_is_told_of(tmp_path, capfd):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\nkill -9 $$\n")
+    mpirun.chmod(0o755)
+    ended = launch.run_mpirun([str(mpirun)], [])
+    assert (ended.code, ended.is_untold, ended.first_failure) == (137, True, "mpirun was killed by SIGKILL")
+    assert ended.left == "its instances save and end by themselves"
+
+
 def test_only_what_may_become_mpirun_s_own_line_is_held_back():
     line = b"[host.name:7] [prterun-host-7@0,0] errmgr:dvm: for proc [prterun-host-7@1,1] state ABORTED BY SIGNAL"
     for before in (b"", b"other\n", b"[2/10 steps]", b"half a line"):
