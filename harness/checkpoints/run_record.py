@@ -3,17 +3,19 @@ run's id, seed and invocations in the states of its checkpoints. Either may be l
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from base.fields import brief
 from base.storage import input_files
 from harness.checkpoints import find, npz_weights, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.state_file import Invocation, invocations
-from harness.run.recorded_arguments import ASKED, RUN_ID, SEED, invalid_option
+from harness.run.recorded_arguments import ASKED, OPTIONS, RUN_ID, SEED, invalid_option
 
 _ARGUMENTS, _ARGUMENTS_RESTORE = "arguments.json", "arguments_restore.json"
 State = dict[str, Any]
@@ -104,6 +106,27 @@ def stale_record_reason(folder: Path) -> str | None:
     return f"{name} is of a later call of the run than {path}" if name else None
 
 
+def _changed_options(folder: Path) -> str | None:
+    """Return how the recorded options differ from those that a checkpoint of that call was trained with, or None."""
+    recorded, path = arguments(folder), arguments_file(folder)
+    own = None if path.name == _ARGUMENTS else invocations(recorded)
+    for checkpoint, state in reversed(_states_of_this_run(folder)):
+        saved = invocations(state)
+        if saved == own or (own is None and len(saved) == 1 and not saved[0][1]):
+            trained = state.get(OPTIONS, {})
+            changed = [
+                f"{name} {_shown(recorded[name])} instead of {_shown(trained[name])}"
+                for name in sorted(trained.keys() & recorded.keys())
+                if recorded[name] != trained[name]
+            ]
+            return f"{path} says {brief(', '.join(changed))}, as {checkpoint.name} was trained" if changed else None
+    return None
+
+
+def _shown(value: Any) -> str:
+    return brief(json.dumps(value))
+
+
 def _continues(saved: Sequence[Invocation], recorded: Sequence[Invocation] | None) -> bool:
     """Return whether the invocations of a saved state continue the recorded ones; None: those of the invocation that began
     the run, which an older version may have left out."""
@@ -113,8 +136,13 @@ def _continues(saved: Sequence[Invocation], recorded: Sequence[Invocation] | Non
 
 
 def warnings(folder: Path, stale: str | None) -> list[str]:
-    """Return a warning if arguments_restore.json of the last invocation is lost (`stale`), or if arguments.json is unusable
-    and arguments_restore.json is read instead. Later instances get none."""
+    """Return a warning if arguments_restore.json of the last invocation is lost (`stale`), if the options in a file are not
+    those that the run was trained with, or if arguments.json is unusable and arguments_restore.json is read instead. Later
+    instances get none."""
+    if not stale and not arguments(folder).get("instance"):
+        changed = _changed_options(folder)
+        if changed:
+            return [f"warning: {changed}; put the file back as the run wrote it, or give what is to change as an option"]
     if stale:
         return [f"warning: {stale}, which tells the options; {_ARGUMENTS_RESTORE} of that call is missing or empty"]
     first_file, last = folder / _ARGUMENTS, arguments_file(folder)

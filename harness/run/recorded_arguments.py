@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from base.fields import LARGEST_COUNT, brief
+from base.fields import LARGEST_COUNT, ONE_CALL, brief
 from Datasets._spec import DataSource, DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
 from harness.options.exclusive import GROUPS
+from harness.options.sections import with_trait
 from harness.options.update_rules import lr_scale
 from harness.run.run import Run
 from Models import _norms
@@ -25,9 +26,11 @@ RUN_ID = "run_id"  # random, one for a run; in every state, too
 SEED = "seed"  # of everything random; in every state, too
 OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on; in every state, too
 ARITHMETIC = "arithmetic"  # which the last places of every sum depend on; in every state
+OPTIONS = "options"  # of the call that saved, by name; in every state
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
 RECORDS = "records_digest"
+_REPLACED = ("data_dir", "global_batch_size", "precision")  # options in whose place the file has what followed from them
 _NULLABLE = (CLASSES, RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
@@ -61,10 +64,10 @@ SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
 TEXT: Rule = (lambda value: isinstance(value, str), "text")
 _TEXTS: Rule = (_are_texts, "a list of names")
 PAIRS: Rule = (_are_pairs, "pairs of a name and a whole number")
-_OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
+OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
 POSITIVE: Rule = (lambda value: _is_finite(value) and value > 0, "a number above 0")
 _DERIVED: Mapping[str, Rule] = {
-    **dict.fromkeys((ASKED, "sources"), _OBJECT),
+    **dict.fromkeys((ASKED, "sources"), OBJECT),
     **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances"), COUNT),
     **dict.fromkeys(("num_classes", "train_images"), COUNT),
     **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
@@ -80,7 +83,7 @@ _DERIVED: Mapping[str, Rule] = {
 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The content of arguments.json: every option's value and source, and the values that follow from them."""
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
+    values = option_values(run)
     scale, in_rate = run.options.training.loss_scaling, lr_scale(run.options.training)
     derived = {
         "batch_size": run.plan.micro_batch_size,
@@ -111,6 +114,17 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     }
     requested = {name: values[name] for name in ("global_batch_size", "image_size")}
     return {**values, **derived, **extra, ASKED: requested, "sources": dict(run.options.sources)}
+
+
+def option_values(run: Run) -> dict[str, Any]:
+    """The options by name, as JSON has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
+
+
+def trained_options(run: Run) -> dict[str, Any]:
+    """The options that the file records as they were given, and for every call of the run."""
+    other = {*_DERIVED, *_REPLACED, *with_trait(ONE_CALL)}
+    return {name: value for name, value in option_values(run).items() if name not in other}
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:

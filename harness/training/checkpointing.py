@@ -17,7 +17,7 @@ from harness.cluster.cluster import host_of
 from harness.diagnostics.divergence import Divergence
 from harness.options.sections import AUTO
 from harness.processes import failures
-from harness.run.recorded_arguments import ARITHMETIC, INVOCATIONS, RUN_ID, SEED
+from harness.run.recorded_arguments import ARITHMETIC, INVOCATIONS, OPTIONS, RUN_ID, SEED, trained_options
 from harness.training.context import TrainingContext
 from harness.training.meter import Meter
 
@@ -113,6 +113,7 @@ class Checkpointer:
             RUN_ID: context.run.run_id,
             SEED: context.run.seed,
             ARITHMETIC: context.run.arithmetic,
+            OPTIONS: trained_options(context.run),
             **SlotUnits.of_options(context.run.options.training).as_state(),
             **context.log.rows_for_state(updates, permanent=not is_safety),
         }

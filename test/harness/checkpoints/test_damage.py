@@ -97,9 +97,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, 
 
 def test_a_state_has_the_names_that_every_version_writes_and_reads(whole):
     """Runs of earlier versions go on: a name that is not known any more is a value that is lost, and nothing says so."""
-    names = (
-        "iteration rolling calls run_id seed arithmetic optimiser lr_scale host_steps updates_per_step seconds window open"
-    )
+    names = "iteration rolling calls run_id seed arithmetic optimiser lr_scale host_steps updates_per_step seconds window open options"
     assert json.loads((whole / "ckpt-4.state.json").read_text()).keys() == {
         *names.split(), "training.csv", "validation.csv", "digest"
     }  # fmt: skip
@@ -402,6 +400,29 @@ def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
         rest = {key: kept for key, kept in state.items() if key != RUN_ID}
         write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), {**rest, **given})
         assert run_record.run_id(folder) == own and read.find_latest(folder)[0].updates == chosen
+
+
+def test_options_that_are_not_those_of_the_training_are_told_of(tmp_path):
+    def recorded(name: str, **content) -> None:
+        (tmp_path / name).write_text(json.dumps({RUN_ID: "a", **content}))
+
+    def saved(updates: int, calls: list, **options) -> None:
+        state = {state_file.ITERATION: updates, RUN_ID: "a", INVOCATIONS: calls, "options": options}
+        write.save_numbered(Checkpoint.at(tmp_path, updates), {"x": np.zeros(1)}, state)
+
+    first, later = ["one", 0], ["two", 4]
+    recorded("arguments.json", weight_decay=0.5, optimiser="sgd", wd_exclude=["a"])
+    saved(4, [first], weight_decay=0.5, optimiser="sgd")
+    assert not run_record.warnings(tmp_path, None)
+    recorded("arguments.json", weight_decay=0.25, optimiser="sgd")
+    (said,) = run_record.warnings(tmp_path, None)
+    assert "arguments.json says weight_decay 0.25 instead of 0.5, as ckpt-4 was trained; put the file back" in said
+    # a call that has saved nothing yet may have any options, and is then held against its own checkpoints
+    recorded("arguments_restore.json", weight_decay=0.25, optimiser="sgd", **{INVOCATIONS: [first, later]})
+    assert not run_record.warnings(tmp_path, None)
+    saved(6, [first, later], weight_decay=0.25, optimiser="lars")
+    (said,) = run_record.warnings(tmp_path, None)
+    assert 'arguments_restore.json says optimiser "sgd" instead of "lars", as ckpt-6 was trained' in said
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
