@@ -15,8 +15,8 @@ def prune(
     folder: Path, newest: Checkpoint, count: int | None, is_scheduled: Callable[[int], bool], keep_name: str = ""
 ) -> None:  # fmt: skip
     """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest
-    permanent ones and that of the name `keep_name`. Those off the schedule, which a run that stopped has saved, go first:
-    the run in one go has none of them. Checkpoints of another run stay, and are not counted."""
+    permanent ones and that of the name `keep_name`. Checkpoints off the schedule, which a run that stopped has saved, go
+    first: the run in one go has none of them. Checkpoints of another run stay, and are not counted."""
     states = {each: _readable_state(each) for each in find.numbered(folder) if each.updates <= newest.updates}
     own = states.pop(newest, {}).get(RUN_ID)
     earlier = [each for each, state in states.items() if not own or state.get(RUN_ID) in (None, own)]

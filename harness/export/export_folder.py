@@ -11,6 +11,7 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import files, input_files
+from harness.export import digests
 from harness.export.file_formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
 
@@ -61,21 +62,39 @@ def staged(folder: Path) -> Iterator[Path]:
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
     """Move finished files into their folder, with the texts that belong to them; those of another export go.
 
-    The texts go before the other files: by them `check` knows the export of a call that was killed in between.
+    The texts go before the other files: by them `check` knows the export of a call that was killed in between. The digests
+    go first and come last, so that none is of another file.
     """
     for name, text in texts.items():
         with files.naming(folder / name):
             (staging / name).write_text(text, encoding="utf-8")
     written = [*texts, *(path.name for path in staging.iterdir() if path.name not in texts)]
     old, gone = staging / "replaced", () if _holds(folder, texts) else FILES
+    sums = {} if gone else _kept_digests(folder)
+    for name in written:
+        sums = {each: digest for each, digest in sums.items() if not (each == name or each.startswith(f"{name}/"))}
+        sums |= digests.of(staging, name)
     folder.mkdir(parents=True, exist_ok=True)
     old.mkdir()
+    _move_away(folder / digests.FILE, old)
     for name in gone:
         _move_away(folder / name, old)
     for name in written:
         if (staging / name).is_dir() or (folder / name).is_dir():  # a file replaces a file at once
             _move_away(folder / name, old)
         os.replace(staging / name, folder / name)
+    digests.keep(folder, sums)
+
+
+def _kept_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of an export that gets more files; those of files without one are taken as they are."""
+    there: dict[str, str] = {}
+    for name in FILES:
+        if os.path.lexists(folder / name):
+            there |= digests.of(folder, name)
+    with suppress(OSError, ValueError):
+        there |= digests.listed(folder)
+    return there
 
 
 def _move_away(path: Path, folder: Path) -> None:

@@ -22,7 +22,7 @@ from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
 from harness.evaluation import predict_inputs, predictions, predictions_file
 from harness.evaluation.predictions_file import ImagePrediction
-from harness.export import file_formats
+from harness.export import digests, file_formats
 from harness.export.network import LABELS, PREPROCESSING
 from harness.options import sources
 from harness.run.recorded_arguments import Rule, invalid_entry
@@ -104,6 +104,8 @@ def predict(file: ExportedFile) -> int:
     with _running(file):
         run = file_formats.FORMATS[file.format].runner(file.path)
 
+    unproved = [file.path.absolute()]
+
     def found() -> Iterator[tuple[str, Sequence[ImagePrediction]]]:
         for pictures in predictions.loaded(listed, lambda paths: image_files.load(paths, *preparation), print):
             if not pictures:
@@ -111,6 +113,10 @@ def predict(file: ExportedFile) -> int:
             with _running(file):
                 probabilities = run(np.stack([*pictures.values()]))
             _check_names(file, probabilities.shape[-1], names)
+            while unproved:  # after what is wrong with a file has had its own words
+                _check_digests(unproved.pop())
+            if not np.isfinite(probabilities).all():
+                raise CheckpointError(f"{file.path} answers with numbers that are not finite; export the network again")
             for path, row in zip(pictures, probabilities):
                 yield path, predictions.best(row, names)
 
@@ -127,6 +133,20 @@ def _check_there(path: Path) -> None:
             input_files.open_regular_file(path).close()
     except OSError as error:
         raise CheckpointError(f"--restore-path {path} cannot be read: {error.strerror}") from None
+
+
+def _check_digests(path: Path) -> None:
+    """CheckpointError for a file, or texts beside it, with other bytes than were written."""
+    sums = path.parent / digests.FILE
+    try:
+        differing = digests.difference(path.parent, [path.name, LABELS, PREPROCESSING])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{sums} cannot be read: {bounds.reason(error)}; export the network again") from None
+    if differing:
+        raise CheckpointError(
+            f"{path.parent / differing} is not as export.py wrote it, by {sums}: export the network again, or remove "
+            f"{digests.FILE} if the change is meant"
+        )
 
 
 @contextmanager

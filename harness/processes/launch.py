@@ -124,7 +124,7 @@ class ExitStatus(NamedTuple):
 
     @property
     def left(self) -> str:
-        """What then becomes of the instances, in words: they notice when their mpirun is gone."""
+        """The lot of the instances then, in words: they notice when their mpirun is gone."""
         of_mpirun = self.first_failure.startswith("mpirun ")
         return "its instances save and end by themselves" if of_mpirun else "no instance is left"
 

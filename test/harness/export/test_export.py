@@ -24,7 +24,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
-from harness.export import agreement, export_folder, export_options, file_formats
+from harness.export import agreement, digests, export_folder, export_options, file_formats
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
 
@@ -77,7 +77,8 @@ def test_every_format_is_held_against_the_checkpoint(trained):
     assert [name for name, _ in rows] == ["saved_model", "frozen.pb", "model.tflite"]
     assert all(0 < float(largest) < 1e-5 for _, largest in rows)
     names = {path.name for path in (trained / "export").iterdir()}
-    assert names == {"saved_model", "frozen.pb", "model.tflite", "labels.txt", "preprocessing.json"}
+    assert names == {"saved_model", "frozen.pb", "model.tflite", "labels.txt", "preprocessing.json", "SHA256SUMS"}
+    subprocess.run(["sha256sum", "-c", "--strict", "--quiet", "SHA256SUMS"], cwd=trained / "export", check=True)
     assert not [path for path in trained.iterdir() if path.name.startswith(".export")]
 
 
@@ -167,6 +168,39 @@ def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, 
         assert "preprocessing.json" in said(folder / "model.tflite", *asked)
     (folder / "preprocessing.json").unlink()
     assert "it belongs beside the file" in said(folder / "model.tflite", *asked)
+
+
+def test_an_exported_file_that_is_not_as_it_was_written_is_not_believed(trained, photograph, tmp_path):
+    """One bit in weights, two names that have changed places: answers, but not the network's."""
+    folder = shutil.copytree(trained / "export", tmp_path / "export")
+
+    def said(file: str) -> str:
+        result = run("validation", "--restore-path", folder / file, "--predict", photograph)
+        assert result.code == 2 and len(result.err.splitlines()) == 1 and "%" not in result.out, result
+        return result.err
+
+    weights = folder / "saved_model" / "variables" / "variables.data-00000-of-00001"
+    weights = weights if weights.exists() else folder / "saved_model" / "saved_model.pb"
+    for file, path in (
+        ("frozen.pb", folder / "frozen.pb"),
+        ("saved_model", weights),
+        ("model.tflite", folder / "model.tflite"),
+    ):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0x01
+        path.write_bytes(content)
+        assert f"{path} is not as export.py wrote it, by {folder / 'SHA256SUMS'}" in said(file)
+    names = (folder / "labels.txt").read_text().splitlines()
+    (folder / "labels.txt").write_text("\n".join([names[1], names[0], *names[2:]]) + "\n")
+    shutil.copy(trained / "export" / "model.tflite", folder)
+    assert f"{folder / 'labels.txt'} is not as export.py wrote it" in said("model.tflite")
+    shutil.copy(trained / "export" / "frozen.pb", folder)
+    assert exported(trained, "--to", "frozen", "--output", folder, "--force").code == 0  # its own texts, too
+    succeed("validation", "--restore-path", folder / "frozen.pb", "--predict", photograph)
+    (folder / "SHA256SUMS").write_text("none\n")
+    assert "SHA256SUMS cannot be read: it has other lines than sha256sum writes" in said("frozen.pb")
+    (folder / "SHA256SUMS").unlink()
+    succeed("validation", "--restore-path", folder / "frozen.pb", "--predict", photograph)
 
 
 def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path):
@@ -307,7 +341,8 @@ def test_an_export_that_is_killed_while_it_is_put_in_place_goes_on_by_the_same_c
             _put(folder, texts, there == "another")
         monkeypatch.setattr(os, "replace", replace)
         _put(folder, texts, there == "another")
-        assert {path.name for path in folder.iterdir()} == {*texts, "frozen.pb", "saved_model"}
+        assert {path.name for path in folder.iterdir()} == {*texts, "frozen.pb", "saved_model", "SHA256SUMS"}
+        assert digests.difference(folder, [*texts, "frozen.pb"]) is None
         assert (folder / "frozen.pb").read_text() == "{}"
 
 
