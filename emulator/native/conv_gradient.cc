@@ -26,9 +26,11 @@ constexpr int64_t kSums = 5 << 20;        // whose sums take no more bytes
 constexpr int kTallest = 12;              // rows of a tile of two vectors: 24 of the 32 registers hold its sums
 constexpr int64_t kPage = 128;            // channels whose multiples lie in the same lines of the cache
 
-// sums [rows, vectors * 16] += x^T dy over the pixels of some lines, whose gradients lie together.
+// sums [rows, vectors * 16] += x^T dy over the pixels of some lines, whose gradients lie together. `begin`: the sums are the
+// first ones.
 template <int rows, int vectors>
-void add_products(const float* x, int64_t x_step, int64_t x_line, const float* dy, int64_t lines, int64_t columns, float* sums) {
+void add_products(const float* x, int64_t x_step, int64_t x_line, const float* dy, int64_t lines, int64_t columns, bool begin,
+                  float* sums) {
   __m512 own[rows][vectors];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
@@ -54,12 +56,12 @@ void add_products(const float* x, int64_t x_step, int64_t x_line, const float* d
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
       float* const sum = sums + v * kVector;
-      _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), own[r][v]));
+      _mm512_storeu_ps(sum, begin ? own[r][v] : _mm512_add_ps(_mm512_loadu_ps(sum), own[r][v]));
     }
   }
 }
 
-using AddProducts = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, float*);
+using AddProducts = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, bool, float*);
 
 template <int vectors, int... heights>
 constexpr std::array<AddProducts, sizeof...(heights)> adders(std::integer_sequence<int, heights...>) {
@@ -120,13 +122,15 @@ class ConvWeightsGradient : public OpKernel {
     const int64_t chunk = (sizes.batch + wanted - 1) / wanted, chunks = chunk ? (sizes.batch + chunk - 1) / chunk : 0;
     const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), sizes.panels);
     const int64_t pieces = (sizes.panels + together - 1) / together;     // of a group's panels
-    std::vector<float> sums(chunks * panels * size, 0.0f);  // [chunks, panels of all groups, weights, panel]
+    Tensor kept;  // sums: [chunks, panels of all groups, weights, panel]
+    OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({chunks * panels * size}), &kept));
+    float* const sums = kept.flat<float>().data();
     in_threads(context, chunks * sizes.groups * pieces, chunk * pixels * together * size / 64 + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         const int64_t piece = k % pieces, group = k / pieces % sizes.groups, part = k / (pieces * sizes.groups);
         const int64_t from = group * sizes.panels + piece * together, to = std::min(from + together, (group + 1) * sizes.panels);
         for (int64_t n = part * chunk; n < std::min((part + 1) * chunk, sizes.batch); ++n) {
-          add_sample(x, dy, sizes, n, from, to, &sums[part * panels * size]);
+          add_sample(x, dy, sizes, n, from, to, n == part * chunk, sums + part * panels * size);
         }
       }
     });
@@ -136,7 +140,7 @@ class ConvWeightsGradient : public OpKernel {
       for (int64_t k = begin; k < end; ++k) {
         double total[2 * kVector] = {};
         for (int64_t c = 0; c < chunks; ++c) {
-          const float* own = &sums[c * panels * size + k * sizes.panel];
+          const float* own = sums + c * panels * size + k * sizes.panel;
           for (int64_t o = 0; o < sizes.panel; ++o) total[o] += own[o];
         }
         float* const to = dw + k % weights * sizes.all_filters + k / weights * sizes.panel;
@@ -146,9 +150,9 @@ class ConvWeightsGradient : public OpKernel {
   }
 
  private:
-  // Adds the products of a sample to the sums of some panels of filters, of one group.
+  // Adds the products of a sample to the sums of some panels of filters, of one group; `begin`: as of add_products.
   static void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t n, int64_t first_panel, int64_t last_panel,
-                         float* sums) {
+                         bool begin, float* sums) {
     constexpr auto kTwo = adders<2>(std::make_integer_sequence<int, kTallest>());
     constexpr auto kOne = adders<1>(std::make_integer_sequence<int, kVector>());
     const Axis &rows = sizes.rows, &columns = sizes.columns;
@@ -184,7 +188,7 @@ class ConvWeightsGradient : public OpKernel {
               const int64_t c = tile * sizes.window / tiles, height = (tile + 1) * sizes.window / tiles - c;
               const AddProducts add = is_wide ? kTwo[height - 1] : kOne[height - 1];
               add(line + j * sizes.pixel + c, stride * sizes.pixel, stride * sizes.line, &dy_lines[(from - first) * of_line],
-                  to - from, columns.out, own);
+                  to - from, columns.out, begin && first == 0, own);
               own += height * sizes.panel;
             }
           }
