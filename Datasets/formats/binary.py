@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +40,13 @@ class BinaryFiles:
 
 
 class RecordFile:
-    """The whole records of a file, read when they are asked for; DataError for those that are gone by then."""
+    """The whole records of a file, read when they are asked for; DataError for those that are gone by then. `before_read`
+    may end a long walk by an error."""
 
-    def __init__(self, file: Path, layout: RecordLayout) -> None:
+    def __init__(self, file: Path, layout: RecordLayout, before_read: Callable[[], None] = lambda: None) -> None:
         self._file, self._layout = file, layout
         try:
-            self._content = Slices(input_files.open_regular_file(file))
+            self._content = Slices(input_files.open_regular_file(file), before_read)
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from None
 

@@ -8,6 +8,7 @@ one another end the walk: a hostile file would have its bytes read once for each
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,15 +47,15 @@ class Damage(NamedTuple):
 Stretch = Record | Damage
 
 
-def walk(file: Path, payloads: bool = False) -> list[Stretch]:
-    """Records and damage in the order of the file; [] for an empty one.
+def walk(file: Path, payloads: bool = False, before_read: Callable[[], None] = lambda: None) -> list[Stretch]:
+    """Records and damage in the order of the file; [] for an empty one. `before_read` may end the walk by an error.
 
     Without `payloads` only lengths are checked, and the payload before a place where no record begins: bytes lost from a
     payload lead into a later record, so the search starts inside it. With it every payload's checksum is.
     """
     try:
         with input_files.open_regular_file(file) as stream:
-            content = Slices(stream)
+            content = Slices(stream, before_read)
             return _stretches(content, len(content), payloads)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -57,18 +58,20 @@ def content(path: str | Path, most: int) -> bytes:
 
 class Slices:
     """The bytes of an opened file, by slices that are read when they are asked for; OSError for bytes that are gone.
+    `before_read` is called each time, and by an error ends what reads the file.
 
     A mapped file that somebody cuts short would end the process by a signal.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, before_read: Callable[[], None] = lambda: None) -> None:
+        self._file, self._before_read = file, before_read
         self._size = os.fstat(file.fileno()).st_size
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, place: slice) -> bytes:
+        self._before_read()
         start, end, _ = place.indices(self._size)
         data = os.pread(self._file.fileno(), max(end - start, 0), start)
         if start + len(data) < end:

@@ -255,7 +255,9 @@ def test_nothing_waits_for_a_pipe(tmp_path):
         make(shard)
         said = run("train", *words)
         assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
-        assert dataset_checks._checked_shard(shard, 2, None, None).findings == [(shard, None, f"cannot be read: {reason}")]
+        assert dataset_checks._checked_shard(shard, 2, None, None, lambda: None).findings == [
+            (shard, None, f"cannot be read: {reason}")
+        ]
         with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
             image_files.load([str(shard)], published_spec("imagenet"), request())
         shard.rmdir() if shard.is_dir() else shard.unlink()

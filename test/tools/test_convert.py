@@ -10,8 +10,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from base import plugins
 from base.errors import DataError
 from base.process import command_line
 from base.storage import checksums
+from base.storage.input_files import Slices
 from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, image_folder, tf_example, tfrecord_recovery
@@ -1003,6 +1006,35 @@ def test_damage_to_trees_and_binary_files_is_named(tmp_path):
         f"data_batch_2.bin: record 3: it is cut short, the file ends at byte {4 * 3073 - 9}",
         "test_batch.bin: is empty",
     ]
+
+
+@pytest.mark.parametrize("kind", ["binary", "shard"])
+def test_verification_ends_by_a_signal_within_a_file(kind, tmp_path, monkeypatch):
+    """It read the file at hand to its end, of thirty gigabytes or more."""
+    reads, ending = [], threading.Event()
+    read, shutdown = Slices.__getitem__, ThreadPoolExecutor.shutdown
+
+    def noted(content: Slices, place: slice) -> bytes:
+        if threading.current_thread() is not threading.main_thread():
+            reads.append(place)
+            if len(reads) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert ending.wait(60)
+        return read(content, place)
+
+    def shut_down(pool: ThreadPoolExecutor, *args: object, **options: object) -> None:
+        ending.set()
+        shutdown(pool, *args, **options)
+
+    if kind == "binary":
+        (tmp_path / "data_batch_1.bin").touch()
+        os.truncate(tmp_path / "data_batch_1.bin", 3073 * 1024 * 20)
+    else:
+        photos.write_shards(tmp_path, "train", [b"x"] * 20, 1)
+    monkeypatch.setattr(Slices, "__getitem__", noted)
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
+    result = command("verify", tmp_path, "--jobs", 1)
+    assert (result.code, result.err) == (143, "verify: stopped by SIGTERM\n") and len(reads) < 3
 
 
 def test_what_is_no_data_set_cannot_be_verified(tmp_path):

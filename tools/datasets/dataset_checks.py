@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,6 +48,10 @@ class Checked(NamedTuple):
 Check = Callable[[Path], Checked]
 
 
+class Stopped(Exception):
+    """A check was told to end within its file."""
+
+
 @dataclass(frozen=True)
 class Work:
     """The files of a data set, each with its check, and the findings about the set as a whole."""
@@ -57,12 +62,19 @@ class Work:
     notes: tuple[str, ...] = ()
 
 
-def work(folder: Path, classes: int | None, new_checker: Callable[[], ExampleChecker]) -> Work:
+def work(folder: Path, classes: int | None, new_checker: Callable[[], ExampleChecker], stop: Event) -> Work:
     """The checks of a folder's data set; DataError if there is none. `new_checker`: called once, only for records that are
-    parsed; `classes`: the number of labels, where labels.txt does not name them."""
+    parsed; `classes`: the number of labels, where labels.txt does not name them. Once `stop` is set, a check that is under
+    way ends at its next read by Stopped."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
-    contents = _shards(folder, classes, new_checker) or _binaries(folder) or _tree(folder, new_checker)
+
+    def before_read() -> None:
+        if stop.is_set():
+            raise Stopped
+
+    shards = _shards(folder, classes, new_checker, before_read)
+    contents = shards or _binaries(folder, before_read) or _tree(folder, new_checker)
     if contents is None:
         raise DataError(
             f"no data set in {folder}: looked for TFRecord shards train-?????-of-????? (also in train/ and validation/), "
@@ -71,7 +83,9 @@ def work(folder: Path, classes: int | None, new_checker: Callable[[], ExampleChe
     return contents
 
 
-def _shards(folder: Path, num_classes: int | None, new_checker: Callable[[], ExampleChecker]) -> Work | None:
+def _shards(
+    folder: Path, num_classes: int | None, new_checker: Callable[[], ExampleChecker], before_read: Callable[[], None]
+) -> Work | None:
     places = [(place, split) for split in conversion_info.SPLITS for place in (folder, folder / split) if place.is_dir()]
     files = [(place / match.string, place) for place, split in places for match in tfrecord.named(place, split)]
     if not files:
@@ -90,7 +104,7 @@ def _shards(folder: Path, num_classes: int | None, new_checker: Callable[[], Exa
     checker = new_checker()
 
     def check(file: Path) -> Checked:
-        return _checked_shard(file, classes, checker, described)
+        return _checked_shard(file, classes, checker, described, before_read)
 
     return Work("TFRecord shards", [(file, check) for file, _ in files], findings)
 
@@ -111,9 +125,11 @@ def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Co
     return described
 
 
-def _checked_shard(file: Path, classes: int, checker: ExampleChecker, described: ConversionInfo | None) -> Checked:
+def _checked_shard(
+    file: Path, classes: int, checker: ExampleChecker, described: ConversionInfo | None, before_read: Callable[[], None]
+) -> Checked:
     try:
-        stretches = tfrecord_recovery.walk(file, payloads=True)
+        stretches = tfrecord_recovery.walk(file, payloads=True, before_read=before_read)
     except DataError as error:
         return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])
     findings = [Finding(file, None, "is empty")] if not stretches else []
@@ -122,6 +138,7 @@ def _checked_shard(file: Path, classes: int, checker: ExampleChecker, described:
             if isinstance(stretch, Damage):
                 findings.append(Finding(file, number, f"{stretch.reason}; byte {stretch.offset} of the file"))
                 continue
+            before_read()
             stream.seek(stretch.offset)
             reason = checker.example(stream.read(stretch.length), classes)
             if reason:
@@ -131,7 +148,7 @@ def _checked_shard(file: Path, classes: int, checker: ExampleChecker, described:
     return Checked(len(stretches), [*findings, *[Finding(file, None, lost)] * bool(lost)])
 
 
-def _binaries(folder: Path) -> Work | None:
+def _binaries(folder: Path, before_read: Callable[[], None]) -> Work | None:
     for name, known in catalogue.table("BINARY_FILES").items():
         wanted = (*known.train, *known.validation)
         for place in (folder, *locate.folders_called(known.folder, folder)):
@@ -139,17 +156,17 @@ def _binaries(folder: Path) -> Work | None:
             if not there:
                 continue
             missing = [Finding(place / file, None, "is missing") for file in wanted if place / file not in there]
-            check = _binary_check(known.layout, catalogue.published_spec(name).num_classes)
+            check = _binary_check(known.layout, catalogue.published_spec(name).num_classes, before_read)
             return Work(f"{name} binary files", [(file, check) for file in there], missing)
     return None
 
 
-def _binary_check(layout: RecordLayout, classes: int) -> Check:
+def _binary_check(layout: RecordLayout, classes: int, before_read: Callable[[], None]) -> Check:
     """Return a check of lengths and labels, as there are no checksums."""
 
     def check(file: Path) -> Checked:
         try:
-            records = RecordFile(file, layout)
+            records = RecordFile(file, layout, before_read)
             labels = records.labels()
         except DataError as error:
             return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])

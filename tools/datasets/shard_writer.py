@@ -135,8 +135,8 @@ def write(target: Path, plan: Plan, missing: list[Shard], jobs: int) -> None:
     tf_runtime.import_tensorflow()
     stop = threading.Event()
     with Progress("pictures", sum(len(shard.pictures) for shard in missing)) as progress, ThreadPoolExecutor(jobs) as pool:
-        writing = [pool.submit(_write_shard, target, shard, plan.classes, progress, stop) for shard in missing]
         try:
+            writing = [pool.submit(_write_shard, target, shard, plan.classes, progress, stop) for shard in missing]
             for each in writing:
                 each.result()
         finally:

@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before what takes time to import
 import argparse
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,15 +41,16 @@ def main(argv: list[str]) -> int:
 
         return ExampleChecker(arguments.decode)
 
-    work = dataset_checks.work(Path(arguments.folder), arguments.num_classes, checker)
+    stop = threading.Event()
+    work = dataset_checks.work(Path(arguments.folder), arguments.num_classes, checker, stop)
     for note in work.notes:
         print(note)
     for finding in work.findings:
         print(finding)
     records, damaged = 0, len(work.findings)
     with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(arguments.jobs) as pool:
-        futures = [pool.submit(check, file) for file, check in work.files]
         try:
+            futures = [pool.submit(check, file) for file, check in work.files]
             for future in futures:  # in the order of the files
                 result = future.result()
                 for finding in result.findings:
@@ -56,7 +58,8 @@ def main(argv: list[str]) -> int:
                 records += result.records
                 damaged += len(result.findings)
                 progress.advance()
-        finally:
+        finally:  # also after a signal, when a file may be long
+            stop.set()
             pool.shutdown(cancel_futures=True)
     print(f"{work.kind}: {len(work.files)} files, {records} records, {damaged or 'nothing'} damaged or missing")
     return 1 if damaged else 0
