@@ -14,6 +14,9 @@ from base.fields import at_least, exact, opt
 
 Rate = Callable[[int], float]
 
+MAX_RATES = 4096  # updates whose rates are all looked at, for the highest one
+_TIPS = 8  # of a sawtooth, as drops within a warm-up make one, that are looked at closely
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledRun:
@@ -60,6 +63,30 @@ def warmup_iterations(run: ScheduledRun, warmup_epochs: float) -> int:
 def ramp(rate: Rate, warmup: int) -> Rate:
     """Multiply `rate` by i / warmup over the first `warmup` updates: the curve below keeps its shape."""
     return lambda i: exactly(lambda full: full * i / warmup, rate(i)) if i < warmup else rate(i)
+
+
+def highest(rate: Rate, iterations: int) -> tuple[float, int]:
+    """The highest rate of a run, and the first update that has it. Samples find the tips of a long curve, and all updates
+    around the highest ones are looked at: a sample alone misses the end of a warm-up. NaN counts as 0."""
+
+    def known(i: int) -> float:
+        value = rate(i)
+        return value if value > 0 else 0.0
+
+    tips = [range(iterations)]
+    while max(map(len, tips)) > MAX_RATES:
+        tips = [part for tip in tips for part in _tips(known, tip, 1 if len(tips) > 1 else _TIPS)]
+    peak, at = max((known(i), -i) for tip in tips for i in tip)
+    return peak, -at
+
+
+def _tips(rate: Rate, updates: range, most: int) -> list[range]:
+    """The updates around the highest ones of those samples that are below none of their neighbours."""
+    step = len(updates) // (MAX_RATES // 2) + 1
+    samples = [(rate(i), i) for i in (*updates[::step], updates[-1])]
+    around = zip([(-math.inf, 0), *samples], samples, [*samples[1:], (-math.inf, 0)])
+    tips = sorted((-here, i) for (before, _), (here, i), (after, _) in around if here > before and here >= after)
+    return [range(max(updates.start, i - step), min(updates.stop, i + step + 1)) for _, i in tips[:most]]
 
 
 def exactly(formula: Callable[..., Decimal], *numbers: float) -> float:

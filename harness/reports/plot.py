@@ -16,6 +16,7 @@ from typing import Any
 from base import bounds
 from base.storage import files, input_files, tables
 from harness.reports import output, svg, validated_rows
+from LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
@@ -23,7 +24,6 @@ Points = list[tuple[float, float]]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 LEFT, RIGHT, EDGE = 64, 16, 14  # pixels: margins around a panel's axes, and around texts
 PANEL, GAP, BOTTOM = 150, 34, 46  # pixels: height of a panel's axes, space above the next panel, space under the last
-MAX_RATES = 4096  # updates whose rates are all looked at, for the highest one
 PALE, BLUE, ORANGE, GREEN = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
 COLOURS = ((PALE, 6.0), (BLUE, 2.2), (ORANGE, 2.2), (GREEN, 2.2))  # of runs in one picture, and widths: none hides the first
 
@@ -34,10 +34,9 @@ def text_curve(
     """The learning rate over the run: `width` × `height` characters between its axes."""
     edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
     columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
-    tops = [max((_number(learning_rate(i)), -i) for i in column) for column in columns]
-    near, reach = -max(tops)[1], iterations // width // 16 + 1
-    peak, at = _highest(learning_rate, max(0, near - reach), min(iterations, near + reach + 1))
-    eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top, _ in tops]
+    tops = [max(_number(learning_rate(i)) for i in column) for column in columns]
+    peak, at = highest(lambda i: _number(learning_rate(i)), iterations)
+    eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top in tops]
     labels = {height - 1: peak, height // 2 - 1: peak * (height // 2) / height}
     lines = [f"learning rate: {peak:.4g} at its peak (epoch {at * epochs / iterations:.4g}), "
              f"{learning_rate(iterations - 1):.4g} at the last of {iterations:,} updates"]  # fmt: skip
@@ -45,17 +44,6 @@ def text_curve(
         axis = f"{labels[row]:>9.4g} ┤" if row in labels else " " * 10 + "│"
         lines.append((axis + "".join(BLOCKS[min(8, max(0, e - 8 * row))] for e in eighths)).rstrip())
     return "\n".join(lines + _text_axis(epochs, width))
-
-
-def _highest(rate: Callable[[int], float], first: int, end: int) -> tuple[float, int]:
-    """The highest rate of the updates [first, end), and the first update that has it: a sampled maximum can miss the tip of
-    a warm-up. Samples narrow a long range down first."""
-    while end - first > MAX_RATES:
-        step = (end - first) // (MAX_RATES // 2) + 1
-        best = -max((_number(rate(i)), -i) for i in range(first, end, step))[1]
-        first, end = max(first, best - step), min(end, best + step + 1)
-    peak, at = max((_number(rate(i)), -i) for i in range(first, end))
-    return peak, -at
 
 
 def _text_axis(epochs: float, width: int) -> list[str]:

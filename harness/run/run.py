@@ -19,10 +19,10 @@ from harness.options.sections import RunOptions
 from harness.options.update_rules import UPDATE_RULES, named_by
 from harness.run import data, host_memory
 from harness.run.length import TrainingLength
+from LR_Schedules._schedule import highest
 from Models._norms import Norm
 from Models._segments import Segment
 
-RATE_SAMPLES = 1000  # of a schedule within its warm-up, to find the highest rate
 HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md, benchmarks/NOTES.md
 
 
@@ -117,11 +117,14 @@ class Run:
 
     @cached_property
     def highest_rate(self) -> float:
-        """The highest learning rate: the peak, unless the run ends within the warm-up."""
-        if getattr(self.options.schedule, "warmup_epochs", 0) < self.length.epochs:
-            return self.peak_rate
-        last = self.length.iterations - 1
-        return max(self.learning_rate(last * k // RATE_SAMPLES) for k in range(RATE_SAMPLES + 1))
+        """The highest learning rate of all updates: below the peak where the curve falls within the warm-up, or the run ends
+        there, and above the peak where the curve rises."""
+        return highest(self.learning_rate, self.length.iterations)[0]
+
+    @property
+    def is_far_below_peak(self) -> bool:
+        """Return whether the learning rate never gets near its peak."""
+        return self.highest_rate < self.peak_rate / 2
 
     @property
     def arithmetic(self) -> str:
@@ -190,7 +193,7 @@ class Run:
         if not self.trains:
             return []
         length, training, highest = self.length, self.options.training, self.highest_rate
-        short = f" on the way to {self.peak_rate:.4g}" if highest < self.peak_rate else ""
+        short = f" on the way to {self.peak_rate:.4g}" if self.is_far_below_peak else ""
         return [
             f"Updates: {length.iterations} ({length.epochs:g} epochs of {length.iterations_per_epoch}), "
             f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})"

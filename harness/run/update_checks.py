@@ -227,15 +227,16 @@ def averages_worth_having(resolved: Resolved) -> Iterator[str]:
 
 
 def endless_warmup(resolved: Resolved) -> Iterator[str]:
-    """A warm-up that is not a default ends before the run does."""
+    """A warm-up that is not a default leaves the rate time to rise."""
     run = resolved.run
     warmup = getattr(run.options.schedule, "warmup_epochs", 0)
     given, configured = run.options.given, run.options.sources.get("warmup_epochs", "").startswith(CONFIGURATION)
     chosen = given("warmup_epochs") or (configured and given("epochs"))
-    if run.highest_rate and chosen and warmup and warmup >= run.length.epochs:
+    if run.highest_rate and chosen and warmup and run.is_far_below_peak:
+        share = "the whole run of" if warmup >= run.length.epochs else "most of the run's"
         yield (
-            f"warning: --warmup-epochs {warmup:g} is the whole run of {run.length.epochs:.4g} epochs: the learning rate "
-            f"never gets to its {run.peak_rate:.4g}; give more --epochs, or a shorter warm-up"
+            f"warning: --warmup-epochs {warmup:g} is {share} {run.length.epochs:.4g} epochs: the learning rate never gets "
+            f"to its {run.peak_rate:.4g}, and to {run.highest_rate:.4g} at most; give more --epochs, or a shorter warm-up"
         )
 
 

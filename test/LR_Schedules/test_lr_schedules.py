@@ -12,7 +12,7 @@ import pytest
 import LR_Schedules
 from harness.run.length import TrainingLength
 from LR_Schedules import cosine, exponential, polynomial_decay_lr, stepped
-from LR_Schedules._schedule import ScheduledRun, warmup_iterations
+from LR_Schedules._schedule import ScheduledRun, highest, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {
@@ -252,3 +252,29 @@ def test_defaults():
 def test_a_warm_up_leaves_steps_to_decay():
     with pytest.raises(ValueError, match="poly_lr_decay_steps is 40, .*warm-up of 50 updates"):
         rate("polynomial_decay_lr", poly_lr_decay_steps=40)
+
+
+@pytest.mark.parametrize("iterations", [1, 300, 40_000])
+@pytest.mark.parametrize("warmup_epochs", [0, 5, 70, 99.9, 200])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cosine", {}),
+        ("stepped", {}),
+        ("stepped", {"learning_rate_decay": 3.0}),
+        ("exponential", {}),
+        ("exponential", {"lr_decay_rate": 0.7, "lr_drops": 20}),
+        ("exponential", {"lr_decay_rate": 1.3, "lr_drops": 7}),
+        ("polynomial_decay_lr", {"poly_lr_end_ratio": 2.0}),
+        ("polynomial_decay_lr", {}),
+    ],
+)
+def test_the_highest_rate_is_that_of_all_updates(name, options, warmup_epochs, iterations):
+    """It was the peak wherever the warm-up ends, or else that of a few samples."""
+    of_update = rate(name, scheduled(iterations=iterations), warmup_epochs=float(warmup_epochs), **options)
+    rates = [of_update(i) for i in range(iterations)]
+    assert highest(rates.__getitem__, iterations) == (max(rates), rates.index(max(rates)))
+
+
+def test_the_highest_rate_of_a_curve_without_numbers_is_0():
+    assert highest(lambda i: math.nan, 10_000) == (0.0, 0)

@@ -43,6 +43,8 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
         ("--optimiser Adam", {}, "warning: --optimiser Adam keeps mean squares of gradients in FP16, where those below 3e-08"),
         ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
         ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20 is the whole run of 10 epochs"),
+        ("--warmup-epochs 9 --epochs 10 --lr-schedule cosine", {},
+         "warning: --warmup-epochs 9 is most of the run's 10 epochs: the learning rate never gets to its 0.5, and to 0.1457 at"),
         ("--config finetune_network --validation-split 0 --epochs 1", {}, "warning: --warmup-epochs 1 is the whole run of 1 epochs"),
         ("--weight-avg-exp 0.9 1", {}, "warning: --weight-avg-exp 1 is the first checkpoint"),
         ("--batch-norm --batch-size 1", {}, "warning: batch norm takes the statistics of one picture at a time"),
@@ -157,6 +159,7 @@ def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
         ("--precision 8.16 --format-for fc1=bf16 b1=e3m4 all=e4m3", {}),
         ("--precision 32.32 --weight-format e4m3 --weight-bias 5", {}),
         ("--batch-norm --batch-size 1 --replicas 2 --BN-span 2", {}),
+        ("--abs-learning-rate 180 --epochs 10 --warmup-epochs 5 --lr-schedule cosine", {}),  # where the curve falls already
         ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
         ("--group-norm --groups 4", {}),
         ("--BN-decay 0.9", {}),
@@ -245,8 +248,12 @@ def test_what_cannot_be_meant_is_refused(words, begins):
     ("words", "said"),
     [
         ("--epochs 10", "up to 0.5 ("),
-        ("--epochs 1", "up to 0.04994 on the way to 0.5 ("),
+        ("--epochs 1", "up to 0.05 on the way to 0.5 ("),
         ("--iterations 1", "up to 0 on the"),
+        ("--epochs 10 --lr-schedule cosine", "up to 0.2623 ("),
+        ("--epochs 10 --warmup-epochs 9 --lr-schedule cosine", "up to 0.1457 on the way to 0.5 ("),
+        ("--epochs 10 --lr-schedule exponential --lr-decay-rate 1.9 --lr-drops 3", "up to 1.805 ("),
+        ("--epochs 10 --lr-schedule polynomial_decay_lr --poly-lr-end-ratio 2", "up to 1 ("),
     ],
 )
 def test_the_highest_learning_rate_is_one_that_the_run_gets_to(words, said):
