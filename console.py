@@ -82,7 +82,9 @@ def _run(prog: str, path: str) -> None:
     try:
         sys.argv[1:] = row.words(words if listing else words[1:])
     except OptionError as error:
-        print(f"{prog} {name}: error: {error}", file=sys.stderr)
+        from base.process import command_line
+
+        print(f"{prog} {name}: error: {command_line.shown(error)}", file=sys.stderr)
         sys.exit(2)
     runpy.run_module(row.module, run_name="__main__", alter_sys=True)
 

@@ -1,11 +1,30 @@
-"""Errors in a person's input: the first line is complete in itself, lists may follow."""
+"""Errors in a person's input: the message is one line and complete in itself, lists may follow.
+
+A message may quote a given value as it is: commands print every line of an error without control characters.
+"""
 
 from __future__ import annotations
 
 
-class OptionError(Exception):
+class Told(Exception):
+    """An error that is told to a person. `listed`: lines below the message."""
+
+    def __init__(self, message: str = "", listed: str = "") -> None:
+        super().__init__(message, *([listed] if listed else []))
+        self.message, self.listed = message, listed
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.message, self.listed)))
+
+
+def parts(error: Exception) -> tuple[str, str]:
+    """The message of any error, and the lines below it."""
+    return (error.message, error.listed) if isinstance(error, Told) else (str(error), "")
+
+
+class OptionError(Told):
     """Options that cannot be met."""
 
 
-class DataError(Exception):
+class DataError(Told):
     """Missing or wrong data."""

@@ -28,7 +28,8 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
         near = _with_size(name, names(folder)) if folder == "Models" else _a_rate(name)
         raise OptionError(
             f"{where + ': ' if where else ''}no {WHAT[folder]} '{brief(name)}': {folder}/{brief(name)}.py not found"
-            f"{near or did_you_mean(name, names(folder))}\nThere are: {', '.join(names(folder))}"
+            f"{near or did_you_mean(name, names(folder))}",
+            f"There are: {', '.join(names(folder))}",
         )
     return importlib.import_module(f"{folder}.{name}")
 

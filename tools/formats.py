@@ -137,7 +137,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in POLICIES:
             near = plugins.did_you_mean(name, list(POLICIES))
-            raise OptionError(f"--only {name}: there is no such policy{near}\nThere are: {', '.join(POLICIES)}")
+            raise OptionError(f"--only {name}: there is no such policy{near}", f"There are: {', '.join(POLICIES)}")
     return [name for name in POLICIES if not names or name in names]
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from base import plugins, version
+from base import errors, plugins, version
 from base.fields import brief, decimal_number, printable
 from base.process import commands, orphans, signals, startup, tf_runtime
 
@@ -132,9 +132,9 @@ def run(
     prog = commands.prog(prog)
     startup.begun(prog)
     _open_what_is_closed()
-    for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
+    for stream, handling in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=errors)  # a terminal without our characters must not end a run
+            stream.reconfigure(errors=handling)  # a terminal without our characters must not end a run
     try:
         with signals.stoppable() as stop:
             orphans.watch(os.environ)
@@ -174,14 +174,11 @@ def _remedy(error: OSError) -> str:
     return ""
 
 
-def _on_one_line(message: str, words: Sequence[str]) -> str:
-    """A message in which given words with control characters, as a folder's name may have them, break no line."""
-    values = {
-        value for word in words for value in (word, word.partition("=")[2]) if value.strip() and printable(value) != value
-    }
-    for value in sorted(values, key=len, reverse=True):
-        message = message.replace(value, printable(value))
-    return message
+def shown(text: object) -> str:
+    """An error, or its message, without control characters: given values break no line and reach no terminal as they are.
+    The lists below the message keep their lines."""
+    message, listed = errors.parts(text) if isinstance(text, Exception) else (str(text), "")
+    return "\n".join(map(printable, (message, *listed.splitlines())))
 
 
 def _impossible_path(error: OSError, words: Sequence[str]) -> str:
@@ -210,7 +207,7 @@ def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, fail
     """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
-        print(f"{prog}: error: {_bounded(commands.spoken(_on_one_line(str(text), words)))}", file=sys.stderr)
+        print(f"{prog}: error: {_bounded(commands.spoken(shown(text)))}", file=sys.stderr)
         return code
 
     try:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
+from base.errors import Told
 from base.plugins import nearest
 from emulator.plan.trace import Operation, Trace
 
@@ -22,11 +23,11 @@ PASSES = 3  # a multiply-add is paid forward, for the gradient of the input and 
 ELEMENT_COST = 32
 
 
-class PartitionError(Exception):
+class PartitionError(Told):
     """A model cannot be cut as asked. The first line says it all; a line with all segments may follow."""
 
     def __init__(self, message: str, segments: Sequence[str] = ()) -> None:
-        super().__init__(message + (f"\nThere are: {', '.join(segments)}" if segments else ""))
+        super().__init__(message, f"There are: {', '.join(segments)}" if segments else "")
 
 
 def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -> Stages:

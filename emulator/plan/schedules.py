@@ -22,11 +22,13 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from base.errors import Told
+
 FORWARD, BACKWARD = "F", "B"
 MAX_CLOCKS = 20  # in one drawing; a longer timeline is drawn in part
 
 
-class ScheduleError(Exception):
+class ScheduleError(Told):
     """A timeline that does not train the model, with its drawing; or a schedule that nobody knows."""
 
 
@@ -179,7 +181,8 @@ def waits(timeline: Timeline, stage: int) -> Waits:
         if action.micro_batch != len(own):
             raise ScheduleError(
                 f"stage {stage} does {action} before {Action(stage, action.kind, len(own))}: the micro-batches must come in "
-                f"their order, forward and backward, as their gradients are added\n{render(timeline)}"
+                f"their order, forward and backward, as their gradients are added",
+                render(timeline),
             )
         own.append(len(other) - counted[action.kind])
         counted[action.kind] = len(other)
@@ -287,7 +290,7 @@ def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: i
 
 
 def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
-    return ScheduleError(f"bad pipeline schedule at clock {max(k, 0)}: {fault}\n{render(timeline, arrow=k)}")
+    return ScheduleError(f"bad pipeline schedule at clock {max(k, 0)}: {fault}", render(timeline, arrow=k))
 
 
 def render(timeline: Timeline, *, arrow: int | None = None, max_clocks: int = MAX_CLOCKS) -> str:

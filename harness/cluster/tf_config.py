@@ -65,7 +65,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
         content = json_value(environ[TF_CONFIG])
     except ValueError as error:
         what = "is not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be used"
-        raise OptionError(f"{TF_CONFIG} {what} ({error}); it looks like\n{FORM}") from None
+        raise OptionError(f"{TF_CONFIG} {what} ({error}); it looks like", FORM) from None
     jobs = content.get("cluster") if isinstance(content, dict) else None
     jobs = jobs if isinstance(jobs, dict) else {}
     task = content.get("task") if isinstance(content, dict) else None
@@ -91,7 +91,7 @@ def _check_jobs(jobs: Mapping[str, Any], task: Any) -> None:
             "cluster.chief with one leader before them"
         )
     if not any(jobs.values()) or not all(isinstance(each, list) for each in jobs.values()):
-        raise OptionError(f"{TF_CONFIG} has no list cluster.worker of host:port; it looks like\n{FORM}")
+        raise OptionError(f"{TF_CONFIG} has no list cluster.worker of host:port; it looks like", FORM)
     leaders = [job for job in _LEADERS if job in jobs]
     if len(leaders) > 1 or any(len(jobs[job]) != 1 for job in leaders):
         count = sum(len(jobs[job]) for job in leaders)

@@ -153,6 +153,7 @@ def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]
         listed = ", ".join(map(str, sizes))
         near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
         raise OptionError(
-            f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}\nThere are: {listed}"
+            f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}",
+            f"There are: {listed}",
         )
     return chosen

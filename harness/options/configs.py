@@ -207,7 +207,7 @@ class ConfigFile:
                 raise OptionError(f"{self.path}: no configuration '{brief(name)}'; the file has none at all")
             near = get_close_matches(brief(name), [n for n in plain if len(n) <= MAX_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
+            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}", self._listed(plain))
 
     def _plain_names(self) -> list[str]:
         """Return the names without the blocks that hold another's older values."""

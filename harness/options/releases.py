@@ -87,8 +87,8 @@ def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[st
     if name in spans and release not in spans[name]:
         others = [other for other, span in spans.items() if release in span]
         raise OptionError(
-            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(release)}{did_you_mean(name, others)}\n"
-            f"Release {shown(release)} has: {', '.join(others)}"
+            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(release)}{did_you_mean(name, others)}",
+            f"Release {shown(release)} has: {', '.join(others)}",
         )
     block = next((block for last, block in own.items() if release <= last), name)
     return Choice(block, shown(release), f"configuration {brief(name)} as release {shown(release)} has it")
@@ -109,5 +109,5 @@ def _known(text: str, known: list[Version]) -> Version:
         listed = [shown(release) for release in known]
         if not listed:
             raise OptionError(f"the file says nothing of releases; leave out --release {brief(text)}")
-        raise OptionError(f"no release '{brief(text)}'{did_you_mean(text, listed)}\nThere are: {', '.join(listed)}")
+        raise OptionError(f"no release '{brief(text)}'{did_you_mean(text, listed)}", f"There are: {', '.join(listed)}")
     return release

@@ -33,15 +33,15 @@ def name_of(
         if dataset.lower() not in known:
             prefix = f"{where}: " if where else ""
             hint = plugins.did_you_mean(dataset, known)
-            raise OptionError(f"{prefix}no data set '{brief(dataset)}'{hint}\nThere are: {', '.join(known)}")
+            raise OptionError(f"{prefix}no data set '{brief(dataset)}'{hint}", f"There are: {', '.join(known)}")
         return dataset.lower(), None
     if data_dir:
         return infer(data_dir), f"inferred from --data-dir {data_dir}"
     if environ.get("DATA_DIR"):
         return infer(environ["DATA_DIR"], "the environment's DATA_DIR"), "inferred from the environment's DATA_DIR"
     raise NoDataSet(
-        "no data set given: --dataset fashion-mnist needs no files, the others need --data-dir or DATA_DIR\n"
-        f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}"
+        "no data set given: --dataset fashion-mnist needs no files, the others need --data-dir or DATA_DIR",
+        f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}",
     )
 
 

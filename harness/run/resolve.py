@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from base import plugins
-from base.errors import OptionError
+from base.errors import OptionError, parts
 from base.fields import LENGTH, TRAINING_ONLY, is_text
 from emulator.cost_model.balance import balanced
 from emulator.plan import plan as plans
@@ -116,7 +116,7 @@ def _plan_and_length(
             **{name: value for name, value in options.values().items() if name in with_trait(LENGTH)},
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
-        raise OptionError(str(error)) from None
+        raise OptionError(*parts(error)) from None
     return replace(plan, updates_per_host_step=length.updates_per_host_step if training else 0), length
 
 

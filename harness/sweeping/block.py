@@ -99,7 +99,7 @@ def read(path: str, name: str | None) -> Sweep:
     name = file.names[0] if name is None else name
     if name not in file.names:
         raise OptionError(
-            f"{path}: no sweep '{brief(name)}'{did_you_mean(name, file.names)}\nThere are: {_some(file.names)}"
+            f"{path}: no sweep '{brief(name)}'{did_you_mean(name, file.names)}", f"There are: {_some(file.names)}"
         )
     if not name.replace("_", "").replace("-", "").isalnum() or name.startswith("-"):
         raise OptionError(f"{path}: '{brief(name)}' names a folder: give letters, digits, - and _ alone, and no - at first")

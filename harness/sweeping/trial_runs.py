@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from base import host_limits
-from base.errors import DataError, OptionError
+from base.errors import DataError, OptionError, parts
 from base.fields import ONE_CALL, PER_INSTANCE
 from base.process import command_line
 from base.process.progress import Progress
@@ -117,7 +117,8 @@ class _Planner:
         try:
             return self._prepared(trial, folder)
         except _REFUSALS as error:
-            raise OptionError(self._placed(trial, str(error))) from None
+            message, listed = parts(error)
+            raise OptionError(self._placed(trial, message), listed) from None
 
     def _prepared(self, trial: Trial, folder: Path) -> Planned:
         words = [*self.words, *trials.words(trial.settings), "--logs-path", command_line.as_value(folder), "--autoresume"]
@@ -150,9 +151,8 @@ class _Planner:
             if option and option[1] in (f"--{setting.key}", f"--no-{setting.key}", f"--{setting.key.removeprefix('no-')}"):
                 without_subject = option[3].startswith(("takes ", "needs "))  # which the flag before the colon was
                 text = option[3] if option[2] and not without_subject else f"{setting.key} {option[3].lstrip()}"
-                first, *more = text.split("\n")
                 whose = "" if setting in self.shared else f" (trial {trial.name})"
-                return "\n".join((f"{setting.where}: {first}{whose}", *more))
+                return f"{setting.where}: {text}{whose}"
         return f"{self.sweep.where}: trial {trial.name}: {message}"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import OptionError
 from base.process import command_line
 
 
@@ -62,10 +63,22 @@ def test_a_path_that_cannot_be_one_is_named_with_its_option(capsys):
 
 def test_a_given_name_with_control_characters_breaks_no_line(capsys):
     def main(words: list[str]) -> int:
-        raise ValueError(f"{words[1]}/file: not there\nThere are: others")
+        raise OptionError(f"{words[1]}/file: not there", "There are: oth\x1b[31mers\nand more")
 
-    assert command_line.run("any", main, ["--run", "new\nline", "\n"], (ValueError,)) == 2
-    assert capsys.readouterr().err == "any: error: new\\nline/file: not there\nThere are: others\n"
+    assert command_line.run("any", main, ["--run", "new\nline", "\n"], (OptionError,)) == 2
+    said = "any: error: new\\nline/file: not there\nThere are: oth\\x1b[31mers\nand more\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("error", [OptionError, ValueError])
+def test_text_of_a_file_reaches_no_terminal_as_it_is(error, capsys):
+    """Words of the command line alone were written with escapes."""
+
+    def main(_: list[str]) -> int:
+        raise error("run.yml: a\nb\x1b[31mc\x07 is no name")
+
+    assert command_line.run("any", main, [], (error,)) == 2
+    assert capsys.readouterr().err == "any: error: run.yml: a\\nb\\x1b[31mc\\x07 is no name\n"
 
 
 def test_a_working_directory_that_is_gone_is_told_of(tmp_path, capsys, monkeypatch):

@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 
 from base.errors import DataError
+from base.fields import printable
 from base.process import command_line
 from Datasets.formats import conversion_info, image_folder
 from Datasets.formats.image_folder import BadFile, Listing
@@ -84,7 +85,7 @@ def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
     good, bad = listings.without_bad_files(listing)
     if bad and not arguments.skip_bad_files:
         number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be taken"
-        raise DataError(f"{number}: {bad[0].file} {bad[0].advice}, or give --skip-bad-files\n{_lines(bad)}")
+        raise DataError(f"{number}: {bad[0].file} {bad[0].advice}, or give --skip-bad-files", _lines(bad))
     if bad:
         print(f"Left out {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
     listings.check_every_class(good)
@@ -92,7 +93,7 @@ def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
 
 
 def _lines(bad: list[BadFile]) -> str:
-    return "\n".join(f"  {file} {reason}" for file, reason in bad)
+    return "\n".join(f"  {printable(str(file))} {reason}" for file, reason in bad)
 
 
 def _check_target(source: Path, validation: str | None, target: Path) -> None:
