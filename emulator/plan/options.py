@@ -209,7 +209,12 @@ class DeviceOptions:
     )  # fmt: skip
     on_demand: bool = opt(True, "attach to devices only when needed", kind=HINT)
     prefetch_depth: int | None = opt(None, "micro-batches fetched ahead: 1 to 255", kind=HINT, check=between(1, 255))
-    num_io_tiles: int = opt(0, "tiles reserved for host input and output", kind=HINT, check=between(0, 1472))
+    num_io_tiles: int = opt(
+        0,
+        "tiles reserved for host input and output",
+        kind=HINT,
+        check=between(0, 1471),  # of a Mk2's 1472, one computes
+    )
     gcl_method: str | None = opt(None, "collectives' method", kind=HINT)
     gcl_max_broadcast_size: int | None = opt(None, "bytes of one broadcast", kind=HINT, check=at_least(0))
     poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)
