@@ -28,6 +28,6 @@ class SavedWeights(Origin):
         predictions_file.check(options.output, options.predict)
         if options.predict:
             warnings = predict_inputs.list_photographs(options.predict).warnings
-        else:
+        elif run.options.logging.logs:
             folders.check(run)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

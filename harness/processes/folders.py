@@ -31,6 +31,7 @@ from log import record
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 _APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
 _REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
+_RANDOM, _RANDOM_OF_TEMPORARY = 3, 8  # characters at the end of a folder's name; Python's own
 _KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
 
@@ -55,13 +56,18 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
         return _fresh(Path(log_dir), name)
 
 
-def check_folder(log_dir: str, logs_path: str | None) -> None:
+def check_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -> None:
     """The FolderError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
     with _refusals():
+        if not keep:
+            _there(Path(tempfile.gettempdir()) / f"{name}_{'X' * _RANDOM_OF_TEMPORARY}")
+            return
         if logs_path is not None:
             check_no_run(Path(logs_path))
         _check_room(Path(log_dir if logs_path is None else logs_path))
-        if logs_path is not None:
+        if logs_path is None:
+            _there(_there(Path(log_dir)) / f"{name}_{'X' * _RANDOM}")  # wherever it lies, the name has one length
+        else:
             check_writable(Path(logs_path))
 
 
@@ -95,7 +101,7 @@ def _check_room(folder: Path) -> None:
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it; OSError if an unreadable one lies between."""
+    """The folder, or the nearest existing one above it; OSError if an unreadable one lies between, or a name is too long."""
     for path in (folder, *folder.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
@@ -141,7 +147,7 @@ def _fresh(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     alphabet = string.ascii_uppercase + string.digits
     while True:
-        folder = parent / f"{name}_{''.join(secrets.choice(alphabet) for _ in range(3))}"
+        folder = parent / f"{name}_{''.join(secrets.choice(alphabet) for _ in range(_RANDOM))}"
         try:
             folder.mkdir()
             return folder
@@ -170,9 +176,9 @@ def check(run: Run) -> None:
     """FolderError or NotRegular if the call's new folder cannot be made or written, as far as can be told without; the
     others' lie beside that of instance 0."""
     logging = run.options.logging
-    if logging.logs and not run.cluster.instance and not run.options.device.compile_only:
-        check_folder(logging.log_dir, logging.logs_path)
-        if logging.logs_path is not None:
+    if not run.cluster.instance and not run.options.device.compile_only:
+        check_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
+        if logging.logs and logging.logs_path is not None:
             write.check_writable(Path(logging.logs_path))
 
 

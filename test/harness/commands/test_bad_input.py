@@ -107,6 +107,11 @@ def finished(tmp_path_factory) -> Result:
         ("--dataset cifar-10 --generated-data --dry-run --logs-path file", "cannot make a run folder in file: File exists"),
         ("--dataset cifar-10 --generated-data --dry-run --logs-path /proc/x", "cannot make a run folder in /proc/x: "),
         (f"--dataset cifar-10 --generated-data --dry-run --logs-path {'x' * 300}", ": File name too long"),
+        (f"--dataset cifar-10 --generated-data --dry-run --name-suffix {'x' * 250}", ": File name too long"),
+        (
+            "--dataset cifar-10 --generated-data --dry-run --num-io-tiles 1472",
+            "num_io_tiles is '1472' but must lie between 0",
+        ),
         ("--dataset cifar-10 --generated-data --dry-run --dataset-benchmark", "exclude each other; give one of them"),
     ],
 )
@@ -114,6 +119,12 @@ def test_wrong_options(script, words, part, tmp_path):
     (tmp_path / "file").write_text("kept")
     assert part in refused(script, *words.split())
     assert list(tree(tmp_path)) == ["file"]
+
+
+def test_a_temporary_run_folder_has_a_name_that_can_be():
+    words = (*GENERATED, "--no-logs", "--no-validation", "--name-suffix", "x" * 232)
+    assert refused("train", *words, "--dry-run").endswith("File name too long; give a place with --logs-path")
+    assert run("validation", *words, "--dry-run").code == 0  # which makes none
 
 
 def test_a_schedule_without_its_numbers():
