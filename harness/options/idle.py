@@ -59,6 +59,16 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
         ("loss_scaling_period",), lambda run: run.training.automatic_loss_scaling != "back-off",
         "it is for --automatic-loss-scaling back-off",
     ),
+    IdleOptions(
+        ("lr_decay_rate",), lambda run: getattr(run.schedule, "lr_drops", None) == 0, "--lr-drops 0 lets the rate never drop"
+    ),
+    IdleOptions(
+        ("lr_drops",), lambda run: getattr(run.schedule, "lr_decay_rate", None) == 1, "--lr-decay-rate 1 is no drop"
+    ),
+    IdleOptions(
+        ("learning_rate_schedule",),
+        lambda run: getattr(run.schedule, "learning_rate_decay", None) == 1, "--learning-rate-decay 1 is no drop",
+    ),
     IdleOptions(("fold_memory",), lambda run: run.device.fold != "auto", "--fold gives the number itself"),
     IdleOptions(
         ("stable_norm",), lambda run: bool(run.training.stable_norm) and run.device.force_unstable_norm,

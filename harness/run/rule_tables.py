@@ -84,7 +84,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     device_checks.options_of_stages,
     device_checks.options_of_several,
     device_checks.options_of_other_norms,
-    update_checks.stop_after_the_end,
+    update_checks.beyond_the_end,
     data_checks.unread_folder,
     data_checks.options_of_photographs,
     device_checks.options_of_half_precision,

@@ -294,8 +294,18 @@ def options_of_other_rules(resolved: Resolved) -> Iterator[str]:
             yield f"{flag(name)} changes nothing: --optimiser is {options.training.optimiser}"
 
 
-def stop_after_the_end(resolved: Resolved) -> Iterator[str]:
-    """A stop lies within the run."""
-    stop, updates = resolved.run.options.training.stop_after, resolved.run.length.iterations
+def beyond_the_end(resolved: Resolved) -> Iterator[str]:
+    """Stops, looks and checkpoints lie within the run."""
+    options, length = resolved.run.options, resolved.run.length
+    stop, every, updates = options.training.stop_after, options.logging.numerics, length.iterations
     if stop is not None and stop >= updates:
         yield f"--stop-after {stop} changes nothing: the run has {updates} updates"
+    if options.given("numerics") and options.logging.logs and every and every > updates:
+        yield f"--numerics {every} changes nothing: the run has {updates} updates"
+    offset, patience, period = options.checkpoint.ckpt_epochs_offset, options.checkpoint.patience, length.iterations_per_ckpt
+    if options.given("ckpt_epochs_offset") and period and offset > length.epochs:
+        yield f"--ckpt-epochs-offset {offset:g} leaves the last checkpoint alone: the run has {length.epochs:.4g} epochs"
+    validations = (updates - 1) // period + 1 if period else 0
+    if options.given("patience") and 0 < validations <= patience:
+        often = "once" if validations == 1 else f"{validations} times at most"
+        yield f"--patience {patience} changes nothing: the run is validated {often}"

@@ -87,6 +87,13 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
         ("--groups 4 --contiguous-groups", {}, "--groups 4 changes nothing: the network has no group norm"),
         ("--groups 4 --contiguous-groups", {}, "--contiguous-groups changes nothing: the network has no group norm"),
         ("--iterations 5 --stop-after 5", {}, "--stop-after 5 changes nothing: the run has 5 updates"),
+        ("--iterations 5 --numerics 6", {}, "--numerics 6 changes nothing: the run has 5 updates"),
+        ("--epochs 2 --ckpt-epochs-offset 3", {}, "--ckpt-epochs-offset 3 leaves the last checkpoint alone: the run has 2"),
+        ("--epochs 2 --patience 3", {}, "--patience 3 changes nothing: the run is validated 3 times at most"),
+        ("--epochs 3 --epochs-per-ckpt 5 --patience 1", {}, "--patience 1 changes nothing: the run is validated once"),
+        ("--lr-schedule exponential --lr-decay-rate 0.9 --lr-drops 0", {}, "--lr-decay-rate 0.9 changes nothing: --lr-drops 0"),
+        ("--lr-schedule exponential --lr-decay-rate 1 --lr-drops 9", {}, "--lr-drops 9 changes nothing: --lr-decay-rate 1"),
+        ("--learning-rate-schedule 0.5 --learning-rate-decay 1", {}, "--learning-rate-schedule 0.5 changes nothing: --learning"),
         # passed over without a word
         ("--wandb-project x", {}, "--wandb-project x changes nothing: it is for --wandb, which is not given"),
         ("--mlflow-experiment x", {}, "--mlflow-experiment x changes nothing: it is for --mlflow, which is not given"),
@@ -160,6 +167,9 @@ def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
         ("--precision 32.32 --weight-format e4m3 --weight-bias 5", {}),
         ("--batch-norm --batch-size 1 --replicas 2 --BN-span 2", {}),
         ("--abs-learning-rate 180 --epochs 10 --warmup-epochs 5 --lr-schedule cosine", {}),  # where the curve falls already
+        ("--iterations 5 --numerics 5", {}),
+        ("--epochs 3 --ckpt-epochs-offset 3", {}),
+        ("--epochs 3 --patience 2", {}),
         ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
         ("--group-norm --groups 4", {}),
         ("--BN-decay 0.9", {}),
