@@ -50,17 +50,17 @@ def _a_rate(name: str) -> str:
     return ""
 
 
-def did_you_mean(given: str, known: Sequence[str]) -> str:
-    """'; did you mean a, b or c?' with the nearest three names, or nothing."""
-    near = nearest(given, known)
+def did_you_mean(given: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+    """'; did you mean a, b or c?' with the nearest three names, or nothing; as for `nearest`."""
+    near = nearest(given, known, cutoff)
     if not near:
         return ""
     return "; did you mean " + (f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else near[0]) + "?"
 
 
 def nearest(given: str, known: Sequence[str], cutoff: float = 0.5) -> list[str]:
-    """The nearest three names, nearest first. `cutoff`: the least likeness, from 0 to 1."""
+    """The nearest three names, nearest first, whatever their capitals. `cutoff`: the least likeness, from 0 to 1."""
     if len(given) > _LONGEST_NAME:
         return []
-    lowered = {name.lower(): name for name in known}
+    lowered = {name.lower(): name for name in known if len(name) <= _LONGEST_NAME}
     return [lowered[name] for name in get_close_matches(given.lower(), list(lowered), n=3, cutoff=cutoff)]

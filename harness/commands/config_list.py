@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from base.errors import OptionError
 from base.fields import brief
+from base.plugins import did_you_mean
 from harness.options import releases
 from harness.options.configs import ConfigFile
 
@@ -24,8 +24,7 @@ def text(path: str, word: str) -> str:
     lines = {name: f"{line} ({spans[name]})" if name in spans else line for name, line in lines.items()}
     shown = [name for name in names if word == ALL or word.lower() in f"{name} {lines[name]}".lower()]
     if not shown:
-        near = get_close_matches(brief(word), names, n=3, cutoff=0.3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(word, names, cutoff=0.3)
         raise OptionError(
             f"--list-configs {brief(word)}: no configuration of the {len(names)} in {path} has that word{hint}"
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import yaml
 
 from base.errors import OptionError
-from base.fields import MAX_SHOWN, brief, decimal_number, whole_number
+from base.fields import brief, decimal_number, whole_number
+from base.plugins import did_you_mean
 from base.storage import input_files
 from harness.options import releases
 from harness.options.releases import Choice, Span
@@ -205,8 +205,7 @@ class ConfigFile:
             plain = self._plain_names()
             if not plain:
                 raise OptionError(f"{self.path}: no configuration '{brief(name)}'; the file has none at all")
-            near = get_close_matches(brief(name), [n for n in plain if len(n) <= MAX_SHOWN], n=3, cutoff=0.3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            hint = did_you_mean(name, plain, cutoff=0.3)
             raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}", self._listed(plain))
 
     def _plain_names(self) -> list[str]:

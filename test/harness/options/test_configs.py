@@ -477,6 +477,7 @@ def test_names_of_blocks(write):
     assert str(caught.value) == (
         f"{path}: no configuration 'quik'; did you mean quick or quicker?\nThere are: quick, 16, quicker"
     )
+    assert refused(path, name="QUICK").startswith("FILE: no configuration 'QUICK'; did you mean quick or quicker?")
     assert parse(path, name="16").options.dataset.dataset == "cifar-100"
 
 
