@@ -5,6 +5,7 @@ A claim beyond them is a ValueError with the reason, and the bound, in one line;
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections import Counter
@@ -19,14 +20,30 @@ RANK = 8  # of an array of weights
 MAX_SHOWN = 400  # characters of another error's message
 
 
+_MARKS = {codecs.BOM_UTF8: "a byte-order mark", codecs.BOM_UTF16_LE: "UTF-16's mark", codecs.BOM_UTF16_BE: "UTF-16's mark"}
+
+
+class NotJson(ValueError):
+    """A text that is no JSON, or no text in UTF-8."""
+
+
 def json_value(text: str | bytes) -> Any:
     """The value of a JSON text in UTF-8, nested at most DEPTH deep, with no name twice in one object."""
+    mark = next((name for mark, name in _MARKS.items() if isinstance(text, bytes) and text.startswith(mark)), None)
+    if mark:
+        raise NotJson(f"it begins with {mark}, and JSON in UTF-8 has none")
+    if not text.strip():
+        raise NotJson("it is empty")
     too_deep = f"its JSON is nested more than {DEPTH} deep"
     try:
         value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(too_deep) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, _Twice):
+    except json.JSONDecodeError as error:
+        raise NotJson(f"it is no JSON from line {error.lineno}, column {error.colno} on") from None
+    except UnicodeDecodeError as error:
+        raise NotJson(f"it is no UTF-8 text from byte {error.start} on") from None
+    except _Twice:
         raise
     except ValueError:  # Python's own advice is for programmers
         raise ValueError("its JSON has a number of thousands of digits") from None

@@ -74,7 +74,10 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
     if len(content) < 8 or length > len(content) - 8:
         raise ValueError(f"it has {len(content):,} bytes, fewer than it claims")
     bounds.total([length], _LISTED, "what it says of its arrays has")
-    entries = bounds.json_value(content[8 : 8 + length])
+    try:
+        entries = bounds.json_value(content[8 : 8 + length])
+    except bounds.NotJson as error:
+        raise ValueError(f"what it says of its arrays is damaged: {error}{_AGAIN}") from None
     if not isinstance(entries, dict):
         raise ValueError("it does not say what it holds")
     entries.pop("__metadata__", None)

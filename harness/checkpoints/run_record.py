@@ -17,6 +17,7 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.state_file import Invocation, invocations
 from harness.run.recorded_arguments import ASKED, OPTIONS, RUN_ID, SEED, invalid_option
 
+_REMEDY = "; put it back as the run wrote it"
 _ARGUMENTS, _ARGUMENTS_RESTORE = "arguments.json", "arguments_restore.json"
 State = dict[str, Any]
 
@@ -32,14 +33,14 @@ def arguments(folder: Path) -> dict[str, Any]:
     path = arguments_file(folder)
     if npz_weights.located(folder):
         return _validated(path, npz_weights.options(path))
-    return _validated(path, state_file.json_object(path)) if _has_content(path) else {}
+    return _read(path) if _has_content(path) else {}
 
 
 def first_arguments(folder: Path) -> dict[str, Any]:
     """Return the arguments of the invocation that began a run; empty if they are lost."""
     path = folder / _ARGUMENTS
     with suppress(CheckpointError):
-        return _validated(path, state_file.json_object(path))
+        return _read(path)
     return {}
 
 
@@ -54,8 +55,13 @@ def _validated(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     """The arguments in a file; CheckpointError for values that no run records."""
     wrong = invalid_option(recorded)
     if wrong:
-        raise CheckpointError(f"{path} is damaged: {wrong}; put it back as the run wrote it")
+        raise CheckpointError(f"{path} is damaged: {wrong}{_REMEDY}")
     return recorded
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The arguments in a JSON file."""
+    return _validated(path, state_file.json_object(path, _REMEDY))
 
 
 def _has_content(path: Path) -> bool:
@@ -151,7 +157,7 @@ def warnings(folder: Path, stale: str | None) -> list[str]:
     why = f"{first_file} is missing or empty"
     try:
         if _has_content(first_file):
-            _validated(first_file, state_file.json_object(first_file))
+            _read(first_file)
             return []
     except CheckpointError as error:
         why = str(error)

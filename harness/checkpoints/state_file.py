@@ -103,14 +103,16 @@ def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
     return {} if invalid_entry(state, _RULES) else state, not proved
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object."""
+def json_object(path: Path, remedy: str = "") -> dict[str, Any]:
+    """A file with one JSON object. `remedy`: the end of the message about a damaged one."""
     try:
         value = bounds.json_value(input_files.content(path, MAX_JSON))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {bounds.reason(error)}{remedy}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
+        raise CheckpointError(f"{path} is damaged: it must hold one JSON object{remedy}")
     return value
 
 

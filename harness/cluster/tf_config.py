@@ -64,8 +64,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     try:
         content = json_value(environ[TF_CONFIG])
     except ValueError as error:
-        what = "is not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be used"
-        raise OptionError(f"{TF_CONFIG} {what} ({error}); it looks like", FORM) from None
+        raise OptionError(f"{TF_CONFIG} cannot be used ({error}); it looks like", FORM) from None
     jobs = content.get("cluster") if isinstance(content, dict) else None
     jobs = jobs if isinstance(jobs, dict) else {}
     task = content.get("task") if isinstance(content, dict) else None

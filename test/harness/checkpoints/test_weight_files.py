@@ -229,7 +229,9 @@ SAFETENSORS = {
     "short": (b"\1\0", "fewer than it claims"),
     "long": (struct.pack("<Q", 2**63), "fewer than it claims"),
     "much to say": (tensors(b" " * (5 << 20)), "at most 4,194,304"),
-    "no JSON": (tensors(b"{"), "cannot be read"),
+    "no JSON": (tensors(b"{"), "says of its arrays is damaged: it is no JSON from line 1, column 2 on; download it again"),
+    "nothing to say": (tensors(b""), "it cannot be read: what it says of its arrays is damaged: it is empty; download it again"),
+    "no text": (tensors(b"{\xe9}"), "says of its arrays is damaged: it is no UTF-8 text from byte 1 on; download it again"),
     "brackets": (tensors(b"[" * 100_000), "nested more than 64 deep"),
     "a list": (tensors([]), "what it holds"),
     "one name twice": (tensors(b'{"a": {}, "a": {}}'), "its JSON gives 'a' twice"),
@@ -496,7 +498,7 @@ def test_json_has_a_depth():
     assert bounds.json_value(deep)
     assert bounds.json_value(json.dumps({"text": "[" * 1000 + '\\"' * 9 + "{" * 1000}))
     for text in (f"[{deep}]", '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000, '"' + '\\"' * 200_000 + "["):
-        with pytest.raises(ValueError, match=r"64 deep|Unterminated"):
+        with pytest.raises(ValueError, match=r"64 deep|it is no JSON from line 1, column 1 on"):
             bounds.json_value(text)
 
 
