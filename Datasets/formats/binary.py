@@ -1,4 +1,7 @@
-"""Fixed-length binary records, as CIFAR has them: label bytes, then 3 x 32 x 32 pixels; checked and gathered by number."""
+"""Fixed-length binary records, as CIFAR has them: label bytes, then 3 x 32 x 32 pixels; checked and gathered by number.
+
+Every label is read before training: a file of more than `MAX_RECORDS` is refused.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from base.storage.input_files import Slices
 
 SIDE = 32
 PIXEL_BYTES = 3 * SIDE * SIDE  # planes: red, green, blue
+MAX_RECORDS = 1 << 20  # of a file: twenty times the largest that is published, and seconds to read
 _TOGETHER = 1024  # records of one read
 
 
@@ -49,6 +53,8 @@ class RecordFile:
             self._content = Slices(input_files.open_regular_file(file), before_read)
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from None
+        if len(self) > MAX_RECORDS:
+            raise DataError(f"{file} has {len(self):,} records, and at most {MAX_RECORDS:,} are read; is it another file?")
 
     @property
     def size(self) -> int:

@@ -2,8 +2,9 @@
 
 A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
 After damage the walk goes on at the next place where a length and its checksum agree. No
-content raises, and TensorFlow is not imported. Records longer than `MAX_BYTES` count as damage, and lengths that contradict
-one another end the walk: a hostile file would have its bytes read once for each of them.
+content raises, and TensorFlow is not imported. Records longer than `MAX_BYTES` count as damage. Lengths that contradict one
+another end the walk, as a hostile file would have its bytes read once for each of them, and so does a stretch of
+`MAX_SEARCHED` bytes without a record.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ WRONG_PAYLOAD = "its content is damaged (its checksum does not match)"
 CUT = "it is cut short, the file ends at byte {size}"
 TOO_LONG = "it is {length} bytes long, more than the {most} that a record may have"
 GIVEN_UP = "lengths contradict one another up to here, and the rest of the file is not searched"
+NOTHING_FOUND = "no record begins in the {most:,} bytes up to here, and the rest of the file is not searched"
+MAX_SEARCHED = 1 << 30  # bytes searched for the next record: a few seconds
 _SEARCHED = 1 << 20  # bytes searched for a header in one call
 _READ_TWICE = 8  # times the file's size: of bytes that turned out not to be a payload
 
@@ -95,7 +98,11 @@ def _stretches(content: Slices, size: int, payloads: bool) -> list[Stretch]:
             stretches.append(Damage(at, WRONG_PAYLOAD))
         else:
             stretches.append(Damage(at, WRONG_LENGTH))
-        at = _next_header(content, at + 1, size)
+        start = at + 1
+        at = _next_header(content, start, min(start + MAX_SEARCHED, size), size)
+        if at < size and at == start + MAX_SEARCHED:
+            stretches.append(Damage(at, NOTHING_FOUND.format(most=MAX_SEARCHED)))
+            break
     return stretches
 
 
@@ -114,10 +121,10 @@ def _whole(content: Slices, record: Record) -> bool:
     return checksums.masked(content[record.offset : end]) == stored
 
 
-def _next_header(content: Slices, start: int, size: int) -> int:
-    """The first place from `start` on with a possible length and its checksum; the file's size if there is none."""
-    for first in range(start, size, _SEARCHED):
-        block = np.frombuffer(content[first : first + _SEARCHED + HEADER_BYTES - 1], np.uint8)
+def _next_header(content: Slices, start: int, end: int, size: int) -> int:
+    """The first place in [start, end) with a length up to the file's size, and its checksum; `end` if there is none."""
+    for first in range(start, end, _SEARCHED):
+        block = np.frombuffer(content[first : min(first + _SEARCHED, end) + HEADER_BYTES - 1], np.uint8)
         if len(block) < HEADER_BYTES:
             break
         rows = np.lib.stride_tricks.sliding_window_view(block, HEADER_BYTES)
@@ -131,4 +138,4 @@ def _next_header(content: Slices, start: int, size: int) -> int:
         agree = np.flatnonzero(checksums.masked_rows(rows[:, :8]) == rows[:, 8:].copy().view("<u4")[:, 0])
         if agree.size:
             return first + int(small[agree[0]])
-    return size
+    return end

@@ -12,16 +12,17 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import run
+from commands import framed, run
 from PIL import Image, ImageOps
 from streams import request
 
 from base.errors import DataError
 from base.storage import checksums
 from Datasets._spec import OpenRequest
-from Datasets.formats import image_folder, image_headers, tf_example, tfrecord, tfrecord_recovery
+from Datasets.formats import binary, image_folder, image_headers, tf_example, tfrecord, tfrecord_recovery
 from Datasets.imagenet import open_imagenet
 from Datasets.pipeline import decoding, image_files
+from Datasets.sources import catalogue
 from Datasets.sources.catalogue import published_spec
 from tools.datasets import dataset_checks
 from tools.datasets.example_checks import ExampleChecker
@@ -265,6 +266,36 @@ def test_nothing_waits_for_a_pipe(tmp_path):
     os.mkfifo(folder / "labels.txt")
     said = run("train", *words)
     assert said.code == 2 and "labels.txt cannot be read: Is a pipe, not a file" in said.err
+
+
+def test_a_binary_file_of_too_many_records_is_refused_before_it_is_read(tmp_path):
+    """Their labels were read for minutes, and kept."""
+    layout = catalogue.table("BINARY_FILES")["cifar-10"].layout
+    file = tmp_path / "data_batch_3.bin"
+    file.touch()
+    os.truncate(file, (binary.MAX_RECORDS + 1) * layout.record_bytes - 1)
+    assert len(binary.RecordFile(file, layout)) == binary.MAX_RECORDS
+    os.truncate(file, (binary.MAX_RECORDS + 1) * layout.record_bytes)
+    with pytest.raises(DataError, match="data_batch_3.bin has 1,048,577 records, and at most 1,048,576 are read"):
+        binary.RecordFile(file, layout)
+    check = dataset_checks._binary_check(layout, 10, lambda: None)
+    assert check(file).findings[0].reason.startswith("has 1,048,577 records, and at most 1,048,576 are read")
+
+
+def test_a_long_stretch_without_a_record_ends_the_search(tmp_path, monkeypatch):
+    """A terabyte of zeros was searched to its end."""
+    monkeypatch.setattr(tfrecord_recovery, "MAX_SEARCHED", 5000)
+    file, good = tmp_path / "shard", framed(b"x" * 100)
+    for most in (4999, 5000):  # zeros that are searched, and one more
+        file.write_bytes(good + bytes(1 + most) + good)
+        found = tfrecord_recovery.walk(file, payloads=True)
+        assert len(tfrecord_recovery.records(found)) == (2 if most < 5000 else 1)
+    assert found[1:] == [
+        tfrecord_recovery.Damage(len(good), tfrecord_recovery.WRONG_LENGTH),
+        tfrecord_recovery.Damage(len(good) + 5001, tfrecord_recovery.NOTHING_FOUND.format(most=5000)),
+    ]
+    file.write_bytes(good + bytes(5001))  # and no more
+    assert len(tfrecord_recovery.walk(file)) == 2
 
 
 def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
