@@ -110,7 +110,7 @@ def json_object(path: Path, remedy: str = "") -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {bounds.reason(error)}{remedy}") from None
+        raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}{remedy}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is damaged: it must hold one JSON object{remedy}")
     return value
