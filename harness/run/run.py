@@ -123,8 +123,10 @@ class Run:
 
     @property
     def is_far_below_peak(self) -> bool:
-        """Return whether the learning rate never gets near its peak."""
-        return self.highest_rate < self.peak_rate / 2
+        """Return whether the learning rate never gets near its peak: the run ends within the warm-up, or the curve falls too
+        soon."""
+        within = getattr(self.options.schedule, "warmup_epochs", 0) >= self.length.epochs
+        return self.highest_rate < (self.peak_rate if within else self.peak_rate / 2)
 
     @property
     def arithmetic(self) -> str:
