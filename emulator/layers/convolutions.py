@@ -17,6 +17,7 @@ from emulator.native import library
 
 _NATIVE_GROUP = 16  # channels read and made
 _NATIVE_FILTERS = 16  # of an ungrouped convolution: multiples
+_LEVEL_CHANNELS = range(16, 64)  # read by one: oneDNN is as fast
 _WINOGRAD_CHANNELS = 16  # read and made by a group: multiples
 
 
@@ -70,7 +71,8 @@ def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int,
     """Return whether the native kernel is faster than oneDNN for the weights of groups of that many channels and filters."""
     if groups > 1:
         return channels == filters == _NATIVE_GROUP
-    return stride > 1 and kernel > 1 and filters % _NATIVE_FILTERS == 0
+    few_or_many = channels not in _LEVEL_CHANNELS
+    return stride > 1 and kernel > 1 and filters % _NATIVE_FILTERS == 0 and few_or_many
 
 
 def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
