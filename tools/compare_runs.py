@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base import bounds
 from base.errors import OptionError
 from base.process import command_line
+from harness.checkpoints import state_file
 from harness.reports import plot
 
 
@@ -44,6 +45,9 @@ def main(argv: list[str]) -> int:
             began = (folder / "arguments.json").exists()
             what = "has no rows yet" if began else "is not a run's folder"
             parser.error(f"{folder} {what}: it has no training.csv")
+        reason = state_file.contradiction(folder)
+        if reason:
+            print(f"warning: {folder}: {reason}", file=sys.stderr)
     try:
         print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
     except OptionError as error:

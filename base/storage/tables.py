@@ -181,6 +181,13 @@ class Table:
         merged = Table(self.path, self.columns, self._lag)._merged(rows, updates, states, True).rows
         return not (damaged or ragged) and [merged[place] for place in sorted(merged)] == own
 
+    def agrees_with(self, updates: int, states: Iterable[Kept]) -> bool:
+        """Return whether the rows up to an update are those that states keep; later ones, which a killed run leaves, and
+        rows that no state keeps may be any."""
+        placed = {self._place(cells): cells for cells in self._sound_rows()[0]}
+        rows = {place: cells for place, cells in placed.items() if 0 <= place <= updates}
+        return Table(self.path, self.columns, self._lag)._merged(dict(rows), updates, states, True).rows == rows
+
     def read(self) -> list[Row]:
         """The rows that are whole."""
         return [dict(zip(self.columns, cells)) for cells in self._sound_rows()[0]]

@@ -14,7 +14,8 @@ from typing import Any
 
 from base import bounds
 from base.storage import input_files
-from base.storage.tables import UNVERIFIED
+from base.storage.run_tables import TABLES, run_table
+from base.storage.tables import UNVERIFIED, kept_rows
 from harness.checkpoints import find, manifest
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import (
@@ -132,6 +133,18 @@ def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]
                     states.append((checkpoint.updates, {**state, UNVERIFIED: True} if unverified else state))
     latest = next((invocations(state) for done, state in states if done == newest.updates), [])
     return [(done, state) for done, state in states if _is_in_lineage(done, invocations(state), latest)]
+
+
+def contradiction(folder: Path) -> str | None:
+    """Return which of a run's tables has other rows than its checkpoints keep, or None. Files that cannot be read are told
+    of by their own readers."""
+    with suppress(CheckpointError, OSError, ValueError):
+        checkpoints = find.numbered(folder)
+        states = lineage(folder, checkpoints[-1]) if checkpoints else []
+        for name in TABLES if states else ():
+            if not run_table(folder, name).agrees_with(checkpoints[-1].updates, kept_rows(states, name)):
+                return f"{name} has other rows than its checkpoints keep; restore.py makes them anew"
+    return None
 
 
 def invocations(state: Mapping[str, Any]) -> list[Invocation]:

@@ -171,7 +171,7 @@ def _damage(folder: Path) -> str | None:
         if missing or not checkpoints:
             return f"{missing.name} is missing" if missing else None
         state_file.read(checkpoints[-1])
-        return manifest.find_truncation(Path(checkpoints[-1].prefix))
+        return manifest.find_truncation(Path(checkpoints[-1].prefix)) or state_file.contradiction(folder)
     except CheckpointError as error:
         return str(error)
 

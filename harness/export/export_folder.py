@@ -87,14 +87,11 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _kept_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of an export that gets more files; those of files without one are taken as they are."""
-    there: dict[str, str] = {}
-    for name in FILES:
-        if os.path.lexists(folder / name):
-            there |= digests.of(folder, name)
+    """Return the digests of an export that gets more files. Without one, or with a damaged list, nobody knows what the files
+    there were: they have none, and are not believed any more."""
     with suppress(OSError, ValueError):
-        there |= digests.listed(folder)
-    return there
+        return digests.listed(folder)
+    return {}
 
 
 def _move_away(path: Path, folder: Path) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from base import bounds
 from base.errors import OptionError
 from base.fields import brief, whole_number
-from base.storage import input_files, tables
+from base.storage import input_files, locks, tables
 from base.storage.run_tables import TABLES
-from harness.checkpoints import run_record
+from harness.checkpoints import run_record, state_file
 from harness.evaluation import early_stopping
 from harness.reports import titles, validated_rows
 
@@ -97,6 +97,8 @@ def read(path: Path) -> RunFolder:
     arguments = run_record.arguments(path)
     if not arguments:
         notes.append("arguments.json is missing: options, plan and environment of the run are not known")
+    if not locks.is_locked(path):
+        notes += filter(None, [state_file.contradiction(path)])
     return RunFolder(path, arguments, run_record.options(path), training, validation, tuple(notes))
 
 

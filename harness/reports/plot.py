@@ -34,8 +34,8 @@ def text_curve(
     """The learning rate over the run: `width` × `height` characters between its axes."""
     edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
     columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
-    tops = [max(_number(learning_rate(i)) for i in column) for column in columns]
-    peak, at = highest(lambda i: _number(learning_rate(i)), iterations)
+    tops = [max(_number(learning_rate(i), least=0) for i in column) for column in columns]
+    peak, at = highest(lambda i: _number(learning_rate(i), least=0), iterations)
     eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top in tops]
     labels = {height - 1: peak, height // 2 - 1: peak * (height // 2) / height}
     lines = [f"learning rate: {peak:.4g} at its peak (epoch {at * epochs / iterations:.4g}), "
@@ -243,14 +243,14 @@ def points(rows: Rows, column: str) -> Points:
     return [(x, y) for x, y in pairs if math.isfinite(x)]
 
 
-def _number(value: Any, otherwise: float = 0.0) -> float:
-    """Return a value as a number that an axis can show: 0 where it is nearer to 0 than 1e-30; `otherwise` where it is no
+def _number(value: Any, otherwise: float = 0.0, least: float = 1e-30) -> float:
+    """Return a value as a number that an axis can show: 0 where it is nearer to 0 than `least`; `otherwise` where it is no
     number, or beyond 1e30."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         return otherwise
-    if abs(number) < 1e-30:
+    if abs(number) < least:
         return 0.0
     return number if abs(number) <= 1e30 else otherwise
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from base import plugins
 from base.errors import OptionError
 from emulator.native import library
+from emulator.plan import plan as plans
 from emulator.plan.number_formats import BF16, FP16, FP32, Format, by_name
 from emulator.plan.precision import ALL, FIRST, LAST, MAXIMUM, NAMED, OFF, UPDATE, Operands, Precision, is_kernel, layer_of
 from harness.cluster import membership
@@ -170,6 +171,8 @@ def options_of_stages(resolved: Resolved) -> Iterator[str]:
     for name in ("pipeline_splits", "pipeline_schedule", "sharding_include_filter", "sharding_exclude_filter"):
         if options.given(name) and len(resolved.run.plan.stages) == 1:
             yield f"{options.words(name)} changes nothing: there is one stage"
+        elif name.startswith("sharding_") and options.given(name) and not plans.cuts_automatically(options.device):
+            yield f"{options.words(name)} changes nothing: --pipeline-splits names the cuts"
 
 
 def options_of_several(resolved: Resolved) -> Iterator[str]:
@@ -254,8 +257,9 @@ def _idle_state_formats(resolved: Resolved) -> Iterator[str]:
         if options.given(name) and kept and of(other) == of(precision):
             kind = "weights that updates move" if name == "master_format" else "slots"
             yield f"{options.words(name)} changes nothing: without it the {kind} are {kept} too"
-    if options.given("accumulator_format") and run.plan.passes_per_update * run.plan.instances == 1:
-        yield f"{options.words('accumulator_format')} changes nothing: an update is one pass, whose gradients are no sum"
+    for name in ("accumulator_format", "fp32_accumulators"):
+        if options.given(name) and run.plan.passes_per_update * run.plan.instances == 1:
+            yield f"{options.words(name)} changes nothing: an update is one pass, whose gradients are no sum"
 
 
 def _idle_exceptions(resolved: Resolved) -> Iterator[str]:

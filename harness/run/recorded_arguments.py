@@ -30,7 +30,6 @@ OPTIONS = "options"  # of the call that saved, by name; in every state
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
 RECORDS = "records_digest"
-_REPLACED = ("data_dir", "global_batch_size", "precision")  # options in whose place the file has what followed from them
 _NULLABLE = (CLASSES, RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
@@ -86,20 +85,17 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     values = option_values(run)
     scale, in_rate = run.options.training.loss_scaling, lr_scale(run.options.training)
     derived = {
-        "batch_size": run.plan.micro_batch_size,
+        **_in_place_of_options(run),
         "command": command,
         "data_dir": run.data_dir,
         "fold_used": run.plan.fold,
-        "global_batch_size": run.plan.global_batch,
         "grad_scale": scale / in_rate,
         "iterations_per_epoch": run.length.iterations_per_epoch,
         LR_SCALE: in_rate,
         "name": run.name,
         CLASSES: names_digest(run.data_source.spec),
         **data_identity(run.data_source),
-        "num_classes": run.data_source.spec.num_classes,  # --predict needs no data, but the network's size
         "parameters": run.trace.parameters,
-        "precision": run.plan.precision.name,
         SEED: run.seed,
         "seed_specified": run.options.device.seed is not None,
         "summary_str": run.summary(),
@@ -109,11 +105,24 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "instances": run.plan.instances,
         "instance": run.cluster.instance,
         "instance_folders": list(run.folders),
-        "image_size": run.image_size,
         "wd_exclude": list(run.not_decayed),
     }
-    requested = {name: values[name] for name in ("global_batch_size", "image_size")}
-    return {**values, **derived, **extra, ASKED: requested, "sources": dict(run.options.sources)}
+    return {**values, **derived, **extra, ASKED: _requested(values), "sources": dict(run.options.sources)}
+
+
+def _in_place_of_options(run: Run) -> dict[str, Any]:
+    """The values that followed from options, under their names."""
+    return {
+        "batch_size": run.plan.micro_batch_size,
+        "global_batch_size": run.plan.global_batch,
+        "image_size": run.image_size,
+        "num_classes": run.data_source.spec.num_classes,  # --predict needs no data, but the network's size
+        "precision": run.plan.precision.name,
+    }
+
+
+def _requested(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in ("global_batch_size", "image_size")}
 
 
 def option_values(run: Run) -> dict[str, Any]:
@@ -122,9 +131,10 @@ def option_values(run: Run) -> dict[str, Any]:
 
 
 def trained_options(run: Run) -> dict[str, Any]:
-    """The options that the file records as they were given, and for every call of the run."""
-    other = {*_DERIVED, *_REPLACED, *with_trait(ONE_CALL)}
-    return {name: value for name, value in option_values(run).items() if name not in other}
+    """The options as the file records them, less those of one call, and of where the data are."""
+    values = option_values(run)
+    recorded = {**values, **_in_place_of_options(run), ASKED: _requested(values)}
+    return {name: value for name, value in recorded.items() if name not in {"data_dir", *with_trait(ONE_CALL)}}
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:

@@ -26,6 +26,7 @@ BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or ta
 }
 # beyond which most gradients are 0, or too large: in FP16, and in FP32
 LOSS_SCALES = {True: ("FP16", 2.0**-10, 2.0**20), False: ("FP32", 2.0**-90, 2.0**90)}
+LARGEST_EPSILON = 1e3  # that is added to gradients' sizes, or to variances of what norms see
 SMALLEST = 1.17549436e-38  # of FP32; less is taken for 0
 SMALL_MEAN_SQUARE = 1e-20  # of gradients that still move weights
 
@@ -224,6 +225,11 @@ def averages_worth_having(resolved: Resolved) -> Iterator[str]:
             yield f"warning: {option} has {twice:g} twice; one average is made of it"
     if 1.0 in training.weight_avg_exp:
         yield "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
+    if 0.0 in training.weight_avg_exp:
+        yield "warning: --weight-avg-exp 0 is the last checkpoint, and takes nothing of the others; give more than 0"
+    most = max(training.weight_avg_N, default=0)
+    if most > resolved.run.length.epochs > 1:
+        yield f"--weight-avg-N {most:g} takes every checkpoint: the run has {resolved.run.length.epochs:.4g} epochs"
 
 
 def endless_warmup(resolved: Resolved) -> Iterator[str]:
@@ -275,14 +281,16 @@ def automatic_loss_scale(resolved: Resolved) -> None:
         )
 
 
-def epsilons(resolved: Resolved) -> None:
-    """A denominator of 0 is kept from dividing by a number that is not 0 in FP32 either."""
+def epsilons(resolved: Resolved) -> Iterator[str]:
+    """A denominator of 0 is kept from dividing by a number that is not 0 in FP32 either, and that is small."""
     options = resolved.run.options
     read = {name: getattr(options.training, name) for name in UPDATE_RULES[options.training.optimiser].options}
     for use, values in (("weights are updated", read), ("norms are computed", vars(options.model))):
         for name, value in values.items():
             if name.endswith("_epsilon") and 0 < value < SMALLEST:
                 raise OptionError(f"{flag(name)} {value:g} is 0 in FP32, which {use} in; give {SMALLEST:.3g} or more")
+            if name.endswith("_epsilon") and value > LARGEST_EPSILON and options.given(name):
+                yield f"warning: {flag(name)} {value:g} hides the numbers that it is added to; give 1 or less"
 
 
 def options_of_other_rules(resolved: Resolved) -> Iterator[str]:

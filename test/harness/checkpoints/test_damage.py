@@ -19,8 +19,11 @@ from base.storage import input_files, tensor_bundle
 from base.storage.run_tables import TRAINING_COLUMNS
 from harness.checkpoints import find, manifest, pruning, read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.commands import run_list
+from harness.report_page import run_folder
 from harness.run.recorded_arguments import INVOCATIONS, RUN_ID
 from log import RunLog
+from tools import compare_runs
 
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--iterations", 6, "--seed", 3, "--precision", "32.32",
@@ -389,6 +392,23 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
 
 
+@pytest.mark.parametrize("name", ["training.csv", "validation.csv"])
+def test_rows_that_checkpoints_contradict_are_told_of_by_whoever_shows_them(name, folder, tmp_path, capsys):
+    def shown() -> list[str]:
+        compare_runs.main([str(folder), "--output", str(tmp_path / "compared.svg")])
+        listed = next(run for run in run_list.find_runs(folder) if run.name == ".")
+        return [listed.damage or "", " ".join(run_folder.read(folder).notes), capsys.readouterr().err]
+
+    assert shown() == ["", "", ""]
+    path = folder / name
+    with path.open("a") as file:  # a row after the newest checkpoint, as a killed run leaves
+        file.write(path.read_text().splitlines()[-1].replace("ckpt-6", "ckpt-8").replace("6,", "8,", 1) + "\n")
+    assert shown() == ["", "", ""]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[2].replace("0.0", "9.9", 1).replace("1", "7"), *lines[3:]]))
+    assert all(f"{name} has other rows than its checkpoints keep" in each for each in shown())
+
+
 def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
     """An older version, which records none, went on with it: the earlier checkpoints would be another run's otherwise."""
     record = json.loads((folder / "arguments.json").read_text())
@@ -423,6 +443,24 @@ def test_options_that_are_not_those_of_the_training_are_told_of(tmp_path):
     saved(6, [first, later], weight_decay=0.25, optimiser="lars")
     (said,) = run_record.warnings(tmp_path, None)
     assert 'arguments_restore.json says optimiser "sgd" instead of "lars", as ckpt-6 was trained' in said
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("precision", "16.16"),
+        ("image_size", 36),
+        ("global_batch_size", 100),
+        ("asked", {"image_size": 36}),
+        ("num_classes", 9),
+    ],
+)
+def test_what_followed_from_options_is_held_against_the_training(name, changed, folder):
+    assert not run_record.warnings(folder, None)
+    record = json.loads((folder / "arguments.json").read_text())
+    (folder / "arguments.json").write_text(json.dumps({**record, name: changed}))
+    (said,) = run_record.warnings(folder, None)
+    assert f"says {name} {json.dumps(changed)} instead of " in said and "as ckpt-6 was trained" in said
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):

@@ -250,7 +250,10 @@ def test_restore_needs_a_path():
         (b"{", "arguments.json cannot be read: it is no JSON from line 1, column 2 on; put it back as the run wrote it"),
         ("{}".encode("utf-16"), "cannot be read: it begins with UTF-16's mark, and JSON in UTF-8 has none; put it back as"),
         (b"\xef\xbb\xbf{}", "cannot be read: it begins with a byte-order mark, and JSON in UTF-8 has none; put it back as"),
-        (b'{"a": "\xe9"}', "arguments.json cannot be read: it is no UTF-8 text from byte 7 on; put it back as the run wrote it"),
+        (
+            b'{"a": "\xe9"}',
+            "arguments.json cannot be read: it is no UTF-8 text from byte 7 on; put it back as the run wrote it",
+        ),
         (b"[]", "arguments.json is damaged: it must hold one JSON object; put it back as the run wrote it"),
         (b"3", "arguments.json is damaged: it must hold one JSON object"),
         (b"{}", "arguments.json is missing or empty, and nothing else tells the options of that training"),

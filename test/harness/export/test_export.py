@@ -199,6 +199,9 @@ def test_an_exported_file_that_is_not_as_it_was_written_is_not_believed(trained,
     succeed("validation", "--restore-path", folder / "frozen.pb", "--predict", photograph)
     (folder / "SHA256SUMS").write_text("none\n")
     assert "SHA256SUMS cannot be read: it has other lines than sha256sum writes" in said("frozen.pb")
+    assert exported(trained, "--to", "tflite", "--output", folder).code == 0  # which speaks for its own files alone
+    assert f"{folder / 'frozen.pb'} is not as export.py wrote it" in said("frozen.pb")
+    succeed("validation", "--restore-path", folder / "model.tflite", "--predict", photograph)
     (folder / "SHA256SUMS").unlink()
     succeed("validation", "--restore-path", folder / "frozen.pb", "--predict", photograph)
 

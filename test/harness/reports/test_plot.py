@@ -233,6 +233,12 @@ def test_curve_of_a_long_run_finds_the_tip_by_few_looks():
     assert len(looks) < 50_000
 
 
+def test_the_curve_of_a_tiny_rate_has_its_peak():
+    assert text_curve(lambda i: 1e-31 * i, 8, 2.0).startswith(
+        "learning rate: 7e-31 at its peak (epoch 1.75), 7e-31 at the last"
+    )
+
+
 def test_of_equal_accuracies_the_lower_loss_is_the_best():
     """In every list, page and picture alike; a loss that is missing, or no number, comes last, and of equal ones the first."""
     losses = ("", "nan", "0.5", "0.25", "0.25", "-")
