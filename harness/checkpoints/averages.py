@@ -72,16 +72,16 @@ def write_average(
 
 
 def is_of_end(folder: Path, name: str, updates: int) -> bool:
-    """Return whether one of `requested_averages` is whole as far as lengths tell, and of the run's end after `updates`. An
-    earlier version's, which does not say so, is if it is no older than that checkpoint."""
+    """Return whether one of `requested_averages` is whole as far as lengths tell, of the run's end after `updates`, and no
+    older than that checkpoint. An earlier version's does not say what it is of."""
     prefix, newest = folder / AVERAGES / name, Path(f"{Checkpoint.at(folder, updates).prefix}.index")
     index = prefix.with_name(f"{name}.index")
     if not index.exists() or not manifest.exists(prefix) or manifest.find_truncation(prefix):
         return False
+    if index.stat().st_mtime_ns < newest.stat().st_mtime_ns:
+        return False
     of = manifest.average(prefix)
-    if not of:
-        return index.stat().st_mtime_ns >= newest.stat().st_mtime_ns
-    return not read.wrong_average_reason(prefix) and of.get(ITERATION) == updates
+    return not of or (not read.wrong_average_reason(prefix) and of.get(ITERATION) == updates)
 
 
 def mean(checkpoints: Sequence[Checkpoint]) -> Values:
