@@ -56,6 +56,16 @@ def content(path: str | Path, most: int) -> bytes:
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
+def sha256(file: BinaryIO) -> str:
+    """The digest of what is left to read of a file, some of it at a time."""
+    import hashlib  # which most commands do without
+
+    digest = hashlib.sha256()
+    while part := file.read(4 * _BLOCK):
+        digest.update(part)
+    return digest.hexdigest()
+
+
 class Slices:
     """The bytes of an opened file, by slices that are read when they are asked for; OSError for bytes that are gone.
     `before_read` is called each time, and by an error ends what reads the file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -155,10 +154,8 @@ def _index_and_state_names(prefix: Path) -> list[str]:
 
 def _length_and_digest(file: Path, sync: bool = False) -> dict[str, Any]:
     """Length and digest; with `sync` not before the file is on the disk."""
-    digest = hashlib.sha256()
     with input_files.open_regular_file(file) as opened:
         if sync:
             os.fsync(opened.fileno())
-        while part := opened.read(1 << 22):
-            digest.update(part)
-        return {"bytes": opened.tell(), "sha256": digest.hexdigest()}
+        digest = input_files.sha256(opened)
+        return {"bytes": opened.tell(), "sha256": digest}

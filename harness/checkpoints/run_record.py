@@ -86,9 +86,9 @@ def seeds(folder: Path, newest: Checkpoint) -> list[int]:
     return [known[newest]] if newest in known else sorted(set(known.values()))
 
 
-def _states(folder: Path) -> Iterator[tuple[Checkpoint, State]]:
-    """The checkpoints of a folder whose states can be read, with their states."""
-    for checkpoint in find.numbered(folder):
+def _states(folder: Path, newest_first: bool = False) -> Iterator[tuple[Checkpoint, State]]:
+    """The checkpoints of a folder whose states can be read, with their states, each read when it is asked for."""
+    for checkpoint in find.numbered(folder)[:: -1 if newest_first else 1]:
         with suppress(CheckpointError):
             yield checkpoint, state_file.read(checkpoint)
 
@@ -105,7 +105,7 @@ def stale_record_reason(folder: Path) -> str | None:
     recorded, path = arguments(folder), arguments_file(folder)
     if path.name not in (_ARGUMENTS, _ARGUMENTS_RESTORE) or recorded.get("instance"):
         return None
-    known = None if path.name == _ARGUMENTS else invocations(recorded)
+    known = _recorded_invocations(path, recorded)
     name = next(
         (checkpoint.name for checkpoint, state in _states_of_this_run(folder) if _continues(invocations(state), known)), None
     )
@@ -115,9 +115,11 @@ def stale_record_reason(folder: Path) -> str | None:
 def _changed_options(folder: Path) -> str | None:
     """Return how the recorded options differ from those that a checkpoint of that call was trained with, or None."""
     recorded, path = arguments(folder), arguments_file(folder)
-    own = None if path.name == _ARGUMENTS else invocations(recorded)
-    for checkpoint, state in reversed(_states_of_this_run(folder)):
+    own, ids = _recorded_invocations(path, recorded), (None, run_id(folder))
+    for checkpoint, state in _states(folder, newest_first=True):
         saved = invocations(state)
+        if state.get(RUN_ID) not in ids:
+            continue
         if saved == own or (own is None and len(saved) == 1 and not saved[0][1]):
             trained = state.get(OPTIONS, {})
             changed = [
@@ -131,6 +133,11 @@ def _changed_options(folder: Path) -> str | None:
 
 def _shown(value: Any) -> str:
     return brief(json.dumps(value))
+
+
+def _recorded_invocations(path: Path, recorded: State) -> list[Invocation] | None:
+    """Return the invocations that a record lists; None for that of the call that began the run, which may list none."""
+    return None if path.name == _ARGUMENTS else invocations(recorded)
 
 
 def _continues(saved: Sequence[Invocation], recorded: Sequence[Invocation] | None) -> bool:

@@ -41,7 +41,7 @@ from harness.run.recorded_arguments import (
 ITERATION = "iteration"  # the updates that the run had done
 SAFETY = "rolling"  # true in a checkpoint that the next one replaces; the key is that of earlier versions
 MAX_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
-_DIGEST = "digest"
+DIGEST = "digest"  # of the rest, in a state and in what else is kept with one
 _ABOVE_ONE = 1e-3  # of a rounded mean of fractions
 Invocation = tuple[str, int]  # of the command, for one run: its random name, and the updates done when it began
 
@@ -74,10 +74,11 @@ _RULES: Mapping[str, Rule] = {
 def with_digest(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as its file holds it, with a digest that is checked where there is no manifest, too."""
     state = json.loads(json.dumps(state))
-    return {**state, _DIGEST: _digest(state)}
+    return {**state, DIGEST: digest_of(state)}
 
 
-def _digest(state: Mapping[str, Any]) -> str:
+def digest_of(state: Mapping[str, Any]) -> str:
+    """Return the digest of JSON content, whatever the order of its names."""
     return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -97,8 +98,8 @@ def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
     if not os.path.lexists(checkpoint.state_path):
         return {}, True
     state = json_object(checkpoint.state_path)
-    digest = state.pop(_DIGEST, None)
-    if digest not in (None, _digest(state)):
+    digest = state.pop(DIGEST, None)
+    if digest not in (None, digest_of(state)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
     proved = digest is not None or manifest.matches(checkpoint.state_path, Path(checkpoint.prefix))
     return {} if invalid_entry(state, _RULES) else state, not proved

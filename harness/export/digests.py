@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -52,8 +51,5 @@ def difference(folder: Path, names: Iterable[str]) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with input_files.open_regular_file(path) as file:
-        while part := file.read(1 << 22):
-            digest.update(part)
-    return digest.hexdigest()
+        return input_files.sha256(file)

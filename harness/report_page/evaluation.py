@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from base import bounds
 from base.storage import files, input_files
 from Datasets.formats import image_headers
+from harness.checkpoints import state_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ def kept(folder: Path, fingerprint: str) -> tuple[Evaluation | None, str]:
         content = bounds.json_value(input_files.content(path, _MAX_BYTES))
         if content["fingerprint"] != fingerprint or content["version"] != _VERSION:
             return None, ""
-        if content.pop("digest", None) != _digest(content):
+        if content.pop(state_file.DIGEST, None) != state_file.digest_of(content):
             raise ValueError("it has other content than was written")
         return _of(content), ""
     except FileNotFoundError:
@@ -74,16 +74,12 @@ def keep(folder: Path, evaluation: Evaluation) -> str:
         "files": {str(place): name for place, name in evaluation.files.items()},
         "pictures": {str(place): base64.b64encode(image).decode() for place, image in evaluation.pictures.items()},
     }
-    content["digest"] = _digest(content)
+    content[state_file.DIGEST] = state_file.digest_of(content)
     try:
         files.write_atomically(folder / FILE, json.dumps(content, separators=(",", ":")) + "\n")
     except OSError as error:
         return f"warning: {folder / FILE} cannot be written ({error.strerror}): the next report evaluates again"
     return ""
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _of(content: Mapping[str, Any]) -> Evaluation:

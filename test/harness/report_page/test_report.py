@@ -27,6 +27,7 @@ from PIL import Image
 from base import plugins
 from base.errors import DataError, OptionError
 from base.storage import run_tables, tables
+from harness.checkpoints import state_file
 from harness.report_page import chart, differences, evaluation, measuring, page, run_folder, scores
 from harness.report_page.chart import Curve
 from harness.training import endings
@@ -247,7 +248,7 @@ def test_what_is_kept_is_of_one_checkpoint_and_whole(reported, trained, tmp_path
     del good["digest"]
     for name, value in wrong.items():
         content = {**good, name: value}
-        (tmp_path / evaluation.FILE).write_text(json.dumps({**content, "digest": evaluation._digest(content)}))
+        (tmp_path / evaluation.FILE).write_text(json.dumps({**content, "digest": state_file.digest_of(content)}))
         found, warning = evaluation.kept(tmp_path, good["fingerprint"])
         assert found is None and warning.startswith(f"warning: {tmp_path / evaluation.FILE} cannot be used"), name
     changed = json.dumps({**json.loads((trained / evaluation.FILE).read_text()), "labels": [0] * 15})
