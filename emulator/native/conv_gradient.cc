@@ -6,18 +6,15 @@
 
 #ifdef __AVX512F__
 
-#include <immintrin.h>
-
 #include <array>
 #include <utility>
 
+#include "emulator/native/products.h"
 #include "emulator/native/threads.h"
-#include "emulator/native/windows.h"
 
 namespace native {
 namespace {
 
-constexpr int64_t kVector = 16;           // numbers of a vector
 constexpr int64_t kNear = 24 << 10;       // bytes of the results' gradients that are in the nearest cache,
 constexpr int64_t kCached = 384 << 10;    // and of the rows of x, in the next one
 constexpr int64_t kChunkPixels = 8192;    // of a chunk of samples, at least,
@@ -39,17 +36,7 @@ void add_products(const float* x, int64_t x_step, int64_t x_line, const float* d
   }
   for (int64_t line = 0; line < lines; ++line, x += x_line) {
     const float* pixel = x;
-    for (int64_t k = 0; k < columns; ++k, pixel += x_step, dy += vectors * kVector) {
-      __m512 d[vectors];
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) d[v] = _mm512_loadu_ps(dy + v * kVector);
-#pragma GCC unroll 16
-      for (int r = 0; r < rows; ++r) {
-        const __m512 factor = _mm512_set1_ps(pixel[r]);
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) own[r][v] = _mm512_fmadd_ps(factor, d[v], own[r][v]);
-      }
-    }
+    for (int64_t k = 0; k < columns; ++k, pixel += x_step, dy += vectors * kVector) add_step(pixel, dy, own);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r, sums += vectors * kVector) {

@@ -27,6 +27,20 @@ inline __mmask16 mask_of(int64_t columns) {
   return static_cast<__mmask16>(columns >= kVector ? 0xFFFF : (1u << columns) - 1);
 }
 
+// sums [rows, vectors * 16] += a [rows] b [vectors * 16]: one step of a product whose rows lie together in a.
+template <int rows, int vectors>
+inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vectors]) {
+  __m512 columns[vectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < vectors; ++v) columns[v] = _mm512_loadu_ps(b + v * kVector);
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    const __m512 factor = _mm512_set1_ps(a[r]);
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_fmadd_ps(factor, columns[v], sums[r][v]);
+  }
+}
+
 // sums [rows, vectors * 16] = a [rows, depth] b [depth, columns]; `b_row`: from one of b's rows to the next; `last`: the columns of
 // the last vector. The rows of a lie together.
 template <int rows, int vectors>

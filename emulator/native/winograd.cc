@@ -478,17 +478,7 @@ inline void add_outer(const float* a, int64_t a_row, const float* b, int64_t dep
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) own[r][v] = begin ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * kRow + v * kVector);
   }
-  for (int64_t k = 0; k < depth; ++k, a += a_row, b += kRow) {
-    __m512 columns[vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) columns[v] = _mm512_loadu_ps(b + v * kVector);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-      const __m512 factor = _mm512_set1_ps(a[r]);
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) own[r][v] = _mm512_fmadd_ps(factor, columns[v], own[r][v]);
-    }
-  }
+  for (int64_t k = 0; k < depth; ++k, a += a_row, b += kRow) add_step(a, b, own);
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
