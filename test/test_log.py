@@ -239,7 +239,7 @@ def test_what_vouches_for_a_state(tmp_path):
     for name in ("digest", "manifest", "neither"):
         found = Checkpoint.at(tmp_path / name, 1)
         touch(tmp_path / name, "ckpt-1.index")
-        digest = {"digest": state_file._digest(state)} if name == "digest" else {}
+        digest = {"digest": state_file.digest_of(state)} if name == "digest" else {}
         found.state_path.write_text(json.dumps({**state, **digest}))
         if name != "digest":
             manifest.write(Path(found.prefix))
