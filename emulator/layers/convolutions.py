@@ -52,7 +52,8 @@ def _fits_winograd(channels: int, filters: int) -> bool:
 
 
 def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int) -> tf.Tensor:
-    """A convolution by kernels of 3 x 3 pixels with 16 multiplications for the 36 of four results, both ways."""
+    """A convolution by kernels of 3 x 3 pixels with 36 multiplications for the 144 of sixteen results, or 16 for the 36 of
+    four, both ways."""
 
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:

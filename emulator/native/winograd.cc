@@ -1,40 +1,44 @@
-// Convolutions by 3 x 3 kernels, stride 1, SAME padding, in tiles of 2 x 2 results by Winograd's minimal filtering: 16
-// multiplications for the 36 of a tile's four results (Lavin & Gray, *Fast Algorithms for Convolutional Neural Networks*, 2016,
-// F(2 x 2, 3 x 3)). For processors with vectors of 16 numbers (AVX-512).
+// Convolutions by 3 x 3 kernels, stride 1, SAME padding, by Winograd's minimal filtering (filtering.h) in tiles of 2 x 2 or
+// 4 x 4 results: 16 multiplications for the 36 of four results, or 36 for the 144 of sixteen. For processors with vectors of 16
+// numbers (AVX-512).
 //
 //   y = A^T ((G w G^T) * (B^T x B)) A,   dw = G^T ((A dy A^T) * (B^T x B)) G,   dx: as y, of dy by the turned weights
 //
-// The products * are 16 products of matrices, one for each place of the 4 x 4 inputs of a tile. Sums over channels are in their
+// The products * are products of matrices, one for each place of the 4 x 4 or 6 x 6 inputs of a tile. Sums over channels are in their
 // order; those over tiles in FP32 within a part of the batch and in double precision over the parts, which do not depend on the
 // number of threads: that changes no bit.
 
 #ifdef __AVX512F__
 
+#include "emulator/native/filtering.h"
 #include "emulator/native/products.h"
 #include "emulator/native/threads.h"
 
 namespace native {
 namespace {
 
-constexpr int64_t kTile = 2;                   // results along one axis
-constexpr int64_t kPlaces = 16;                // of the inputs of a tile
 constexpr int64_t kScratch = 512 << 10;        // bytes of a block of tiles, transformed: they stay in the cache
 constexpr int64_t kLeastTiles = 96;            // of a block, so that weights are not read too often
 constexpr int64_t kBlocks = 8, kTilesStep = 24;  // as many, if tiles are few, so that threads can share them
-constexpr int64_t kParts = 8;                  // of the batch, for the weights' gradient: at least, for threads to share,
+constexpr int64_t kParts = 4;                  // of the batch, for the weights' gradient: at least, for threads to share,
 constexpr int64_t kTilesOfPart = 2048;         // and with no more tiles, whose sums are FP32
-constexpr int64_t kInputsOfItem = 128;         // channels of x of which one thread sums the weights' gradient
+constexpr int64_t kInputsOfItem = 64;          // channels of x of which one thread sums the weights' gradient
+constexpr int64_t kFewer = 75;                 // percent of the products in twos that are left in fours, at most,
+constexpr int64_t kWeightsOfFours = 1 << 15;   // and inputs by outputs of a group: more take what is saved to be transformed
 // Where weights are more than are worth reading for every block, threads take each step for many tiles together:
-constexpr int64_t kWide = 1 << 16;             // channels by filters of a group, above which that is so,
+constexpr int64_t kWide = 1 << 16;             // inputs by outputs of a group, above which that is so,
 constexpr int64_t kWideScratch = 32 << 20;     // bytes of those tiles, transformed,
 constexpr int64_t kTilesOfItem = 96;           // and tiles of one place that a thread multiplies
 
 // What is convolved: x [batch, rows, columns, inputs of all groups] by weights [3, 3, inputs, outputs of all groups].
+template <typename Filtering>
 struct Sizes {
+  static constexpr int64_t kTile = Filtering::kTile, kPlaces = Filtering::kSide * Filtering::kSide;
+
   Sizes(const TensorShape& x, int64_t inputs, int64_t all_outputs)
       : batch(x.dim_size(0)), rows(x.dim_size(1)), columns(x.dim_size(2)), all_inputs(x.dim_size(3)), all_outputs(all_outputs),
-        inputs(inputs), groups(all_inputs / inputs), outputs(all_outputs / groups), tile_rows((rows + 1) / kTile),
-        tile_columns((columns + 1) / kTile), tiles(batch * tile_rows * tile_columns),
+        inputs(inputs), groups(all_inputs / inputs), outputs(all_outputs / groups), tile_rows((rows + kTile - 1) / kTile),
+        tile_columns((columns + kTile - 1) / kTile), tiles(batch * tile_rows * tile_columns),
         is_wide(inputs * outputs > kWide), block(block_of(inputs + outputs)), blocks((tiles + block - 1) / block) {}
 
   int64_t block_of(int64_t channels) const {
@@ -54,9 +58,18 @@ struct Sizes {
   int64_t block, blocks;  // tiles of a block
 };
 
+// Return whether a convolution is done in fours. That does not depend on the batch, in which layouts differ.
+inline bool are_fours_fewer(const TensorShape& x, int64_t inputs, int64_t outputs) {
+  auto products = [&x](int64_t tile, int64_t side) {
+    return (x.dim_size(1) + tile - 1) / tile * ((x.dim_size(2) + tile - 1) / tile) * side * side;
+  };
+  const bool fewer = products(InFours::kTile, InFours::kSide) * 100 <= products(InTwos::kTile, InTwos::kSide) * kFewer;
+  return fewer && inputs * outputs <= kWeightsOfFours;
+}
+
 // Calls `use(sample, tile row, first tile column, last, place in the block)` for the tiles of a block that lie side by side.
-template <typename Use>
-void for_runs(const Sizes& sizes, int64_t begin, int64_t end, Use use) {
+template <typename Filtering, typename Use>
+void for_runs(const Sizes<Filtering>& sizes, int64_t begin, int64_t end, Use use) {
   for (int64_t t = begin; t < end;) {
     const int64_t row = t / sizes.tile_columns, column = t % sizes.tile_columns;
     const int64_t run = std::min(end - t, sizes.tile_columns - column);
@@ -86,84 +99,104 @@ struct ImageRow {
   __mmask16 mask;
 };
 
-// B^T d of four numbers.
-inline void transform_four(__m512 a, __m512 b, __m512 c, __m512 d, __m512 (&to)[4]) {
-  to[0] = _mm512_sub_ps(a, c);
-  to[1] = _mm512_add_ps(b, c);
-  to[2] = _mm512_sub_ps(c, b);
-  to[3] = _mm512_sub_ps(b, d);
-}
-
 // The inputs of tiles that lie side by side, of one vector of channels: to the tiles' numbers, `width` apart, of each place.
-void transform_row(const ImageRow (&rows)[4], int64_t first, int64_t last, int64_t width, int64_t place, float* to) {
-  auto column_of = [&rows](int64_t column, __m512(&of)[4]) {
-    transform_four(rows[0].pixel(column), rows[1].pixel(column), rows[2].pixel(column), rows[3].pixel(column), of);
+template <typename Filtering>
+void transform_row(const ImageRow (&rows)[Filtering::kSide], int64_t first, int64_t last, int64_t width, int64_t place, float* to) {
+  constexpr int kTile = Filtering::kTile, kSide = Filtering::kSide;
+  __m512 own[kSide][kSide];  // columns
+  auto read = [&](int64_t tile, int j) {
+    __m512 column[kSide];
+#pragma GCC unroll 6
+    for (int i = 0; i < kSide; ++i) column[i] = rows[i].pixel(tile * kTile - 1 + j);
+    Filtering::of_inputs(column, own[j]);
   };
-  __m512 own[4][4];
-  column_of(first * kTile - 1, own[0]);
-  column_of(first * kTile, own[1]);
+  for (int j = 0; j < kSide - kTile; ++j) read(first, j);
   for (int64_t t = first; t < last; ++t, to += width) {
-    for (int64_t column = t * kTile + 1; column < t * kTile + 3; ++column) {
-      rows[2].prefetch(column, kTile);
-      rows[3].prefetch(column, kTile);
-    }
-    column_of(t * kTile + 1, own[2]);
-    column_of(t * kTile + 2, own[3]);
-    float* line_of = to;
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k, line_of += 4 * place) {
-      __m512 line[4];
-      transform_four(own[0][k], own[1][k], own[2][k], own[3][k], line);
-      _mm512_storeu_ps(line_of, line[0]);
-      _mm512_storeu_ps(line_of + place, line[1]);
-      _mm512_storeu_ps(line_of + 2 * place, line[2]);
-      _mm512_storeu_ps(line_of + 3 * place, line[3]);
-      own[0][k] = own[2][k];
-      own[1][k] = own[3][k];
+    for (int j = kSide - kTile; j < kSide; ++j) {
+#pragma GCC unroll 4
+      for (int i = kSide - kTile; i < kSide; ++i) rows[i].prefetch(t * kTile - 1 + j, kTile);
+      read(t, j);
+    }
+    float* line_of = to;
+#pragma GCC unroll 6
+    for (int i = 0; i < kSide; ++i) {
+      __m512 line[kSide], transformed[kSide];
+#pragma GCC unroll 6
+      for (int j = 0; j < kSide; ++j) line[j] = own[j][i];
+      Filtering::of_inputs(line, transformed);
+#pragma GCC unroll 6
+      for (int j = 0; j < kSide; ++j, line_of += place) _mm512_storeu_ps(line_of, transformed[j]);
+#pragma GCC unroll 2
+      for (int j = 0; j < kSide - kTile; ++j) own[j][i] = line[kTile + j];
     }
   }
 }
 
+// Rows of an image, one below the other.
+template <int count>
+struct ImageRows {
+  ImageRows(const float* image, int64_t first, int64_t rows, int64_t columns, int64_t channels)
+      : ImageRows(image, first, rows, columns, channels, std::make_integer_sequence<int, count>()) {}
+
+  template <int... k>
+  ImageRows(const float* image, int64_t first, int64_t rows, int64_t columns, int64_t channels, std::integer_sequence<int, k...>)
+      : rows{ImageRow(image, first + k, rows, columns, channels)...} {}
+
+  ImageRow rows[count];
+};
+
 // The inputs of tiles, B^T x B: to [places, block, width], `width` channels of x from its first one on.
-void transform_inputs(const float* x, const Sizes& sizes, int64_t begin, int64_t end, int64_t width, float* to) {
+template <typename Filtering>
+void transform_inputs(const float* x, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t width, float* to) {
   for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
     for (int64_t v = 0; v < width; v += kVector) {
-      const float* const image = x + n * sizes.rows * sizes.columns * sizes.all_inputs + v;
-      auto row_of = [&](int64_t k) {
-        return ImageRow(image, row * kTile - 1 + k, sizes.rows, sizes.columns, sizes.all_inputs);
-      };
-      transform_row({row_of(0), row_of(1), row_of(2), row_of(3)}, first, last, width, sizes.place(width), to + tile * width + v);
+      const ImageRows<Filtering::kSide> read(x + n * sizes.rows * sizes.columns * sizes.all_inputs + v, row * sizes.kTile - 1,
+                                             sizes.rows, sizes.columns, sizes.all_inputs);
+      transform_row<Filtering>(read.rows, first, last, width, sizes.place(width), to + tile * width + v);
     }
   });
 }
 
-// The results of a tile, of one vector of channels, A^T m A; `below`, `right`: numbers to the next row and column, 0 for none.
-inline void transform_tile(const float* from, int64_t place, float* y, int64_t below, int64_t right) {
-  __m512 lines[2][4];
+// The results of a tile, of one vector of channels, A^T m A: `rows` by `columns` of them, `below` numbers from row to row.
+template <typename Filtering>
+inline void transform_tile(const float* from, int64_t place, float* y, int64_t rows, int64_t columns, int64_t below,
+                           int64_t channels) {
+  constexpr int kTile = Filtering::kTile, kSide = Filtering::kSide;
+  __m512 lines[kTile][kSide];
+#pragma GCC unroll 6
+  for (int j = 0; j < kSide; ++j) {
+    __m512 column[kSide], results[kTile];
+#pragma GCC unroll 6
+    for (int i = 0; i < kSide; ++i) column[i] = _mm512_loadu_ps(from + (i * kSide + j) * place);
+    Filtering::to_results(column, results);
 #pragma GCC unroll 4
-  for (int m = 0; m < 4; ++m, from += place) {
-    const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 4 * place), c = _mm512_loadu_ps(from + 8 * place),
-                 d = _mm512_loadu_ps(from + 12 * place);
-    lines[0][m] = _mm512_add_ps(a, _mm512_add_ps(b, c));
-    lines[1][m] = _mm512_sub_ps(_mm512_sub_ps(b, c), d);
+    for (int i = 0; i < kTile; ++i) lines[i][j] = results[i];
   }
-  for (int k = 0; k < (below ? 2 : 1); ++k, y += below) {
-    const __m512(&line)[4] = lines[k];
-    _mm512_storeu_ps(y, _mm512_add_ps(line[0], _mm512_add_ps(line[1], line[2])));
-    if (right) _mm512_storeu_ps(y + right, _mm512_sub_ps(_mm512_sub_ps(line[1], line[2]), line[3]));
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile; ++i) {
+    if (i == rows) return;
+    __m512 results[kTile];
+    Filtering::to_results(lines[i], results);
+#pragma GCC unroll 4
+    for (int j = 0; j < kTile; ++j) {
+      if (j < columns) _mm512_storeu_ps(y + i * below + j * channels, results[j]);
+    }
   }
 }
 
 // The results of tiles: from [places, block, width] to y, `width` channels from its first one on.
-void transform_outputs(const float* from, const Sizes& sizes, int64_t begin, int64_t end, int64_t width, float* y) {
-  const int64_t channels = sizes.all_outputs, place = sizes.place(width);
+template <typename Filtering>
+void transform_outputs(const float* from, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t width, float* y) {
+  constexpr int64_t kTile = Filtering::kTile;
+  const int64_t channels = sizes.all_outputs, below = sizes.columns * channels, place = sizes.place(width);
   for_runs(sizes, begin, end, [=, &sizes](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
     float* result = y + ((n * sizes.rows + row * kTile) * sizes.columns + first * kTile) * channels;
-    const int64_t below = row * kTile + 1 < sizes.rows ? sizes.columns * channels : 0;
+    const int64_t rows = std::min(kTile, sizes.rows - row * kTile);
     for (int64_t t = first; t < last; ++t, ++tile, result += kTile * channels) {
-      const int64_t right = t * kTile + 1 < sizes.columns ? channels : 0;
+      const int64_t columns = std::min(kTile, sizes.columns - t * kTile);
       for (int64_t v = 0; v < width; v += kVector) {
-        transform_tile(from + tile * width + v, place, result + v, below, right);
+        transform_tile<Filtering>(from + tile * width + v, place, result + v, rows, columns, below, channels);
       }
     }
   });
@@ -176,52 +209,46 @@ inline int64_t panel_place(int64_t row, int64_t column, int64_t rows, int64_t pa
 
 // The gradients of the results of tiles that lie side by side, of one vector of channels, A dy A^T: to the tiles' numbers, `width`
 // apart, of each place.
-void transform_row_of_gradients(const ImageRow& above, const ImageRow& below, int64_t first, int64_t last, int64_t width,
-                                int64_t place, float* to) {
-  const __m512 zero = _mm512_setzero_ps();
+template <typename Filtering>
+void transform_row_of_gradients(const ImageRow (&rows)[Filtering::kTile], int64_t first, int64_t last, int64_t width, int64_t place,
+                                float* to) {
+  constexpr int kTile = Filtering::kTile, kSide = Filtering::kSide;
   for (int64_t t = first; t < last; ++t, to += width) {
-    __m512 line[4][2];
-#pragma GCC unroll 2
-    for (int m = 0; m < 2; ++m) {
-      above.prefetch(t * kTile + m, kTile);
-      below.prefetch(t * kTile + m, kTile);
-      const __m512 a = above.pixel(t * kTile + m), b = below.pixel(t * kTile + m);
-      line[0][m] = a;
-      line[1][m] = _mm512_add_ps(a, b);
-      line[2][m] = _mm512_sub_ps(a, b);
-      line[3][m] = _mm512_sub_ps(zero, b);
+    __m512 own[kTile][kSide];  // columns
+#pragma GCC unroll 4
+    for (int j = 0; j < kTile; ++j) {
+      __m512 column[kTile];
+#pragma GCC unroll 4
+      for (int i = 0; i < kTile; ++i) {
+        rows[i].prefetch(t * kTile + j, kTile);
+        column[i] = rows[i].pixel(t * kTile + j);
+      }
+      Filtering::of_gradients(column, own[j]);
     }
     float* line_of = to;
+#pragma GCC unroll 6
+    for (int i = 0; i < kSide; ++i) {
+      __m512 line[kTile], transformed[kSide];
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k, line_of += 4 * place) {
-      _mm512_storeu_ps(line_of, line[k][0]);
-      _mm512_storeu_ps(line_of + place, _mm512_add_ps(line[k][0], line[k][1]));
-      _mm512_storeu_ps(line_of + 2 * place, _mm512_sub_ps(line[k][0], line[k][1]));
-      _mm512_storeu_ps(line_of + 3 * place, _mm512_sub_ps(zero, line[k][1]));
+      for (int j = 0; j < kTile; ++j) line[j] = own[j][i];
+      Filtering::of_gradients(line, transformed);
+#pragma GCC unroll 6
+      for (int j = 0; j < kSide; ++j, line_of += place) _mm512_storeu_ps(line_of, transformed[j]);
     }
   }
 }
 
 // The gradients of tiles' results: to [places, panels of [block, panel]].
-void transform_gradients(const float* dy, const Sizes& sizes, int64_t begin, int64_t end, int64_t panel, float* to) {
+template <typename Filtering>
+void transform_gradients(const float* dy, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t panel, float* to) {
   for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
     for (int64_t v = 0; v < sizes.outputs; v += kVector) {
-      const float* const image = dy + n * sizes.rows * sizes.columns * sizes.all_outputs + v;
-      const ImageRow above(image, row * kTile, sizes.rows, sizes.columns, sizes.all_outputs),
-          below(image, row * kTile + 1, sizes.rows, sizes.columns, sizes.all_outputs);
-      transform_row_of_gradients(above, below, first, last, panel, sizes.place(sizes.outputs),
-                                 to + panel_place(tile, v, sizes.block, panel));
+      const ImageRows<Filtering::kTile> read(dy + n * sizes.rows * sizes.columns * sizes.all_outputs + v, row * sizes.kTile,
+                                             sizes.rows, sizes.columns, sizes.all_outputs);
+      transform_row_of_gradients<Filtering>(read.rows, first, last, panel, sizes.place(sizes.outputs),
+                                            to + panel_place(tile, v, sizes.block, panel));
     }
   });
-}
-
-// G w of three numbers.
-inline void spread_three(__m512 a, __m512 b, __m512 c, __m512 (&to)[4]) {
-  const __m512 half = _mm512_set1_ps(0.5f), sum = _mm512_add_ps(a, c);
-  to[0] = a;
-  to[1] = _mm512_mul_ps(half, _mm512_add_ps(sum, b));
-  to[2] = _mm512_mul_ps(half, _mm512_sub_ps(sum, b));
-  to[3] = c;
 }
 
 // Numbers from one place of a group's transformed weights, or of their sums, to the next: a vector more, as above.
@@ -269,23 +296,26 @@ void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
 
 // The weights of a group, G w G^T, of 16 channels from `channel` on: to [places, panels of [inputs, panel]]. `turned`: for the
 // gradient of the inputs, kernels turned by half a turn, from filters to channels.
+template <typename Filtering>
 void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, bool turned, int64_t panel, float* to) {
+  constexpr int kSide = Filtering::kSide, kPlaces = kSide * kSide;
   const int64_t tap = kernels.of_group * kernels.all_filters, place = weights_place(kernels.of_group, kernels.filters);
   float numbers[kPlaces * kVector * kVector];  // [places, channels, filters]
   for (int64_t k = 0; k < kernels.filters; k += kVector) {
     for (int64_t c = 0; c < kVector; ++c) {
       const float* own = kernels.first + (channel + c) * kernels.all_filters + group * kernels.filters + k;
-      __m512 columns[3][4];
+      __m512 columns[3][kSide];
       for (int j = 0; j < 3; ++j) {
-        auto number = [&](int i) { return _mm512_loadu_ps(own + (turned ? 8 - i * 3 - j : i * 3 + j) * tap); };
-        spread_three(number(0), number(1), number(2), columns[j]);
+        __m512 taps[3];
+        for (int i = 0; i < 3; ++i) taps[i] = _mm512_loadu_ps(own + (turned ? 8 - i * 3 - j : i * 3 + j) * tap);
+        Filtering::of_weights(taps, columns[j]);
       }
-      for (int i = 0; i < 4; ++i) {
-        __m512 line[4];
-        spread_three(columns[0][i], columns[1][i], columns[2][i], line);
-        for (int j = 0; j < 4; ++j) {
-          _mm512_storeu_ps(turned ? numbers + ((i * 4 + j) * kVector + c) * kVector
-                                  : to + (i * 4 + j) * place + panel_place(channel + c, k, kernels.of_group, panel),
+      for (int i = 0; i < kSide; ++i) {
+        __m512 line[kSide];
+        Filtering::of_weights({columns[0][i], columns[1][i], columns[2][i]}, line);
+        for (int j = 0; j < kSide; ++j) {
+          _mm512_storeu_ps(turned ? numbers + ((i * kSide + j) * kVector + c) * kVector
+                                  : to + (i * kSide + j) * place + panel_place(channel + c, k, kernels.of_group, panel),
                            line[j]);
         }
       }
@@ -327,9 +357,9 @@ tensorflow::Status allocate_floats(OpKernelContext* context, int64_t numbers, Te
 }
 
 // Calls `work(begin, end)` on threads for ranges of tiles, each of which has `channels` of 16 numbers.
-template <typename Work>
+template <typename Filtering, typename Work>
 void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t channels, const Work& work) {
-  const int64_t cost = kTilesStep * channels * kPlaces / 10 + 1, steps = (last - first + kTilesStep - 1) / kTilesStep;
+  const int64_t cost = kTilesStep * channels * Sizes<Filtering>::kPlaces / 10 + 1, steps = (last - first + kTilesStep - 1) / kTilesStep;
   in_threads(context, steps, cost, [&](int64_t begin, int64_t end) {
     work(first + begin * kTilesStep, std::min(first + end * kTilesStep, last));
   });
@@ -352,7 +382,18 @@ class WinogradConv : public OpKernel {
                 InvalidArgument("channels and filters of a group are multiples of 16"));
     const int64_t inputs = turned ? kernels.filters : kernels.of_group, outputs = turned ? kernels.of_group : kernels.filters;
     OP_REQUIRES(context, input.dim_size(3) == inputs * groups_, InvalidArgument("x has the channels of the kernels"));
-    const Sizes sizes(input.shape(), inputs, outputs * groups_);
+    if (are_fours_fewer(input.shape(), inputs, outputs)) {
+      convolve<InFours>(context, input, kernels, inputs, outputs);
+    } else {
+      convolve<InTwos>(context, input, kernels, inputs, outputs);
+    }
+  }
+
+ private:
+  template <typename Filtering>
+  void convolve(OpKernelContext* context, const Tensor& input, const Kernels& kernels, int64_t inputs, int64_t outputs) {
+    constexpr int64_t kPlaces = Sizes<Filtering>::kPlaces;
+    const Sizes<Filtering> sizes(input.shape(), inputs, outputs * groups_);
     TensorShape shape = input.shape();
     shape.set_dim(3, sizes.all_outputs);
     Tensor *output, transformed;
@@ -363,7 +404,7 @@ class WinogradConv : public OpKernel {
     const int64_t pieces = kernels.of_group / kVector;
     in_threads(context, groups_ * pieces, kernels.filters * 40, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        transform_weights(kernels, k / pieces, k % pieces * kVector, turned, panel, u + k / pieces * of_group);
+        transform_weights<Filtering>(kernels, k / pieces, k % pieces * kVector, turned, panel, u + k / pieces * of_group);
       }
     });
     const float* x = input.flat<float>().data();
@@ -391,8 +432,8 @@ class WinogradConv : public OpKernel {
     });
   }
 
- private:
-  static void multiply(const float* v, int64_t tiles, const float* u, const Sizes& sizes, int64_t panel, float* m) {
+  template <typename Filtering>
+  static void multiply(const float* v, int64_t tiles, const float* u, const Sizes<Filtering>& sizes, int64_t panel, float* m) {
     if (panel == kPanel) {
       multiply_place<2>(v, tiles, u, sizes.inputs, sizes.outputs, m);
     } else {
@@ -401,15 +442,17 @@ class WinogradConv : public OpKernel {
   }
 
   // The convolution of a group, step by step.
-  static void convolve_steps(OpKernelContext* context, const Sizes& sizes, const float* x, const float* u, int64_t panel,
+  template <typename Filtering>
+  static void convolve_steps(OpKernelContext* context, const Sizes<Filtering>& sizes, const float* x, const float* u, int64_t panel,
                              float* y) {
+    constexpr int64_t kPlaces = Sizes<Filtering>::kPlaces;
     const int64_t inputs = sizes.inputs, outputs = sizes.outputs;
     Tensor kept;
     OP_REQUIRES_OK(context, allocate_floats(context, kPlaces * (sizes.place(inputs) + sizes.place(outputs)), &kept));
     float *const v = kept.flat<float>().data(), *const m = v + kPlaces * sizes.place(inputs);
     for (int64_t first = 0; first < sizes.tiles; first += sizes.block) {
       const int64_t last = std::min(first + sizes.block, sizes.tiles);
-      in_tiles(context, first, last, inputs, [&](int64_t begin, int64_t end) {
+      in_tiles<Filtering>(context, first, last, inputs, [&](int64_t begin, int64_t end) {
         transform_inputs(x, sizes, begin, end, inputs, v + (begin - first) * inputs);
       });
       const int64_t items = (last - first + kTilesOfItem - 1) / kTilesOfItem;
@@ -420,7 +463,7 @@ class WinogradConv : public OpKernel {
                    u + place * weights_place(inputs, outputs), sizes, panel, m + place * sizes.place(outputs) + tile * outputs);
         }
       });
-      in_tiles(context, first, last, outputs, [&](int64_t begin, int64_t end) {
+      in_tiles<Filtering>(context, first, last, outputs, [&](int64_t begin, int64_t end) {
         transform_outputs(m + (begin - first) * outputs, sizes, begin, end, outputs, y);
       });
     }
@@ -486,24 +529,6 @@ inline void add_outer(const float* a, int64_t a_row, const float* b, int64_t dep
   }
 }
 
-// A vector's numbers in double precision.
-struct Numbers {
-  Numbers() : low(_mm512_setzero_pd()), high(_mm512_setzero_pd()) {}
-  Numbers(__m512d low, __m512d high) : low(low), high(high) {}
-  explicit Numbers(const float* from)
-      : low(_mm512_cvtps_pd(_mm256_loadu_ps(from))), high(_mm512_cvtps_pd(_mm256_loadu_ps(from + kVector / 2))) {}
-
-  Numbers operator+(const Numbers& other) const { return {_mm512_add_pd(low, other.low), _mm512_add_pd(high, other.high)}; }
-  Numbers operator-(const Numbers& other) const { return {_mm512_sub_pd(low, other.low), _mm512_sub_pd(high, other.high)}; }
-  Numbers half() const { return {_mm512_mul_pd(low, _mm512_set1_pd(0.5)), _mm512_mul_pd(high, _mm512_set1_pd(0.5))}; }
-  void store(float* to) const {
-    _mm256_storeu_ps(to, _mm512_cvtpd_ps(low));
-    _mm256_storeu_ps(to + kVector / 2, _mm512_cvtpd_ps(high));
-  }
-
-  __m512d low, high;
-};
-
 class WinogradWeightsGradient : public OpKernel {
  public:
   explicit WinogradWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
@@ -519,7 +544,19 @@ class WinogradWeightsGradient : public OpKernel {
     TensorShape shape = input.shape();
     shape.set_dim(3, filters);
     OP_REQUIRES(context, above.shape() == shape, InvalidArgument("dy has the result's shape"));
-    const Sizes sizes(input.shape(), channels / groups_, filters);
+    if (are_fours_fewer(shape, channels / groups_, filters / groups_)) {
+      differentiate<InFours>(context, input, above);
+    } else {
+      differentiate<InTwos>(context, input, above);
+    }
+  }
+
+ private:
+  template <typename Filtering>
+  void differentiate(OpKernelContext* context, const Tensor& input, const Tensor& above) {
+    constexpr int64_t kPlaces = Sizes<Filtering>::kPlaces;
+    const int64_t filters = above.dim_size(3);
+    const Sizes<Filtering> sizes(input.shape(), input.dim_size(3) / groups_, filters);
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3, 3, sizes.inputs, filters}), &output));
     const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
@@ -575,16 +612,17 @@ class WinogradWeightsGradient : public OpKernel {
             const float* own = sums + (part * groups_ + group) * of_group + panel_place(c, o, sizes.inputs, panel);
             for (int64_t i = 0; i < kPlaces; ++i, own += of_place) du[i] = du[i] + Numbers(own);
           }
-          gather(du, sizes.inputs * filters, dw + c * filters + group * sizes.outputs + o);
+          gather<Filtering>(du, sizes.inputs * filters, dw + c * filters + group * sizes.outputs + o);
         }
       }
     });
   }
 
- private:
   // The sums of a part of a group, step by step.
-  static void sum_steps(OpKernelContext* context, const Sizes& sizes, const float* x, const float* dy, int64_t panel, int64_t start,
-                        int64_t end_of_part, float* sums) {
+  template <typename Filtering>
+  static void sum_steps(OpKernelContext* context, const Sizes<Filtering>& sizes, const float* x, const float* dy, int64_t panel,
+                        int64_t start, int64_t end_of_part, float* sums) {
+    constexpr int64_t kPlaces = Sizes<Filtering>::kPlaces;
     const int64_t inputs = sizes.inputs, outputs = sizes.outputs;
     Tensor kept;
     OP_REQUIRES_OK(context, allocate_floats(context, kPlaces * (sizes.place(inputs) + sizes.place(outputs)), &kept));
@@ -592,7 +630,7 @@ class WinogradWeightsGradient : public OpKernel {
     const int64_t pieces = (inputs + kInputsOfItem - 1) / kInputsOfItem;
     for (int64_t first = start; first < end_of_part; first += sizes.block) {
       const int64_t last = std::min(first + sizes.block, end_of_part);
-      in_tiles(context, first, last, inputs + outputs, [&](int64_t begin, int64_t end) {
+      in_tiles<Filtering>(context, first, last, inputs + outputs, [&](int64_t begin, int64_t end) {
         transform_inputs(x, sizes, begin, end, inputs, v + (begin - first) * inputs);
         transform_gradients(dy, sizes, begin, end, panel, m + (begin - first) * panel);
       });
@@ -608,7 +646,8 @@ class WinogradWeightsGradient : public OpKernel {
   }
 
   // The sums of one place: sums [inputs, outputs] += v^T m, of `width` inputs of the `row` of a tile, all in panels.
-  static void add_place(const Sizes& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t panel,
+  template <typename Filtering>
+  static void add_place(const Sizes<Filtering>& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t panel,
                         int64_t tiles, bool begin, float* sums) {
     if (panel == kPanel) {
       add_panels<8, 2>(sizes, v, row, width, m, tiles, begin, sums);
@@ -617,9 +656,9 @@ class WinogradWeightsGradient : public OpKernel {
     }
   }
 
-  template <int rows, int vectors>
-  static void add_panels(const Sizes& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t tiles, bool begin,
-                         float* sums) {
+  template <int rows, int vectors, typename Filtering>
+  static void add_panels(const Sizes<Filtering>& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t tiles,
+                         bool begin, float* sums) {
     constexpr int64_t kWidth = vectors * kVector;
     for (int64_t k = 0; k < sizes.outputs; k += kWidth, m += sizes.block * kWidth, sums += sizes.inputs * kWidth) {
       for (int64_t c = 0; c < width; c += rows) add_outer<rows, vectors>(v + c, row, m, tiles, begin, sums + c * kWidth);
@@ -627,22 +666,21 @@ class WinogradWeightsGradient : public OpKernel {
   }
 
   // G^T du G: to the taps of dw, `tap` numbers apart.
-  static void gather(const Numbers (&du)[kPlaces], int64_t tap, float* dw) {
-    Numbers columns[4][3];
-    for (int j = 0; j < 4; ++j) gather_four(du[j], du[4 + j], du[8 + j], du[12 + j], columns[j]);
-    for (int i = 0; i < 3; ++i) {
-      Numbers line[3];
-      gather_four(columns[0][i], columns[1][i], columns[2][i], columns[3][i], line);
-      for (int j = 0; j < 3; ++j) line[j].store(dw + (i * 3 + j) * tap);
+  template <typename Filtering>
+  static void gather(const Numbers (&du)[Sizes<Filtering>::kPlaces], int64_t tap, float* dw) {
+    constexpr int kSide = Filtering::kSide;
+    Numbers columns[kSide][3];
+    for (int j = 0; j < kSide; ++j) {
+      Numbers column[kSide];
+      for (int i = 0; i < kSide; ++i) column[i] = du[i * kSide + j];
+      Filtering::to_weights(column, columns[j]);
     }
-  }
-
-  // G^T of four numbers.
-  static void gather_four(Numbers a, Numbers b, Numbers c, Numbers d, Numbers (&to)[3]) {
-    const Numbers sum = (b + c).half();
-    to[0] = a + sum;
-    to[1] = (b - c).half();
-    to[2] = sum + d;
+    for (int i = 0; i < 3; ++i) {
+      Numbers line[kSide], taps[3];
+      for (int j = 0; j < kSide; ++j) line[j] = columns[j][i];
+      Filtering::to_weights(line, taps);
+      for (int j = 0; j < 3; ++j) taps[j].store(dw + (i * 3 + j) * tap);
+    }
   }
 
   int64_t groups_;

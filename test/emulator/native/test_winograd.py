@@ -61,7 +61,7 @@ def test_convolutions_and_gradients_are_those_of_float64(shape, of_group, filter
         return
     for own, exact in zip(found, outcome(inputs, np.float64)):
         assert own.shape == exact.shape
-        # twice what products of the operands themselves come to
+        # twice to four times what products of the operands themselves come to
         np.testing.assert_allclose(own, exact, rtol=0, atol=4e-6 * np.abs(exact).max())
 
 
@@ -81,13 +81,15 @@ def test_no_other_sample_changes_a_bit():
     assert np.array_equal(some[0], alone[0][7:12]) and np.array_equal(some[1], alone[1][7:12])
 
 
-def test_a_number_that_is_not_finite_stays_near_where_it_belongs():
-    inputs = drawn((2, 8, 8, 48), 16, 48)
+@pytest.mark.parametrize(("side", "of_rows", "of_columns"), [(10, slice(2, 6), slice(2, 6)), (12, slice(0, 8), slice(0, 8))])
+def test_a_number_that_is_not_finite_stays_near_where_it_belongs(side, of_rows, of_columns):
+    """Where results are in twos, and in fours."""
+    inputs = drawn((2, side, side, 48), 16, 48)
     inputs["x"][1, 3, 4, 21] = np.nan
     y, _, dw = outcome(inputs)
     wrong = np.isnan(y)
     assert wrong[1, 2:5, 3:6, 16:32].all()  # of the pixels that it is a tap of
-    wrong[1, 2:6, 2:6, 16:32] = False  # and of the tiles that these are in
+    wrong[1, of_rows, of_columns, 16:32] = False  # and of the tiles that these are in
     assert not wrong.any()
     expected = np.zeros(dw.shape, bool)
     expected[:, :, 5, 16:32] = True
