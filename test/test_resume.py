@@ -92,6 +92,7 @@ def test_the_grid_names_every_choice():
 # --- The same call again ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2, "commands")
 def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     """As a scheduler repeats it: after a kill before the first checkpoint, after a stop, and after the end."""
     words = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3,

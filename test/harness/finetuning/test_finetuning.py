@@ -121,6 +121,7 @@ def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypat
         assert refused.code == 2 and "as the first word: python finetune.py pictures" in refused.err
 
 
+@pytest.mark.sampled(2, "commands")
 def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     top, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
