@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from base.fields import printable
 from base.storage import files
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
 from base.storage.tables import ExpectedRows, Row, kept_rows
@@ -28,6 +30,8 @@ VALIDATION_LINE = (
     "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
 
 
 class Tracker(Protocol):
@@ -54,7 +58,8 @@ class RunLog:
         self._one = threading.RLock()
 
     def note(self, text: str = "") -> None:
-        """A line for the console and log.txt, from any thread."""
+        """A line for the console and log.txt, from any thread. Control characters of what it quotes become escapes."""
+        text = _CONTROL.sub(lambda found: printable(found[0]), text)
         with self._one:
             self._bar.clear()
             try:

@@ -160,6 +160,12 @@ def test_what_is_left_to_say_is_said_where_the_log_cannot_be_written(tmp_path, c
         assert capsys.readouterr().out == "Stopped\nGo on\n"
 
 
+def test_no_value_that_a_line_quotes_reaches_the_terminal(tmp_path, capsys):
+    log.RunLog(tmp_path).note("warning: a\x1b[2J\x9bb\tc\nof 2\u3000x")
+    told = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
+    assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == told
+
+
 def test_syncing_leaves_the_file_the_one_that_rows_go_to(tmp_path):
     """Syncing runs beside training: a copy in the place of a file with two names would lack the row that is written
     meanwhile."""
