@@ -2,11 +2,14 @@
 
 Two kinds have native kernels where these are built for AVX-512: convolutions by kernels of 3 x 3 pixels, which train by
 Winograd's minimal filtering (emulator/native/winograd.cc), and other weights' gradients (emulator/native/conv_gradient.cc):
-those of strides, and of groups of 16 channels (*Making EfficientNet More Efficient*, Masters et al., 2021).
+those of strides, and of groups of 16 channels (*Making EfficientNet More Efficient*, Masters et al., 2021). Groups of 4 and
+8 channels (*Aggregated Residual Transformations for Deep Neural Networks*, Xie et al., 2017) are done as groups of 16 with
+zeros among their weights.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
 import tensorflow.compat.v1 as tf
@@ -16,6 +19,7 @@ from base.gradient_rules import Rule, with_gradient
 from emulator.native import library
 
 _NATIVE_GROUP = 16  # channels read and made
+_SMALL_GROUPS = (4, 8)  # channels read and made by groups that are joined: of fewer, zeros would be most of the work
 _NATIVE_FILTERS = 16  # of an ungrouped convolution: multiples
 _LEVEL_CHANNELS = range(16, 64)  # read by one: oneDNN is as fast
 _WINOGRAD_CHANNELS = 16  # read and made by a group: multiples
@@ -27,23 +31,61 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
     be multiplied in place of the operands."""
     kernel, of_group, filters = weights.shape[1:]
     groups = x.shape[-1] // of_group
-    if winograd and kernel == 3 and stride == 1 and _fits_winograd(of_group, filters // groups):
+    joined = _joined_groups(of_group, filters // groups, groups)
+    if winograd and kernel == 3 and stride == 1 and _fits_winograd(of_group * joined, filters // groups * joined):
         kernels = library.load_for(x)
         if hasattr(kernels, "emulator_winograd_conv2d"):
-            return _winograd(kernels, x, weights, groups)
+            return _winograd(kernels, x, _join(weights, groups, joined), groups // joined)
     if groups == filters == x.shape[-1] and groups > 1:
         depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
         return tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
     if groups > 1 and not _native_group_gradients(x.dtype):
         pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
         return tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
-    if _fits_native_gradient(of_group, filters // groups, kernel, stride, groups):
+    if _fits_native_gradient(of_group * joined, filters // groups * joined, kernel, stride, groups):
         kernels = library.load_for(x)
         if hasattr(kernels, "emulator_conv_weights_gradient"):
-            return _with_native_gradient(kernels, x, weights, stride)
+            return _with_native_gradient(kernels, x, weights, stride, joined)
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
+def _joined_groups(channels: int, filters: int, groups: int) -> int:
+    """Return how many groups of that many channels and filters are done as one: 1, each by itself."""
+    joined = _NATIVE_GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
+    return 1 if groups % joined else joined
+
+
+def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
+    """Return the weights of groups, [height, width, channels, filters], as those of groups of `joined` of them: each one's
+    are a block of the diagonal, the others zeros."""
+    height, width, channels, filters = weights.shape
+    if joined == 1:
+        return weights
+
+    @with_gradient
+    def join(weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        blocks = tf.reshape(weights, [height, width, 1, channels, groups // joined, joined, filters // groups])
+        whole = tf.reshape(blocks * _diagonal(joined), [height, width, joined * channels, filters])
+        return whole, partial(_part, groups=groups, joined=joined)
+
+    return join(weights)
+
+
+def _part(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
+    """Return the blocks of the diagonal: what belongs to the weights that `_join` was given."""
+    height, width, channels, filters = weights.shape
+    if joined == 1:
+        return weights
+    shape = [height, width, joined, channels // joined, groups // joined, joined, filters // groups]
+    blocks = tf.reduce_sum(tf.where_v2(_diagonal(joined) > 0, tf.reshape(weights, shape), 0.0), 2)
+    return tf.reshape(blocks, [height, width, channels // joined, filters])
+
+
+def _diagonal(joined: int) -> tf.Tensor:
+    """Ones where a group's channels meet its filters: [1, 1, joined, 1, 1, joined, 1]."""
+    return tf.reshape(tf.eye(joined), [1, 1, joined, 1, 1, joined, 1])
 
 
 def _fits_winograd(channels: int, filters: int) -> bool:
@@ -76,19 +118,19 @@ def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int,
     return stride > 1 and kernel > 1 and filters % _NATIVE_FILTERS == 0 and few_or_many
 
 
-def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int, joined: int) -> tf.Tensor:
     """A convolution whose weights' gradient is a native kernel: oneDNN takes up to three times as long."""
     kernel, _, channels = weights.shape[:3]
+    groups = x.shape[-1] // channels
 
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
         def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             place = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+            dw = kernels.emulator_conv_weights_gradient(x=x, dy=dy, stride=stride, kernel=kernel, groups=groups // joined)
             return (
                 tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=weights, out_backprop=dy, **place),
-                kernels.emulator_conv_weights_gradient(
-                    x=x, dy=dy, stride=stride, kernel=kernel, groups=x.shape[-1] // channels
-                ),
+                _part(dw, groups, joined),
             )
 
         return tf.nn.conv2d(x, weights, stride, "SAME"), rule
