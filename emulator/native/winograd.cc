@@ -80,6 +80,7 @@ void for_runs(const Sizes<Filtering>& sizes, int64_t begin, int64_t end, Use use
 
 // A row of an image, or zeros outside of it.
 struct ImageRow {
+  ImageRow() = default;
   ImageRow(const float* image, int64_t row, int64_t rows, int64_t columns, int64_t channels)
       : start(image + std::min(std::max<int64_t>(row, 0), rows - 1) * columns * channels), columns(columns), channels(channels),
         mask(row < 0 || row >= rows ? 0 : 0xFFFF) {}
@@ -136,14 +137,11 @@ void transform_row(const ImageRow (&rows)[Filtering::kSide], int64_t first, int6
 // Rows of an image, one below the other.
 template <int count>
 struct ImageRows {
-  ImageRows(const float* image, int64_t first, int64_t rows, int64_t columns, int64_t channels)
-      : ImageRows(image, first, rows, columns, channels, std::make_integer_sequence<int, count>()) {}
+  ImageRows(const float* image, int64_t first, int64_t rows, int64_t columns, int64_t channels) {
+    for (int k = 0; k < count; ++k) own[k] = ImageRow(image, first + k, rows, columns, channels);
+  }
 
-  template <int... k>
-  ImageRows(const float* image, int64_t first, int64_t rows, int64_t columns, int64_t channels, std::integer_sequence<int, k...>)
-      : rows{ImageRow(image, first + k, rows, columns, channels)...} {}
-
-  ImageRow rows[count];
+  ImageRow own[count];
 };
 
 // The inputs of tiles, B^T x B: to [places, block, width], `width` channels of x from its first one on.
@@ -153,7 +151,7 @@ void transform_inputs(const float* x, const Sizes<Filtering>& sizes, int64_t beg
     for (int64_t v = 0; v < width; v += kVector) {
       const ImageRows<Filtering::kSide> read(x + n * sizes.rows * sizes.columns * sizes.all_inputs + v, row * sizes.kTile - 1,
                                              sizes.rows, sizes.columns, sizes.all_inputs);
-      transform_row<Filtering>(read.rows, first, last, width, sizes.place(width), to + tile * width + v);
+      transform_row<Filtering>(read.own, first, last, width, sizes.place(width), to + tile * width + v);
     }
   });
 }
@@ -245,7 +243,7 @@ void transform_gradients(const float* dy, const Sizes<Filtering>& sizes, int64_t
     for (int64_t v = 0; v < sizes.outputs; v += kVector) {
       const ImageRows<Filtering::kTile> read(dy + n * sizes.rows * sizes.columns * sizes.all_outputs + v, row * sizes.kTile,
                                              sizes.rows, sizes.columns, sizes.all_outputs);
-      transform_row_of_gradients<Filtering>(read.rows, first, last, panel, sizes.place(sizes.outputs),
+      transform_row_of_gradients<Filtering>(read.own, first, last, panel, sizes.place(sizes.outputs),
                                             to + panel_place(tile, v, sizes.block, panel));
     }
   });
