@@ -81,8 +81,11 @@ def run_id(folder: Path) -> str | None:
 
 
 def seeds(folder: Path, newest: Checkpoint) -> list[int]:
-    """The seed in the state of a run's newest checkpoint; without one, every other state's."""
-    known = {checkpoint: state[SEED] for checkpoint, state in _states_of_this_run(folder) if SEED in state}
+    """The seed in the state of a run's newest checkpoint; without one, every other state's. States of the calls before the
+    recorded one, which may have saved nothing, do not count: it may have been given another seed."""
+    last = _recorded_invocations(arguments_file(folder), arguments(folder)) or []
+    states = [(checkpoint, state) for checkpoint, state in _states_of_this_run(folder) if SEED in state]
+    known = {checkpoint: state[SEED] for checkpoint, state in states if not _continues(last, invocations(state))}
     return [known[newest]] if newest in known else sorted(set(known.values()))
 
 

@@ -377,6 +377,15 @@ def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
     assert run(script, "--restore-path", without_manifests, "--dry-run").code == 0
 
 
+def test_a_seed_that_a_call_was_given_which_saved_nothing_is_the_run_s(without_manifests):
+    record = json.loads((without_manifests / "arguments.json").read_text())
+    calls = json.loads((without_manifests / "ckpt-1.state.json").read_text())["calls"]
+    for later, code in (([["fedcba9876543210", 1]], 0), ([], 2)):
+        changed = {**record, "seed": 2, "calls": calls + later}
+        (without_manifests / "arguments_restore.json").write_text(json.dumps(changed))
+        assert run("restore", "--restore-path", without_manifests, "--dry-run").code == code
+
+
 @pytest.mark.parametrize("name", ["run_id", "arguments.json", "arguments.json, damaged"])
 def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
     record = without_manifests / "arguments.json"
