@@ -90,7 +90,7 @@ def _check_folder(run: RunSummary) -> None:
 def _remove_folder(folder: Path) -> None:
     """Remove a run's folder, which gets another name first: a part of it is never taken for the run."""
     folder = folder.absolute()
-    aside = folder.with_name(f".removing-{secrets.token_hex(4)}")
+    aside = folder.with_name(f"{run_list.REMOVING}{secrets.token_hex(4)}")
     folder.rename(aside)
     try:
         shutil.rmtree(aside)

@@ -157,6 +157,16 @@ def test_a_run_that_begins_inside_during_the_question_keeps_the_outer_one(logs, 
     assert result.code == 2 and "inner is a run inside of it" in result.err and (logs / "done/inner/arguments.json").exists()
 
 
+def test_what_an_interrupted_removal_left_is_named(logs):
+    left = logs / ".removing-0a1b2c3d"
+    made(left, 7)
+    with locks.lock_folder(left):  # as the removal holds it
+        assert called(logs).err == ""
+    said = called(logs)
+    assert said.err == f"warning: {left} is what an interrupted removal has left of a run: delete it\n"
+    assert left.name not in said.out
+
+
 def test_what_a_killed_writer_left_is_no_run_inside(logs):
     made(logs / "done/.saving-abc", 7)
     assert called(logs, "--remove", "done", "--yes").code == 0 and not (logs / "done").exists()

@@ -45,6 +45,17 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
         yield
 
 
+@contextmanager
+def holding(folder: Path) -> Iterator[bool]:
+    """Hold a folder of one's own, with no file in it that says so: True, or False where the file system has no locks."""
+    itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(itself, folder, "a part")
+        yield _is_locked(folder, os.O_DIRECTORY)
+    finally:
+        os.close(itself)
+
+
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds the folder's lock, without writing anything."""
     return any(_is_locked(path, flags) for path, flags in ((folder, os.O_DIRECTORY), (folder / FILE, os.O_NONBLOCK)))

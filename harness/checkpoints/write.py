@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -61,7 +61,7 @@ def write_checkpoint(
             (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
         manifest.write(staging / prefix.name, average)
         delete(prefix)
-        for file in sorted(staging.iterdir(), key=lambda file: file.suffix == ".index"):
+        for file in reversed(_in_order(staging.iterdir())):
             os.replace(file, prefix.parent / file.name)
         _sync(prefix.parent)
     except Exception as error:
@@ -82,7 +82,8 @@ def save_weights_only(
 
 
 def delete(prefix: Path) -> None:
-    """Remove a checkpoint's files, the index first: the others are no checkpoint without it."""
+    """Remove a checkpoint's files, the index first: the others are no checkpoint without it; and the manifest last, which
+    says of what a killed process leaves that it was one."""
     for file in _files_of(prefix):
         file.unlink(missing_ok=True)
 
@@ -104,13 +105,18 @@ def _lacks_index_only(prefix: Path, there: Sequence[Path]) -> bool:
 
 
 def _files_of(prefix: Path) -> list[Path]:
-    """A checkpoint's files, the index first. Other files with a name like theirs, a backup for instance, are none."""
+    """A checkpoint's files, in order. Other files with a name like theirs, a backup for instance, are none."""
     checkpoint_files = [
         file
         for file in prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
         if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
     ]
-    return sorted(checkpoint_files, key=lambda file: file.suffix != ".index")
+    return _in_order(checkpoint_files)
+
+
+def _in_order(checkpoint_files: Iterable[Path]) -> list[Path]:
+    """The order in which the files of a checkpoint go: the index first, the manifest last."""
+    return sorted(checkpoint_files, key=lambda file: (file.suffix != ".index", file.name.endswith(".manifest.json")))
 
 
 def check_writable(folder: Path, done: int = -1) -> None:

@@ -22,6 +22,7 @@ TF_CONFIG = "TF_CONFIG"
 _WORKERS = '"cluster": {"worker": ["host0:2222", "host1:2222"]}'
 FOR_ALL = f"{{{_WORKERS}}}"  # which serves all processes of a launcher that numbers them
 FORM = f'{{{_WORKERS}, "task": {{"type": "worker", "index": 0}}}}'
+_EXAMPLE = "and must be JSON with cluster.worker and task.index, as in"
 _LEADERS, _WORKER = ("chief", "master"), "worker"
 _USELESS = {  # jobs of other strategies: why there is nothing for them to do, and what to do about it
     "ps": "gradients are all-reduced among the workers, without parameter servers; leave out cluster.ps, and PS among a "
@@ -64,7 +65,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     try:
         content = json_value(environ[TF_CONFIG])
     except ValueError as error:
-        raise OptionError(f"{TF_CONFIG} cannot be used ({error}); it looks like", FORM) from None
+        raise OptionError(f"{TF_CONFIG} cannot be used ({error}), {_EXAMPLE}", FORM) from None
     jobs = content.get("cluster") if isinstance(content, dict) else None
     jobs = jobs if isinstance(jobs, dict) else {}
     task = content.get("task") if isinstance(content, dict) else None
@@ -90,7 +91,7 @@ def _check_jobs(jobs: Mapping[str, Any], task: Any) -> None:
             "cluster.chief with one leader before them"
         )
     if not any(jobs.values()) or not all(isinstance(each, list) for each in jobs.values()):
-        raise OptionError(f"{TF_CONFIG} has no list cluster.worker of host:port; it looks like", FORM)
+        raise OptionError(f"{TF_CONFIG} has no list cluster.worker of host:port, {_EXAMPLE}", FORM)
     leaders = [job for job in _LEADERS if job in jobs]
     if len(leaders) > 1 or any(len(jobs[job]) != 1 for job in leaders):
         count = sum(len(jobs[job]) for job in leaders)

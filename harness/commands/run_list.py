@@ -31,6 +31,7 @@ ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
 _RECORDS = ("arguments.json", "arguments_restore.json")
 _LATEST = 253_370_764_800.0  # seconds since 1970 to the year 9999: no date tells what some disks keep beyond
+REMOVING = ".removing-"  # begins the name of a run's folder that is being removed
 _DEEPEST = 8  # folders below the one that is asked for
 
 
@@ -59,7 +60,7 @@ class RunSummary:
 
 def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> list[RunSummary]:
     """Return the runs in a folder and in those below it, the folder itself among them; OptionError if there is no such
-    folder, or none that may be read. `warn` takes a line on each folder below that may not be read."""
+    folder, or none that may be read. `warn` takes a line on each folder below that may not be read, or is half removed."""
     if not top.is_dir():
         raise OptionError(f"{top} is no folder; give the one that --log-dir named")
 
@@ -68,7 +69,10 @@ def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> lis
             raise OptionError(f"{top} cannot be read: {error.strerror}; make it readable, or give another folder")
         warn(f"warning: {brief(str(error.filename))} cannot be read ({error.strerror}): its runs are not listed")
 
-    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable)]
+    def half_removed(folder: Path) -> None:
+        warn(f"warning: {brief(str(folder))} is what an interrupted removal has left of a run: delete it")
+
+    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable, half_removed)]
 
 
 def run_inside(folder: Path) -> Path | None:
@@ -119,9 +123,14 @@ def as_json(run: RunSummary) -> dict[str, Any]:
     return {**asdict(run), "changed": _date(run.changed, timezone.utc).isoformat(timespec="seconds")}
 
 
-def _folders(top: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
+def _folders(
+    top: Path, unreadable: Callable[[OSError], None], half_removed: Callable[[Path], None]
+) -> Iterator[Path]:  # fmt: skip
     for place, names, _ in os.walk(top, onerror=unreadable):  # which follows no links
         folder = Path(place)
+        for name in names:
+            if name.startswith(REMOVING) and not locks.is_locked(folder / name):
+                half_removed(folder / name)
         if is_run(folder) or (folder == top and is_run(folder.resolve())):
             yield folder
         names[:] = sorted(name for name in names if not name.startswith("."))

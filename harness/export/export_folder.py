@@ -10,13 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from base.errors import OptionError
-from base.storage import files, input_files
+from base.storage import files, input_files, locks
 from harness.export import digests
 from harness.export.file_formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
 
 FILES = (LABELS, PREPROCESSING, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
 _MAX_BYTES = 64 << 20  # of a text
+_UNFINISHED = ".unfinished-export-"  # begins the name of a folder
 
 
 def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
@@ -47,14 +48,19 @@ def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder on the same disk for files that are not finished; nothing of it stays. OptionError if none can be made."""
+    """A folder on the same disk for files that are not finished. Nothing of it stays, nor of those of killed calls.
+    OptionError if none can be made."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     try:
-        beside = Path(tempfile.mkdtemp(prefix=".export-", dir=above))
+        beside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=above))
     except OSError as error:
         raise OptionError(f"--output {folder} cannot be written: {error.strerror}; give --output another place") from None
     try:
-        yield beside
+        with locks.holding(beside) as are_held:
+            for left in above.glob(f"{_UNFINISHED}*") if are_held else ():
+                if not locks.is_locked(left):  # its process is gone
+                    shutil.rmtree(left, ignore_errors=True)
+            yield beside
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -63,7 +69,7 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
     """Move finished files into their folder, with the texts that belong to them; those of another export go.
 
     The texts go before the other files: by them `check` knows the export of a call that was killed in between. The digests
-    go first and come last, so that none is of another file.
+    are taken away first and come last, so that none is of another file.
     """
     for name, text in texts.items():
         with files.naming(folder / name):
@@ -74,6 +80,7 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
     for name in written:
         sums = {each: digest for each, digest in sums.items() if not (each == name or each.startswith(f"{name}/"))}
         sums |= digests.of(staging, name)
+    digests.keep(staging, sums)  # nothing is written any more from here on, only renamed: a full disk loses nothing
     folder.mkdir(parents=True, exist_ok=True)
     old.mkdir()
     _move_away(folder / digests.FILE, old)
@@ -83,7 +90,7 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
         if (staging / name).is_dir() or (folder / name).is_dir():  # a file replaces a file at once
             _move_away(folder / name, old)
         os.replace(staging / name, folder / name)
-    digests.keep(folder, sums)
+    os.replace(staging / digests.FILE, folder / digests.FILE)
 
 
 def _kept_digests(folder: Path) -> dict[str, str]:

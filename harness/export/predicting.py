@@ -141,7 +141,8 @@ def _check_digests(path: Path) -> None:
     try:
         differing = digests.difference(path.parent, [path.name, LABELS, PREPROCESSING])
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{sums} cannot be read: {bounds.reason(error)}; export the network again") from None
+        place = getattr(error, "filename", None) or sums
+        raise CheckpointError(f"{place} cannot be read: {bounds.reason(error)}; export the network again") from None
     if differing:
         raise CheckpointError(
             f"{path.parent / differing} is not as export.py wrote it, by {sums}: export the network again, or remove "

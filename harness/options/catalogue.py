@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Option:
         if isinstance(raw, bool) and self.base is str and self.meta["bare"] and not self.meta["off"]:
             raw = self.meta["bare"] if raw else None  # a YAML key that stands for the flag alone, or for its --no- form
         if raw is None:
+            if isinstance(self.default, bool):
+                raise OptionError(f"{where}: {self.name} has no value: write true or false, or leave the key out")
             return self.default
         if self.several:
             items = raw if isinstance(raw, (list, tuple)) else str(raw).split() if isinstance(raw, str) else [raw]
@@ -180,8 +183,13 @@ def _to_bool(raw: Any) -> bool:
     return text in TRUE
 
 
+_MANY_DIGITS = re.compile(r"[+-]?[0-9]{300,}")
+
+
 def _to_int(raw: Any) -> int:
     if isinstance(raw, str):
+        if _MANY_DIGITS.fullmatch(raw):
+            raise OverflowError(raw)
         return whole_number(raw)
     if isinstance(raw, bool) or not isinstance(raw, int):
         raise ValueError(raw)

@@ -154,6 +154,16 @@ class ConfigFile:
         """The blocks' names in the order of the file."""
         return [name for name in self._blocks if name != releases.TABLE]
 
+    def names_with(self, *keys: str) -> list[str]:
+        """The names of blocks that have one of these keys, or may have it of a block that they merge."""
+
+        def may_have(node: yaml.Node) -> bool:
+            return isinstance(node, yaml.MappingNode) and any(
+                key.value in keys or key.tag == MERGE_TAG for key, _ in node.value
+            )
+
+        return [name for name in self.names if may_have(self._blocks[name][1])]
+
     def block(self, name: str) -> dict[str, Entry]:
         """{option: Entry} of one block."""
         self._check_known(name)

@@ -94,9 +94,11 @@ def read(path: str, name: str | None) -> Sweep:
         raise OptionError(
             f"{path} holds no sweep: NAME: with options that all trials share, and below it {GRID}: or {RANDOM}:"
         )
-    if name is None and len(file.names) > 1:
-        raise OptionError(f"{path} holds {len(file.names)} sweeps, {_some(file.names)}: name one of them")
-    name = file.names[0] if name is None else name
+    if name is None:
+        sweeps = file.names_with(GRID, RANDOM) or file.names  # the others are shared by them
+        if len(sweeps) > 1:
+            raise OptionError(f"{path} holds {len(sweeps)} sweeps, {_some(sweeps)}: name one of them")
+        name = sweeps[0]
     if name not in file.names:
         raise OptionError(
             f"{path}: no sweep '{brief(name)}'{did_you_mean(name, file.names)}", f"There are: {_some(file.names)}"

@@ -70,5 +70,6 @@ def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> 
         recorded = hints.command("restore", *hints.resuming(run, folder), *changed)
         log.note(f"Go on:           {recorded if log.recorded else call}")
     else:
-        delete = "; delete it before the same call" if run.options.logging.logs_path else ""
+        logging = run.options.logging
+        delete = "; delete it before the same call" if logging.logs_path and not logging.autoresume else ""
         log.note(f"There is no checkpoint in {folder}{delete}")

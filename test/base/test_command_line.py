@@ -89,3 +89,10 @@ def test_a_working_directory_that_is_gone_is_told_of(tmp_path, capsys, monkeypat
     assert command_line.run("any", lambda _: bool(Path("run").resolve()), [], ()) == 1
     said = "No such file or directory: the working directory has been removed; change to another one (cd)"
     assert capsys.readouterr().err == f"any: error: {said}\n"
+
+    def main(_: object) -> int:
+        raise OptionError("cannot make logs: No such file or directory", "listed")
+
+    assert command_line.run("any", main, [], (OptionError,)) == 2
+    said = "cannot make logs: No such file or directory; the working directory has been removed; change to another one (cd)"
+    assert capsys.readouterr().err == f"any: error: {said}\nlisted\n"

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,25 @@ def test_no_average_goes_where_it_cannot_be_written_or_into_a_run_that_is_being_
     assert result.code == 2 and f"{denied} cannot be written: Permission denied; give a name elsewhere" in result.err
     monkeypatch.undo()
     succeed(*words, tmp_path / "run" / "mean")
+
+
+@pytest.mark.parametrize("call", ["unlink", "replace"])
+def test_what_is_left_where_an_average_was_being_replaced_is_one(call, tmp_path, monkeypatch):
+    place, real = (Path, Path.unlink) if call == "unlink" else (os, os.replace)
+    for calls in range(4):
+        write.save_weights_only(tmp_path / "mean", draw(1))
+        left = iter(range(calls))
+
+        def killed(*words: object, left=left, **more: object) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            real(*words, **more)
+
+        monkeypatch.setattr(place, call, killed)
+        with suppress(KeyboardInterrupt):
+            write.save_weights_only(tmp_path / "mean", draw(2))
+        monkeypatch.undo()
+        assert write.foreign_file(tmp_path / "mean") is None, calls
 
 
 def test_nothing_but_an_earlier_average_is_replaced(tmp_path):

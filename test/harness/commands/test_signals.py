@@ -150,6 +150,8 @@ def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypat
     assert result.code == 143
     assert f"Stopped: SIGTERM\nThere is no checkpoint in {folder}; delete it before the same call\n" in result.out
     assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
+    result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # which goes on in the folder
+    assert f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path / 'other'}\n" in result.out
 
 
 def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path, capsys):

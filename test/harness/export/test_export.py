@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import json
@@ -24,6 +25,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
+from base.storage import files
 from harness.export import agreement, digests, export_folder, export_options, file_formats
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
@@ -202,6 +204,9 @@ def test_an_exported_file_that_is_not_as_it_was_written_is_not_believed(trained,
     assert exported(trained, "--to", "tflite", "--output", folder).code == 0  # which speaks for its own files alone
     assert f"{folder / 'frozen.pb'} is not as export.py wrote it" in said("frozen.pb")
     succeed("validation", "--restore-path", folder / "model.tflite", "--predict", photograph)
+    (folder / "labels.txt").rename(folder / "labels")
+    assert f"{folder / 'labels.txt'} cannot be read: No such file" in said("model.tflite")
+    (folder / "labels").rename(folder / "labels.txt")
     (folder / "SHA256SUMS").unlink()
     succeed("validation", "--restore-path", folder / "frozen.pb", "--predict", photograph)
 
@@ -328,7 +333,7 @@ def _put(folder: Path, texts: dict[str, str], force: bool) -> None:
 @pytest.mark.parametrize("there", ["nothing", "the same", "another"])
 def test_an_export_that_is_killed_while_it_is_put_in_place_goes_on_by_the_same_call(there, tmp_path, monkeypatch):
     texts, replace = {"labels.txt": "a\n", "preprocessing.json": "{}"}, os.replace
-    for moves in range(12):
+    for moves in range(13):
         folder = tmp_path / f"{there} {moves}"
         if there != "nothing":
             _put(folder, texts if there == "the same" else dict.fromkeys(texts, "other"), False)
@@ -347,6 +352,29 @@ def test_an_export_that_is_killed_while_it_is_put_in_place_goes_on_by_the_same_c
         assert {path.name for path in folder.iterdir()} == {*texts, "frozen.pb", "saved_model", "SHA256SUMS"}
         assert digests.difference(folder, [*texts, "frozen.pb"]) is None
         assert (folder / "frozen.pb").read_text() == "{}"
+
+
+def test_what_a_killed_export_left_goes_with_the_next_and_that_of_one_that_runs_stays(tmp_path):
+    texts = {"labels.txt": "a\n", "preprocessing.json": "{}"}
+    with export_folder.staged(tmp_path / "other") as running:
+        left = running.with_name(f"{running.name[:-1]}+")
+        (left / "saved_model").mkdir(parents=True)
+        _put(tmp_path / "out", texts, False)
+        assert {each.name for each in tmp_path.iterdir()} == {"out", running.name}
+
+
+def test_a_full_disk_leaves_the_export_that_was_there(tmp_path, monkeypatch):
+    texts = {"labels.txt": "a\n", "preprocessing.json": "{}"}
+    _put(tmp_path, dict.fromkeys(texts, "other"), False)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left"):
+        _put(tmp_path, texts, True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tmp_path):

@@ -339,6 +339,8 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("batch_size: 2.0", "FILE:3: micro_batch_size is '2.0' but must be a whole number"),
         ("batch_size: 0", "FILE:3: micro_batch_size is '0' but must be at least 1"),
         ("replicas: 1e1", "FILE:3: replicas is '1e1' but must be a whole number"),
+        ("replicas: " + "1" * 5000, f"FILE:3: replicas is '{'1' * 100}... (5000 characters)' but must be at most 3.4e+38 in size"),
+        ("pipeline:", "FILE:3: pipeline has no value: write true or false, or leave the key out"),
         ("wandb: maybe", "FILE:3: wandb is 'maybe' but must be true or false"),
         ("no_validation: maybe", "FILE:3: validation is 'maybe' but must be true or false"),
         ("precision: 16", "FILE:3: precision is '16' but must be one of 16.16, 16.32, 32.32, 8.16, 8.32, bf16.16, bf16.32; did you mean 8.16, 16.32 or 16.16?"),

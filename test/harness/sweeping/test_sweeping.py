@@ -219,7 +219,7 @@ def test_a_call_that_cannot_be_meant_is_refused(words, said, tmp_path):
 
 
 def test_which_sweep_is_said_where_there_are_several(tmp_path, monkeypatch):
-    two = GRID + GRID.replace("s:", "other:")
+    two = GRID + GRID.replace("s:", "other:") + "shared:\n  epochs: 1\n"
     for words, said in (
         ((), "holds 2 sweeps, s, other: name one of them"),
         (("othr",), "no sweep 'othr'; did you mean other?"),
