@@ -20,7 +20,7 @@ from base.process import commands, orphans, signals, startup, tf_runtime
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes
-_MOVED = "the working directory has been removed; change to another one (cd)"
+_REMOVED = "the working directory has been removed; change to another one (cd)"
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
 Errors = tuple[type[Exception], ...]
 
@@ -167,7 +167,7 @@ def _remedy(error: OSError) -> str:
     """The remedy for an error that names no file, as the end of a message."""
     if "temporary directory" in str(error):
         return "; set TMPDIR to a folder that can be written"
-    return f": {_MOVED}" if error.errno == errno.ENOENT and _is_nowhere() else ""
+    return f": {_REMOVED}" if error.errno == errno.ENOENT and _is_nowhere() else ""
 
 
 def _is_nowhere() -> bool:
@@ -213,9 +213,10 @@ def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, fail
 
     def report(text: object, code: int) -> int:
         message, *listed = shown(text).split("\n")
-        if os.strerror(errno.ENOENT) in message and _MOVED not in message and _is_nowhere():
-            message += f"; {_MOVED}"
-        print(f"{prog}: error: {_bounded(commands.spoken(chr(10).join((message, *listed))))}", file=sys.stderr)
+        if os.strerror(errno.ENOENT) in message and _REMOVED not in message and _is_nowhere():
+            message += f"; {_REMOVED}"
+        told = "\n".join((message, *listed))
+        print(f"{prog}: error: {_bounded(commands.spoken(told))}", file=sys.stderr)
         return code
 
     try:
