@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +17,9 @@ from base.errors import OptionError
 from base.storage import files, input_files
 
 FILE = ".lock"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOMENT = 0.05  # seconds
+_RANDOM = "[a-z0-9_]{8}"  # ends the name of a temporary folder
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -46,14 +51,51 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[bool]:
-    """Hold a folder of one's own, with no file in it that says so: True, or False where the file system has no locks."""
-    itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def scratch_folder(above: Path, prefix: str) -> Iterator[Path]:
+    """A folder of this process alone, for files that are not finished. Nothing of it stays, nor of those of killed processes
+    in `above` under the prefix, where the file system has locks. OSError if none can be made."""
+    folder, itself = _new_scratch(above, prefix)
     try:
-        _lock(itself, folder, "a part")
-        yield _is_locked(folder, os.O_DIRECTORY)
+        for left in above.glob(f"{prefix}*"):
+            if re.fullmatch(_RANDOM, left.name.removeprefix(prefix)):
+                _remove_abandoned(left)
+        yield folder
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(itself)
+
+
+def _new_scratch(above: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder, and the open file that locks it. Another process may take it for abandoned before it is locked: that
+    one has the lock then, or has removed it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+        with suppress(FileNotFoundError):
+            itself = os.open(folder, _FOLDER)
+            if _is_taken(itself) and os.path.lexists(folder):
+                return folder, itself
+            os.close(itself)
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Lock an open file; return whether no other process has the lock, which a file system without locks never tells."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _remove_abandoned(folder: Path) -> None:
+    with suppress(OSError):
+        itself = os.open(folder, _FOLDER)
+        try:
+            fcntl.flock(itself, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where its process lives, or nobody can tell
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(itself)
 
 
 def is_locked(folder: Path) -> bool:
@@ -82,18 +124,13 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def _lock(descriptor: int, folder: Path, what: str) -> None:
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # maybe of `is_locked`, which keeps it for a moment
-            time.sleep(_MOMENT)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if _is_taken(descriptor):
+        return
+    time.sleep(_MOMENT)  # for which `is_locked` may have it
+    if not _is_taken(descriptor):
         raise OptionError(
             f"{what} in {folder} is being written by another process ({_holder(folder)}): wait for it, or stop it first"
-        ) from None
-    except OSError:
-        pass  # a file system without locks of this kind
+        )
 
 
 def _holder(folder: Path) -> str:

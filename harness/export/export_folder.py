@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from base.errors import OptionError
@@ -51,18 +49,14 @@ def staged(folder: Path) -> Iterator[Path]:
     """A folder on the same disk for files that are not finished. Nothing of it stays, nor of those of killed calls.
     OptionError if none can be made."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    try:
-        beside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=above))
-    except OSError as error:
-        raise OptionError(f"--output {folder} cannot be written: {error.strerror}; give --output another place") from None
-    try:
-        with locks.holding(beside) as are_held:
-            for left in above.glob(f"{_UNFINISHED}*") if are_held else ():
-                if not locks.is_locked(left):  # its process is gone
-                    shutil.rmtree(left, ignore_errors=True)
-            yield beside
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with ExitStack() as stack:
+        try:
+            beside = stack.enter_context(locks.scratch_folder(above, _UNFINISHED))
+        except OSError as error:
+            raise OptionError(
+                f"--output {folder} cannot be written: {error.strerror}; give --output another place"
+            ) from None
+        yield beside
 
 
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:

@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -25,6 +26,7 @@ from base.errors import OptionError
 from base.fields import brief
 from base.process import orphans
 from base.process.signals import URGENT
+from base.storage import locks
 from emulator.plan import machine
 from harness.cluster import poprun_environment
 from harness.processes import job_token
@@ -58,6 +60,9 @@ _KILLED = re.compile(_PRTE + rb"\w+: for proc \[[^]\r\n]*,(\d+)\] state ABORTED 
 # such a line, as far as it has come
 _BEGUN = re.compile(rb"\[[\w.:-]*(?:\](?: (?:\[(?:[prteun-]{0,8}|prterun-[^\r\n]*))?)?)?")
 _LONGEST_TOLD = 600  # bytes of such a line
+# where OpenMPI 4 and 5 put the files of a session on the host that starts it; the other hosts may not have this folder
+_SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
+_SESSION = ".poprun-mpirun-"  # begins the folder's name
 # OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
 _LOST_HOST = b"has lost communication with a remote daemon"
 
@@ -209,9 +214,9 @@ def mpi_command(
 
 def host_is_reachable(mpirun: str, host: str, global_args: Sequence[str] = ()) -> bool:
     """Return whether mpirun can start a program on a host, within a while."""
-    head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0), *global_args]
-    with suppress(subprocess.TimeoutExpired):
-        asked = subprocess.run([*head, "--host", host, "--np", "1", "true"], capture_output=True, timeout=_ANSWER)
+    command = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0), *global_args, "--host", host, "--np", "1", "true"]
+    with suppress(subprocess.TimeoutExpired), _session_folder(command) as place:
+        asked = subprocess.run(command, env={**os.environ, **place}, capture_output=True, timeout=_ANSWER)
         return asked.returncode == 0
     return False
 
@@ -228,9 +233,21 @@ def numa_nodes() -> int:
 def run_mpirun(command: Sequence[str], addresses: Sequence[str]) -> ExitStatus:
     """Run mpirun to its end, or to that of all its instances where a host has gone; signals go on to the instances, whose
     servers listen at the addresses."""
-    with ServerProbe(addresses) as probe:
+    with ServerProbe(addresses) as probe, _session_folder(command) as place:
         own = {name: value for name, value in _mca_variables(command).items() if name not in os.environ}
-        return run(command, own, lambda: probe.all_gone, through_mpirun=True)
+        return run(command, {**own, **place}, lambda: probe.all_gone, through_mpirun=True)
+
+
+@contextmanager
+def _session_folder(command: Sequence[str]) -> Iterator[Mapping[str, str]]:
+    """The variables that give an mpirun a new folder for its session, unless the user chose one. An mpirun that is killed
+    leaves its files under its process' number, and without this a later one of the same number does not start."""
+    with ExitStack() as stack:
+        place = None
+        if not any("tmpdir_base" in word for word in (*command, *os.environ)):
+            with suppress(OSError):  # mpirun says itself where it cannot write
+                place = stack.enter_context(locks.scratch_folder(Path(tempfile.gettempdir()), _SESSION))
+        yield dict.fromkeys(_SESSION_BASES, str(place)) if place else {}
 
 
 def run(

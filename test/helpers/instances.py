@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,21 +27,13 @@ class Ended:
 
 
 def mpi(present: bool) -> dict[str, str]:
-    """An environment with mpirun, or without. The first has a temporary folder of its own: mpirun does not start where one
-    of its number was killed before it and left its files."""
+    """An environment with mpirun, or without."""
     folders = [
         folder
         for folder in [str(Path(sys.executable).parent), *os.environ["PATH"].split(":")]
         if present or not Path(folder, "mpirun").exists()
     ]
-    return {**os.environ, "PATH": ":".join(folders)} | ({"TMPDIR": _temporary()} if present else {})
-
-
-def _temporary() -> str:
-    """A folder that goes with this process, of a short name: the names of sockets in it are bounded."""
-    folder = tempfile.mkdtemp(prefix="mpi-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return {**os.environ, "PATH": ":".join(folders)}
 
 
 def free_addresses(count: int) -> list[str]:

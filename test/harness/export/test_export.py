@@ -357,10 +357,12 @@ def test_an_export_that_is_killed_while_it_is_put_in_place_goes_on_by_the_same_c
 def test_what_a_killed_export_left_goes_with_the_next_and_that_of_one_that_runs_stays(tmp_path):
     texts = {"labels.txt": "a\n", "preprocessing.json": "{}"}
     with export_folder.staged(tmp_path / "other") as running:
-        left = running.with_name(f"{running.name[:-1]}+")
+        left = running.with_name(f"{running.name[:-8]}{running.name[-8:][::-1]}")
         (left / "saved_model").mkdir(parents=True)
+        like_it = running.with_name(f"{running.name[:-8]}of-mine")
+        like_it.mkdir()
         _put(tmp_path / "out", texts, False)
-        assert {each.name for each in tmp_path.iterdir()} == {"out", running.name}
+        assert {each.name for each in tmp_path.iterdir()} == {"out", running.name, like_it.name}
 
 
 def test_a_full_disk_leaves_the_export_that_was_there(tmp_path, monkeypatch):

