@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
@@ -25,6 +25,23 @@ from Models._layers import Variable
 from Models._segments import Segment
 
 
+class Move(NamedTuple):
+    """What an update rule moves a variable by: w [...], its slots and its gradient, of the same shape. `decay`: that times w
+    is still to be added to the gradient; `decayed_apart`: what decoupled decay is computed from, after the rule."""
+
+    name: str
+    w: tf.Tensor
+    slots: dict[str, tf.Tensor]
+    gradient: tf.Tensor
+    decay: float | tf.Tensor = 0.0
+    decayed_apart: tf.Tensor | None = None
+
+    @property
+    def whole_gradient(self) -> tf.Tensor:
+        """The gradient with the decay in it."""
+        return self.gradient if isinstance(self.decay, float) and not self.decay else self.gradient + self.w * self.decay
+
+
 class Optimiser(Protocol):
     """An update rule. `slots`: the names of each variable's slots, with their initial values. `decoupled_decay`: weight
     decay takes its share of the variable itself, times the rate, and is not in the gradient (arXiv 1711.05101)."""
@@ -37,6 +54,12 @@ class Optimiser(Protocol):
         self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
+
+    def update_all(
+        self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor
+    ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
+        """Each variable and its slots after the update, to the bits of `update`."""
+        return [self.update(m.name, m.w, m.slots, m.whole_gradient, learning_rate, done) for m in moves]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
+from emulator.native import library
 from emulator.plan import number_formats
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, AccumulationLoop
@@ -17,7 +18,7 @@ from emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, 
 from emulator.program.group import buckets, elements
 from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
-from emulator.program.training import TrainingSpec
+from emulator.program.training import Move, TrainingSpec
 from emulator.program.weights import ProgramVariables
 from Models._layers import Variable
 
@@ -185,27 +186,46 @@ class HostStep:
         scale: LossScale,
     ) -> list[tf.Operation]:
         """The operations that update every variable and slot."""
-        training, variables = self.training, self.variables
-        learning_rate, optimiser = scale.adjusted_learning_rate(learning_rate), training.optimiser
-        operations = []
-        for variable in training.updated_variables:
-            name = variable.name
-            if not variable.trainable:
-                difference = (weights[name] - results[name]) * (1 - variable.decay)  # a moving average
-                operations.append(variables.model[name].assign_sub(difference, read_value=False))
-                continue
-            gradient = results[name]
-            master, slots = variables.state(name)
-            if variable.proxy:
-                gradient = proxy_norm.chain_gradient(variable.proxy, master, gradient)
-            decayed = self._decayed_value(variable, master)
-            if decayed is not None and not optimiser.decoupled_decay:
-                gradient += decayed * (training.weight_decay * scale.factor)
-            value, slots = optimiser.update(name, master, slots, scale.unscaled_gradient(gradient), learning_rate, step)
-            if decayed is not None and optimiser.decoupled_decay:
-                value -= learning_rate * training.weight_decay * decayed
-            operations += variables.assign(name, self.policy.check_finite(value, f"the update of {name}"), slots, step)
+        training, policy, optimiser = self.training, self.policy, self.training.optimiser
+        operations = self._average_updates(weights, results)
+        moves = [self._move(v, results[v.name], scale) for v in training.updated_variables if v.trainable]
+        with tf.device(training.plan.stage_devices[0]):
+            learning_rate = tf.identity(scale.adjusted_learning_rate(learning_rate))
+            moved = optimiser.update_all(moves, learning_rate, step) if moves else []
+        for move, (value, slots) in zip(moves, moved):
+            if move.decayed_apart is not None:
+                value -= learning_rate * training.weight_decay * move.decayed_apart
+            value = policy.check_finite(value, f"the update of {move.name}")
+            operations += self.variables.assign(move.name, value, slots, step)
         return operations
+
+    def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
+        """Return what the update rule moves a variable by."""
+        training = self.training
+        w, slots = self.variables.state(variable.name)
+        if variable.proxy:
+            gradient = proxy_norm.chain_gradient(variable.proxy, w, gradient)
+        decayed, decay = self._decayed_value(variable, w), training.weight_decay * scale.factor
+        if decayed is None or training.optimiser.decoupled_decay:
+            return Move(variable.name, w, slots, scale.unscaled_gradient(gradient), decayed_apart=decayed)
+        if decayed is w and scale.unscaled_by_learning_rate:
+            return Move(variable.name, w, slots, gradient, decay)
+        return Move(variable.name, w, slots, scale.unscaled_gradient(gradient + decayed * decay))
+
+    def _average_updates(self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
+        """The operations that move the moving statistics towards the batches'."""
+        averages = [variable for variable in self.training.updated_variables if not variable.trainable]
+        if not averages:
+            return []
+        before, now = ([of[variable.name] for variable in averages] for of in (weights, results))
+        shares = [1 - variable.decay for variable in averages]
+        with tf.device(self.training.plan.stage_devices[0]):
+            kernels = library.load_for(tf.identity(before[0]))
+        if kernels is not None:
+            after = kernels.emulator_average_update(averages=before, values=now, shares=shares)
+        else:
+            after = [old - (old - new) * share for old, new, share in zip(before, now, shares)]
+        return [self.variables.model[v.name].assign(value, read_value=False) for v, value in zip(averages, after)]
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
         """Return the value that weight decay is computed from, zero where a proxy's rows are exempt; None without decay."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import tensorflow.compat.v1 as tf
 
-from emulator.program.training import Optimiser
+from emulator.native import library
+from emulator.program.training import Move, Optimiser
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, named_by, rmsprop_decay
 
@@ -39,6 +40,17 @@ class Momentum(Optimiser):
     ) -> tuple[tf.Tensor, Slots]:
         a = self.momentum * slots["Momentum"] + g
         return w - learning_rate * a, {"Momentum": a}
+
+    def update_all(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[tuple[tf.Tensor, Slots]]:
+        kernels = library.load_for(learning_rate)
+        if kernels is None:
+            return super().update_all(moves, learning_rate, done)
+        values, momenta = kernels.emulator_momentum_update(
+            weights=[m.w for m in moves], momenta=[m.slots["Momentum"] for m in moves],
+            gradients=[m.gradient for m in moves], rate=learning_rate,
+            decays=tf.stack([m.decay for m in moves]), momentum=self.momentum,
+        )  # fmt: skip
+        return [(w, {"Momentum": a}) for w, a in zip(values, momenta)]
 
 
 @dataclass(frozen=True)

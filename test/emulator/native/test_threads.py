@@ -15,7 +15,13 @@ import pytest
 from base import plugins
 from emulator.native import library
 
-MODULES = ("test_conv_gradient", "test_conv_norm", "test_native", "test_winograd")  # of which each has shared work
+MODULES = (
+    "test_conv_gradient",
+    "test_conv_norm",
+    "test_native",
+    "test_updates",
+    "test_winograd",
+)  # of which each has shared work
 
 
 @pytest.mark.skipif(
