@@ -1,10 +1,10 @@
 """Convolutions, by the operation that is fastest for each kind, and the subsampling of a shortcut.
 
-Two kinds have native kernels where these are built for AVX-512: convolutions by kernels of 3 x 3 pixels, which train by
-Winograd's minimal filtering (emulator/native/winograd.cc), and other weights' gradients (emulator/native/conv_gradient.cc):
-those of strides, and of groups of 16 channels (*Making EfficientNet More Efficient*, Masters et al., 2021). Groups of 4 and
-8 channels (*Aggregated Residual Transformations for Deep Neural Networks*, Xie et al., 2017) are done as groups of 16 with
-zeros among their weights.
+Some have native kernels where these are built for AVX-512: convolutions by kernels of 3 x 3 pixels, which train by
+Winograd's minimal filtering (emulator/native/winograd.cc), and other weights' gradients: those of depthwise convolutions
+(emulator/native/depthwise_gradient.cc), of strides, and of groups of 16 channels (emulator/native/conv_gradient.cc; *Making
+EfficientNet More Efficient*, Masters et al., 2021). Groups of 4 and 8 channels (*Aggregated Residual Transformations for
+Deep Neural Networks*, Xie et al., 2017) are done as groups of 16 with zeros among their weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from emulator.native import library
 _NATIVE_GROUP = 16  # channels read and made
 _SMALL_GROUPS = (4, 8)  # channels read and made by groups that are joined: of fewer, zeros would be most of the work
 _NATIVE_FILTERS = 16  # of an ungrouped convolution: multiples
+_NATIVE_DEPTHWISE = (3, 5)  # pixels of a kernel's side
 _LEVEL_CHANNELS = range(16, 64)  # read by one: oneDNN is as fast
 _WINOGRAD_CHANNELS = 16  # read and made by a group: multiples
 
@@ -37,8 +38,7 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
         if hasattr(kernels, "emulator_winograd_conv2d"):
             return _winograd(kernels, x, _join(weights, groups, joined), groups // joined)
     if groups == filters == x.shape[-1] and groups > 1:
-        depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
-        return tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
+        return _depthwise(x, tf.reshape(weights, [kernel, kernel, filters, 1]), stride)
     if groups > 1 and not _native_group_gradients(x.dtype):
         pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
         return tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
@@ -49,6 +49,26 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
+def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+    """A convolution of each channel by itself, weights [kernel, kernel, channels, 1], whose weights' gradient is a native
+    kernel: oneDNN takes up to ten times as long."""
+    kernel, kernels, place = weights.shape[0], library.load_for(x), {"strides": [1, stride, stride, 1], "padding": "SAME"}
+    if kernel not in _NATIVE_DEPTHWISE or not hasattr(kernels, "emulator_depthwise_weights_gradient"):
+        return tf.nn.depthwise_conv2d_native(x, weights, **place)
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return (
+                tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **place),
+                kernels.emulator_depthwise_weights_gradient(x=x, dy=dy, stride=stride, kernel=kernel),
+            )
+
+        return tf.nn.depthwise_conv2d_native(x, weights, **place), rule
+
+    return convolution(x, weights)
 
 
 def _joined_groups(channels: int, filters: int, groups: int) -> int:

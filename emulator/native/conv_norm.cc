@@ -26,12 +26,6 @@ constexpr int64_t kUnits = 16;           // of a depthwise convolution's work, a
 constexpr int kTilePixels = 7;           // of a depthwise convolution: the sides of ImageNet's layers are its multiples
 constexpr float kOutside[kPanel] = {};   // a pixel beyond the edges
 
-// Reads a number of each line of memory in its order, which brings what follows as well: windows and tiles jump, and would wait
-// for every line.
-inline void touch(const float* from, int64_t count) {
-  for (int64_t k = 0; k < count; k += kVector) asm volatile("" ::"x"(from[k]));
-}
-
 // The factors and sums behind a convolution, for each of its filters, and the place of its results.
 struct Results {
   Results at(int64_t pixel, int64_t filter) const {

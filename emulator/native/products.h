@@ -27,6 +27,12 @@ inline __mmask16 mask_of(int64_t columns) {
   return static_cast<__mmask16>(columns >= kVector ? 0xFFFF : (1u << columns) - 1);
 }
 
+// Reads a number of each line of memory in its order, which brings what follows as well: windows and tiles jump, and would wait
+// for every line.
+inline void touch(const float* from, int64_t count) {
+  for (int64_t k = 0; k < count; k += kVector) asm volatile("" ::"x"(from[k]));
+}
+
 // sums [rows, vectors * 16] += a [rows] b [vectors * 16]: one step of a product whose rows lie together in a.
 template <int rows, int vectors>
 inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vectors]) {

@@ -26,8 +26,8 @@ from Models._segments import Segment
 
 
 class Move(NamedTuple):
-    """What an update rule moves a variable by: w [...], its slots and its gradient, of the same shape. `decay`: that times w
-    is still to be added to the gradient; `decayed_apart`: what decoupled decay is computed from, after the rule."""
+    """A variable's move by an update rule: w [...], its slots and its gradient, of the same shape. `decay`: that times w is
+    still to be added to the gradient; `decayed_apart`: what decoupled decay is computed from, after the rule."""
 
     name: str
     w: tf.Tensor
@@ -58,7 +58,7 @@ class Optimiser(Protocol):
     def update_all(
         self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor
     ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-        """Each variable and its slots after the update, to the bits of `update`."""
+        """Each variable and its slots after the update, to the bits of `update`; `done`: as there."""
         return [self.update(m.name, m.w, m.slots, m.whole_gradient, learning_rate, done) for m in moves]
 
 

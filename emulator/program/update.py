@@ -200,7 +200,7 @@ class HostStep:
         return operations
 
     def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
-        """Return what the update rule moves a variable by."""
+        """Return a variable's move by the update rule."""
         training = self.training
         w, slots = self.variables.state(variable.name)
         if variable.proxy:

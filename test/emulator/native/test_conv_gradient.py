@@ -27,7 +27,12 @@ CASES = [
     ((2, 14, 15, 128), 3, 2, 128, 160), ((9, 8, 8, 256), 3, 2, 256, 544), ((3, 3, 2, 70), 5, 3, 70, 16), ((2, 9, 9, 72), 2, 3, 72, 32),
     ((2, 9, 8, 64), 3, 2, 4, 64), ((3, 7, 7, 32), 5, 1, 8, 32), ((0, 8, 8, 32), 3, 2, 8, 32),  # groups that are joined
     ((40, 30, 30, 8), 3, 2, 8, 32), ((1, 5, 5, 300), 3, 2, 300, 96), ((0, 8, 8, 8), 3, 2, 8, 32),
+    # depthwise: of channels that fill no vector, or no panel, in tiles that divide rows and columns, and that do not
+    ((2, 14, 15, 32), 3, 1, 1, 32), ((3, 9, 70, 50), 3, 1, 1, 50), ((2, 33, 35, 24), 5, 1, 1, 24), ((2, 56, 10, 40), 5, 2, 1, 40),
+    ((1, 13, 112, 32), 3, 2, 1, 32), ((4, 1, 1, 20), 5, 1, 1, 20), ((2, 2, 3, 5), 5, 2, 1, 5), ((2, 3, 2, 16), 3, 3, 1, 16),
+    ((70, 12, 12, 48), 3, 1, 1, 48), ((1, 100, 9, 2), 5, 1, 1, 2), ((2, 9, 40, 17), 3, 4, 1, 17), ((0, 8, 8, 32), 3, 1, 1, 32),
 ]  # fmt: skip
+KERNELS = {"EmulatorConvWeightsGradient", "EmulatorDepthwiseWeightsGradient"}
 
 
 def drawn(shape: tuple[int, ...], kernel: int, stride: int, of_group: int, filters: int) -> dict[str, np.ndarray]:
@@ -45,8 +50,7 @@ def outcome(inputs: dict[str, np.ndarray], stride: int, dtype: type) -> list[np.
         x, weights, dy = fed.values()
         y = convolutions.convolve(x, weights, stride, winograd=False)
         outputs = [y, *gradients([y], [x, weights], [dy])]
-        native = any(operation.type == "EmulatorConvWeightsGradient" for operation in graph.get_operations())
-        assert native == (dtype == np.float32)
+        assert bool(KERNELS & {operation.type for operation in graph.get_operations()}) == (dtype == np.float32)
         with tf.Session(graph=graph) as session:
             return session.run(outputs, {tensor: inputs[name] for name, tensor in fed.items()})
 
@@ -68,13 +72,17 @@ def test_convolutions_and_gradients_are_those_of_float64(shape, kernel, stride, 
 def shared_work() -> list[np.ndarray]:
     """Results that several threads share."""
     grouped = outcome(drawn((40, 40, 30, 48), 3, 1, 16, 48), 1, np.float32)
-    return grouped[2:] + outcome(drawn((40, 41, 30, 72), 3, 2, 72, 96), 2, np.float32)[2:]
+    depthwise = outcome(drawn((20, 30, 31, 72), 3, 1, 1, 72), 1, np.float32) + outcome(
+        drawn((2, 9, 9, 400), 5, 1, 1, 400), 1, np.float32
+    )
+    return grouped[2:] + outcome(drawn((40, 41, 30, 72), 3, 2, 72, 96), 2, np.float32)[2:] + depthwise[2::3]
 
 
-def test_a_number_that_is_not_finite_goes_where_it_belongs():
-    inputs = drawn((2, 8, 8, 48), 3, 1, 16, 48)
+@pytest.mark.parametrize(("of_group", "own"), [(16, np.s_[:, :, 5, 16:32]), (1, np.s_[:, :, 0, 21])])
+def test_a_number_that_is_not_finite_goes_where_it_belongs(of_group, own):
+    inputs = drawn((2, 8, 8, 48), 3, 1, of_group, 48)
     inputs["x"][1, 3, 4, 21] = np.nan
     dw = outcome(inputs, 1, np.float32)[2]
     expected = np.zeros(dw.shape, bool)
-    expected[:, :, 5, 16:32] = True
+    expected[own] = True
     assert np.array_equal(np.isnan(dw), expected)

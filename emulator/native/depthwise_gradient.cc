@@ -1,0 +1,235 @@
+// The gradient of a depthwise convolution's weights, x [batch, height, width, channels] by weights [kernel, kernel, channels, 1],
+// SAME padding, for processors with vectors of 16 numbers (AVX-512).
+//
+// The products of a tile of pixels are added in registers, the sums of tiles and samples in FP32 and those of chunks of samples in
+// double precision, all in a fixed order: the number of threads changes no bit.
+
+#ifdef __AVX512F__
+
+#include "emulator/native/products.h"
+#include "emulator/native/threads.h"
+
+namespace native {
+namespace {
+
+constexpr int64_t kNear = 28 << 10;     // bytes of a tile's pixels, padded, that stay in the nearest cache
+constexpr int64_t kTileColumns = 32;    // of a tile, at most
+constexpr int64_t kTileRows = 8;
+constexpr int64_t kChunkPixels = 8192;  // of a chunk of samples, at least,
+constexpr int64_t kItems = 8;           // unless there would be fewer things for threads to do,
+constexpr int64_t kSums = 5 << 20;      // whose sums take no more bytes
+
+// Of some vectors of channels, as many as the registers hold sums for.
+template <int kernel>
+constexpr int kVectors = kernel == 3 ? 2 : 1;
+
+struct Sizes {
+  Sizes(const TensorShape& x, int64_t kernel, int64_t stride)
+      : batch(x.dim_size(0)), channels(x.dim_size(3)), rows(x.dim_size(1), kernel, stride),
+        columns(x.dim_size(2), kernel, stride) {}
+
+  TensorShape out() const { return TensorShape({batch, rows.out, columns.out, channels}); }
+  TensorShape weights() const { return TensorShape({rows.kernel, columns.kernel, channels, 1}); }
+
+  int64_t batch, channels;
+  Axis rows, columns;
+};
+
+// Some rows and columns of the results.
+struct Tile {
+  int64_t row, rows, column, columns;
+};
+
+// The channels of a panel that exist, of each of its vectors.
+template <int vectors>
+struct Masks {
+  explicit Masks(int64_t channels) {
+    for (int v = 0; v < vectors; ++v) of[v] = mask_of(std::max<int64_t>(channels - v * kVector, 0));
+  }
+  __mmask16 of[vectors];
+};
+
+// The pixels of x that a tile's windows hold, of one panel of channels, with zeros beyond the edges of the image.
+template <int vectors>
+void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks, float* to) {
+  const Axis &rows = sizes.rows, &columns = sizes.columns;
+  const int64_t top = tile.row * rows.stride - rows.before, left = tile.column * columns.stride - columns.before;
+  const int64_t width = (tile.columns - 1) * columns.stride + columns.kernel;
+  const int64_t from = std::clamp<int64_t>(-left, 0, width), end = std::clamp<int64_t>(columns.in - left, from, width);
+  auto zeros = [&to](int64_t pixels) {
+    for (int64_t k = 0; k < pixels * vectors; ++k, to += kVector) _mm512_store_ps(to, _mm512_setzero_ps());
+  };
+  for (int64_t r = 0; r < (tile.rows - 1) * rows.stride + rows.kernel; ++r) {
+    const int64_t row = top + r;
+    if (row < 0 || row >= rows.in) {
+      zeros(width);
+      continue;
+    }
+    zeros(from);
+    const float* pixel = x + (row * columns.in + left + from) * sizes.channels;
+    for (int64_t k = from; k < end; ++k, pixel += sizes.channels, to += vectors * kVector) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) {
+        _mm512_store_ps(to + v * kVector, _mm512_maskz_loadu_ps(masks.of[v], pixel + v * kVector));
+      }
+    }
+    zeros(width - end);
+  }
+}
+
+// sums [kernel, kernel, vectors * 16] += the products of a tile's pixels, which lie together, and its gradients.
+template <int kernel, int vectors>
+void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks,
+                  float* sums) {
+  constexpr int64_t kPixel = vectors * kVector;
+  const int64_t stride = sizes.columns.stride, line = ((tile.columns - 1) * stride + kernel) * kPixel;
+  __m512 own[kernel][kernel][vectors];
+#pragma GCC unroll 5
+  for (int i = 0; i < kernel; ++i) {
+#pragma GCC unroll 5
+    for (int j = 0; j < kernel; ++j) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) own[i][j][v] = _mm512_setzero_ps();
+    }
+  }
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const float* gradient = dy + ((tile.row + r) * sizes.columns.out + tile.column) * sizes.channels;
+    const float* window = pixels + r * stride * line;
+    for (int64_t c = 0; c < tile.columns; ++c, gradient += sizes.channels, window += stride * kPixel) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) {
+        const __m512 factor = _mm512_maskz_loadu_ps(masks.of[v], gradient + v * kVector);
+#pragma GCC unroll 5
+        for (int i = 0; i < kernel; ++i) {
+#pragma GCC unroll 5
+          for (int j = 0; j < kernel; ++j) {
+            own[i][j][v] = _mm512_fmadd_ps(_mm512_load_ps(window + i * line + j * kPixel + v * kVector), factor, own[i][j][v]);
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 5
+  for (int i = 0; i < kernel; ++i) {
+#pragma GCC unroll 5
+    for (int j = 0; j < kernel; ++j) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v, sums += kVector) {
+        _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), own[i][j][v]));
+      }
+    }
+  }
+}
+
+// Adds the products of a sample to the sums of some panels of channels, [panels, kernel, kernel, vectors * 16].
+template <int kernel>
+void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t first_panel, int64_t last_panel, float* sums) {
+  constexpr int vectors = kVectors<kernel>;
+  constexpr int64_t kPixel = vectors * kVector;
+  const Axis &rows = sizes.rows, &columns = sizes.columns;
+  const int64_t stride = rows.stride, tiles = (columns.out + kTileColumns - 1) / kTileColumns;
+  const int64_t widest = (columns.out + tiles - 1) / tiles, line = ((widest - 1) * stride + kernel) * kPixel;
+  const int64_t fitting = (kNear / 4 / line - kernel) / stride + 1, per_block = std::clamp<int64_t>(fitting, 1, kTileRows);
+  const int64_t blocks = (rows.out + per_block - 1) / per_block;
+  const bool is_whole = last_panel - first_panel == (sizes.channels + kPixel - 1) / kPixel;
+  static thread_local std::vector<__m512> pixels;
+  pixels.resize(((per_block - 1) * stride + kernel) * line / kVector);
+  float* const near = reinterpret_cast<float*>(pixels.data());
+  for (int64_t block = 0; block < blocks; ++block) {
+    Tile tile = {rows.out * block / blocks, 0, 0, 0};
+    tile.rows = rows.out * (block + 1) / blocks - tile.row;
+    if (is_whole) {  // all of a row's channels are needed, one panel after the other
+      const int64_t seen = std::clamp<int64_t>((tile.row - 1) * stride - rows.before + kernel, 0, rows.in);
+      const int64_t end = std::clamp<int64_t>((tile.row + tile.rows - 1) * stride - rows.before + kernel, seen, rows.in);
+      touch(x + seen * columns.in * sizes.channels, (end - seen) * columns.in * sizes.channels);
+      touch(dy + tile.row * columns.out * sizes.channels, tile.rows * columns.out * sizes.channels);
+    }
+    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+      const int64_t channel = panel * kPixel;
+      const Masks<vectors> masks(sizes.channels - channel);
+      for (int64_t t = 0; t < tiles; ++t) {
+        tile.column = columns.out * t / tiles, tile.columns = columns.out * (t + 1) / tiles - tile.column;
+        copy_pixels<vectors>(x + channel, sizes, tile, masks, near);
+        add_products<kernel, vectors>(near, dy + channel, sizes, tile, masks, sums + panel * kernel * kernel * kPixel);
+      }
+    }
+  }
+}
+
+class DepthwiseWeightsGradient : public OpKernel {
+ public:
+  explicit DepthwiseWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride_));
+    OP_REQUIRES_OK(context, context->GetAttr("kernel", &kernel_));
+    OP_REQUIRES(context, kernel_ == 3 || kernel_ == 5, InvalidArgument("kernels have 3 x 3 or 5 x 5 pixels"));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    if (kernel_ == 3) return compute<3>(context);
+    compute<5>(context);
+  }
+
+ private:
+  template <int kernel>
+  void compute(OpKernelContext* context) const {
+    const Tensor &input = context->input(0), &above = context->input(1);
+    OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
+    const Sizes sizes(input.shape(), kernel, stride_);
+    OP_REQUIRES(context, above.shape() == sizes.out(), InvalidArgument("dy has the result's shape"));
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, sizes.weights(), &output));
+    constexpr int64_t kPixel = kVectors<kernel> * kVector, kTaps = kernel * kernel;
+    const int64_t panels = (sizes.channels + kPixel - 1) / kPixel, size = panels * kTaps * kPixel;
+    const int64_t pixels = sizes.rows.out * sizes.columns.out;
+    if (output->NumElements() == 0) return;
+    const int64_t wanted = std::max<int64_t>({sizes.batch * pixels / kChunkPixels, std::min(kItems, kSums / (4 * size)), 1});
+    const int64_t chunk = (sizes.batch + wanted - 1) / wanted, chunks = chunk ? (sizes.batch + chunk - 1) / chunk : 0;
+    const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), panels);
+    const int64_t pieces = chunks >= kItems ? 1 : (panels + together - 1) / together, own = (panels + pieces - 1) / pieces;
+    Tensor kept;  // [chunks, panels, kernel, kernel, channels of a panel]
+    OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({chunks * size}), &kept));
+    float* const sums = kept.flat<float>().data();
+    std::fill(sums, sums + chunks * size, 0.0f);
+    const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
+    const int64_t of_x = sizes.rows.in * sizes.columns.in * sizes.channels, of_dy = pixels * sizes.channels;
+    in_shares(context, chunks * pieces, chunk * pixels * own * kTaps + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t part = k / pieces, from = k % pieces * own, to = std::min(from + own, panels);
+        for (int64_t n = part * chunk; n < std::min((part + 1) * chunk, sizes.batch) && from < to; ++n) {
+          add_sample<kernel>(x + n * of_x, dy + n * of_dy, sizes, from, to, sums + part * size);
+        }
+      }
+    });
+    float* const dw = output->flat<float>().data();
+    for (int64_t channel = 0; channel < sizes.channels; channel += kPixel) {
+      const float* const panel = sums + channel * kTaps;
+      for (int64_t k = 0; k < kTaps * kPixel; ++k) {
+        const int64_t c = channel + k % kPixel;
+        if (c >= sizes.channels) continue;
+        double total = 0;
+        for (int64_t part = 0; part < chunks; ++part) total += panel[part * size + k];
+        dw[k / kPixel * sizes.channels + c] = static_cast<float>(total);
+      }
+    }
+  }
+
+  int64_t stride_, kernel_;
+};
+
+REGISTER_OP("EmulatorDepthwiseWeightsGradient")
+    .Input("x: float").Input("dy: float")
+    .Output("dw: float")
+    .Attr("stride: int >= 1")
+    .Attr("kernel: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      int64_t kernel;
+      TF_RETURN_IF_ERROR(context->GetAttr("kernel", &kernel));
+      context->set_output(0, context->MakeShape({kernel, kernel, context->Dim(context->input(0), 3), 1}));
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseWeightsGradient").Device(tensorflow::DEVICE_CPU), DepthwiseWeightsGradient);
+
+}  // namespace
+}  // namespace native
+
+#endif  // __AVX512F__
