@@ -201,16 +201,21 @@ class DepthwiseWeightsGradient : public OpKernel {
       }
     });
     float* const dw = output->flat<float>().data();
-    for (int64_t channel = 0; channel < sizes.channels; channel += kPixel) {
-      const float* const panel = sums + channel * kTaps;
-      for (int64_t k = 0; k < kTaps * kPixel; ++k) {
-        const int64_t c = channel + k % kPixel;
-        if (c >= sizes.channels) continue;
-        double total = 0;
-        for (int64_t part = 0; part < chunks; ++part) total += panel[part * size + k];
-        dw[k / kPixel * sizes.channels + c] = static_cast<float>(total);
+    in_shares(context, panels, chunks * kTaps * kPixel / 4 + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t panel = begin; panel < end; ++panel) {
+        double total[kTaps * kPixel] = {};
+        for (int64_t part = 0; part < chunks; ++part) {
+          const float* own = sums + part * size + panel * kTaps * kPixel;
+          for (int64_t k = 0; k < kTaps * kPixel; ++k) total[k] += own[k];
+        }
+        const int64_t channel = panel * kPixel, left = std::min(kPixel, sizes.channels - channel);
+        for (int64_t tap = 0; tap < kTaps; ++tap) {
+          for (int64_t c = 0; c < left; ++c) {
+            dw[tap * sizes.channels + channel + c] = static_cast<float>(total[tap * kPixel + c]);
+          }
+        }
       }
-    }
+    });
   }
 
   int64_t stride_, kernel_;
