@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from base.errors import DataError
+from base.errors import DataError, parts
 from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import class_names, conversion_info, image_folder
 from Datasets.formats.bad_records import Tolerance
@@ -71,7 +71,7 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
     try:
         tree = _split(image_folder.tree(top), top, request.validation_split)
     except DataError as error:
-        raise DataError(f"data set imagefolder: {error}") from None
+        raise DataError(*parts(error, "data set imagefolder: ")) from None
     class_names.agree(tree.classes, request.num_classes, f"the tree {top}")
     if not request.skip_bad:
         _check_pictures([*tree.train, *(tree.validation or ())][:_LOOKED_AT])

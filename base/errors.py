@@ -17,9 +17,10 @@ class Told(Exception):
         return "\n".join(filter(None, (self.message, self.listed)))
 
 
-def parts(error: Exception) -> tuple[str, str]:
-    """The message of any error, and the lines below it."""
-    return (error.message, error.listed) if isinstance(error, Told) else (str(error), "")
+def parts(error: Exception, before: str = "") -> tuple[str, str]:
+    """The message of any error, after `before`, and the lines below it."""
+    message, listed = (error.message, error.listed) if isinstance(error, Told) else (str(error), "")
+    return before + message, listed
 
 
 class OptionError(Told):

@@ -12,6 +12,7 @@ import _thread
 import errno
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
+from base.fields import printable
 from base.process import startup
 
 URGENT = (signal.SIGINT, signal.SIGTERM)  # which mean "at once" when they come again
@@ -185,9 +187,14 @@ def _watch(reads: int, shown: int) -> None:
                 os._exit(128 + number)
 
 
+# what a terminal obeys, and no command prints: of its own, a bar returns to the line's beginning and clears the line
+_OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|(?<!\r)\x1b")
+
+
 class TolerantStream:
     """A stream that outlives where it goes to: what cannot be written because the terminal has gone is dropped, and after a
-    signal so is what nobody reads any more, as a Ctrl-C ends the other end of a pipe too."""
+    signal so is what nobody reads any more, as a Ctrl-C ends the other end of a pipe too. Control characters, as the name of
+    a folder may have them, become escapes."""
 
     def __init__(self, stream: TextIO, signals: Signals) -> None:
         self._stream, self._signals = stream, signals
@@ -195,7 +202,7 @@ class TolerantStream:
     def write(self, text: str) -> int:
         """Write text as any stream does."""
         with self._dropping():
-            self._stream.write(text)
+            self._stream.write(_OBEYED.sub(lambda found: printable(found[0]), text))
         return len(text)
 
     def flush(self) -> None:

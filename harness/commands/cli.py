@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from base import plugins
-from base.errors import OptionError
+from base.errors import OptionError, parts
 from base.fields import HINT, brief
 from base.process import command_line, commands
 from harness.checkpoints import find, run_record
@@ -209,7 +209,7 @@ def _assemble(plugin_options: Mapping[str, type], known: Catalogue, given: Optio
         try:
             sections[section] = cls(**own)
         except ValueError as error:  # a plug-in's own rule
-            raise OptionError(str(error)) from None
+            raise OptionError(*parts(error)) from None
     return RunOptions(**sections, sources=dict(given.sources))
 
 

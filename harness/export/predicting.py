@@ -97,14 +97,13 @@ def predict(file: ExportedFile) -> int:
     for warning in listed.warnings:
         print(warning)
     about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)
+    _check_digests(file.path.absolute())  # before it is read: a damaged one may end the process of its runtime
     tf_runtime.import_tensorflow("3")
     from Datasets.pipeline import image_files
 
     preparation, side = _preparation(about, len(names)), about["prepare"]["side"]
     with _running(file):
         run = file_formats.FORMATS[file.format].runner(file.path)
-
-    unproved = [file.path.absolute()]
 
     def found() -> Iterator[tuple[str, Sequence[ImagePrediction]]]:
         for pictures in predictions.loaded(listed, lambda paths: image_files.load(paths, *preparation), print):
@@ -113,8 +112,6 @@ def predict(file: ExportedFile) -> int:
             with _running(file):
                 probabilities = run(np.stack([*pictures.values()]))
             _check_names(file, probabilities.shape[-1], names)
-            while unproved:  # after what is wrong with a file has had its own words
-                _check_digests(unproved.pop())
             if not np.isfinite(probabilities).all():
                 raise CheckpointError(f"{file.path} answers with numbers that are not finite; export the network again")
             for path, row in zip(pictures, probabilities):

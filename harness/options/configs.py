@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from base.errors import OptionError
+from base.errors import OptionError, parts
 from base.fields import brief, decimal_number, whole_number
 from base.plugins import did_you_mean
 from base.storage import input_files
@@ -192,7 +192,7 @@ class ConfigFile:
         try:
             return releases.choose(name, release, self.names, spans)
         except OptionError as error:
-            raise OptionError(f"{self.path}: {error}") from None
+            raise OptionError(*parts(error, f"{self.path}: ")) from None
 
     def spans(self) -> dict[str, Span]:
         """The releases that have each name, as the file's table says."""

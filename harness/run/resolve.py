@@ -171,7 +171,7 @@ def _learning_rate(options: RunOptions, length: TrainingLength, peak: float) -> 
     try:
         return schedule.build(options.schedule, length.scheduled(peak))
     except ValueError as error:
-        raise OptionError(str(error)) from None
+        raise OptionError(*parts(error)) from None
 
 
 def _name(options: RunOptions, model: Model, plan: ExecutionPlan) -> str:

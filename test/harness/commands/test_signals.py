@@ -343,6 +343,13 @@ def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
         print("told", file=TolerantStream(Broken(errno.ENOSPC), signals))
 
 
+def test_a_terminal_gets_no_orders_from_what_is_printed():
+    """The names of folders and classes may hold any; a bar's own return and clear go through."""
+    out = io.StringIO()
+    print("a\x1b]0;title\x07\x9b31m\tb\n\r\x1b[2Kbar", file=TolerantStream(out, Signals()))
+    assert out.getvalue() == "a\\x1b]0;title\\x07\\x9b31m\tb\n\r\x1b[2Kbar\n"
+
+
 def test_a_signal_to_an_instance_that_has_followed_another_asks_for_nothing_more():
     """It comes when the run's handlers have gone, and led to `The run is as it was` below the line of the checkpoint."""
     with Signals() as command:

@@ -26,7 +26,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 import export
 from base import plugins
 from base.storage import files
-from harness.export import agreement, digests, export_folder, export_options, file_formats
+from harness.export import agreement, digests, export_folder, export_options, file_formats, predicting
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
 
@@ -156,6 +156,7 @@ def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, 
     assert "no such file" in said(folder / "none.tflite", *asked)
     in_folder = said(folder, *asked)
     assert f"{folder} is the folder of an export; give a file in it: " in in_folder and f"{folder}/model.tflite" in in_folder
+    (folder / "SHA256SUMS").unlink()
     (folder / "frozen.pb").write_bytes(b"no graph")
     assert "frozen.pb cannot be run" in said(folder / "frozen.pb", *asked)
     reading = tf.GraphDef()
@@ -172,12 +173,15 @@ def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, 
     assert "it belongs beside the file" in said(folder / "model.tflite", *asked)
 
 
-def test_an_exported_file_that_is_not_as_it_was_written_is_not_believed(trained, photograph, tmp_path):
-    """One bit in weights, two names that have changed places: answers, but not the network's."""
+def test_an_exported_file_that_is_not_as_it_was_written_is_not_believed(trained, photograph, tmp_path, monkeypatch):
+    """One bit in weights, two names that have changed places: answers, but not the network's. None is run, as damage may end
+    the process of its runtime."""
     folder = shutil.copytree(trained / "export", tmp_path / "export")
 
     def said(file: str) -> str:
-        result = run("validation", "--restore-path", folder / file, "--predict", photograph)
+        with monkeypatch.context() as patch:
+            patch.setattr(predicting, "_running", lambda file: pytest.fail(f"{file.path} is run"))
+            result = run("validation", "--restore-path", folder / file, "--predict", photograph)
         assert result.code == 2 and len(result.err.splitlines()) == 1 and "%" not in result.out, result
         return result.err
 
@@ -220,6 +224,7 @@ def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path):
         assert result.code == 2 and len(result.err.splitlines()) == 1, result
         return result.err
 
+    (folder / "SHA256SUMS").unlink()
     (folder / "pipe.tflite").symlink_to(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe")
     assert "pipe.tflite cannot be read: Is a pipe, not a file" in said("pipe.tflite")

@@ -28,6 +28,7 @@ from releases import (
 )
 
 from base.errors import OptionError
+from base.process import command_line
 from harness.commands import cli
 from harness.options import configs
 from harness.options.releases import version
@@ -255,7 +256,7 @@ def test_a_release_that_had_no_such_name():
     ):  # fmt: skip
         with pytest.raises(OptionError) as caught:
             cli.parse(["--config", name, "--release", release], "train", None, {})
-        assert first in str(caught.value)
+        assert first in command_line.shown(caught.value)  # with its lists on lines of their own
 
 
 # More efficient EfficientNet: what the runs have in common, and what else some of them say
