@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
+from base.fields import brief
 from base.storage import input_files
 from harness.programs.embedded import MAX_BYTES
 
@@ -66,6 +68,7 @@ PLAIN = frozenset(
 )
 _NO_EXPORT = "it holds what no export does: {}"
 _MAX_FILES = 100  # in the folder of a SavedModel
+_MAX_NUMBERS = 1 << 28  # of a tensor, for each picture: 1 GB
 _OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
 Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
 
@@ -125,12 +128,26 @@ def quiet() -> Iterator[None]:
 
 
 def _imported(definition: tf.GraphDef) -> Any:
-    """Return a session with the graph."""
+    """Return a session with the graph. ValueError for one that might take any memory."""
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
+    _check_tensors(graph)
     return tf.Session(graph=graph)
+
+
+def _check_tensors(graph: tf.Graph) -> None:
+    for operation in graph.get_operations():
+        for tensor in operation.outputs:
+            _check_size(tensor.name, (tensor.shape.rank and tensor.shape.as_list()) or ())
+
+
+def _check_size(name: str, shape: Sequence[int | None]) -> None:
+    """ValueError for a tensor above the bound. A few bytes of a file may say that one is of any size."""
+    numbers = math.prod(size or 1 for size in shape)
+    if numbers > _MAX_NUMBERS:
+        raise ValueError(_NO_EXPORT.format(f"a tensor of {numbers:,} numbers, {brief(name)}"))
 
 
 def _session_runner(session: tf.Session) -> Runner:
@@ -174,6 +191,7 @@ def _saved_model_runner(path: Path) -> Runner:
     with tf.Graph().as_default() as graph:
         session = tf.Session(graph=graph)
         tf.saved_model.load(session, [tf.saved_model.SERVING], str(path))
+    _check_tensors(graph)
     return _session_runner(session)
 
 
@@ -320,6 +338,9 @@ def _check_plain_onnx(content: bytes) -> None:
     tensors = [*model.graph.initializer, *(each.t for node in model.graph.node for each in node.attribute)]
     if any(tensor.external_data for tensor in tensors):
         raise ValueError(_NO_EXPORT.format("data in other files"))
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    for value in (*inferred.value_info, *inferred.output):
+        _check_size(value.name, [each.dim_value for each in value.type.tensor_type.shape.dim])
 
 
 FORMATS = {

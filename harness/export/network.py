@@ -31,7 +31,7 @@ _OWN = ("main", "dataset", "model")  # sections whose options an export follows
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedNetwork:
-    """Weights with all that an export needs. `values`: arrays by variable name. `names`: of the classes, in order; never
+    """Weights with all that an export needs. `values`: arrays by variable name. `names`: of what is put out, in order; never
     empty. `without_data`: why the data set's pictures are not at hand, where they are not. `notes`: lines for the user."""
 
     run: Run
@@ -91,12 +91,12 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
     notes += [] if names else ["the names of the classes are not known: labels.txt numbers them"]
-    count = run.data_source.spec.num_classes
+    outputs = run.trace.operations[-1].result.channels  # SqueezeNet has more than there are classes
     return TrainedNetwork(
         run=run,
         checkpoint=checkpoint,
         values={variable.name: values[variable.name] for variable in run.trace.variables},
-        names=names or tuple(f"class {k}" for k in range(count)),
+        names=(*names, *(f"class {k}" for k in range(len(names), outputs))),
         without_data=without_data,
         notes=(*parsed.notes, *dict.fromkeys((*damaged, *left_out)), *notes),
     )

@@ -156,7 +156,8 @@ def _running(file: ExportedFile) -> Iterator[None]:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # runtimes raise classes of their own
-        raise CheckpointError(f"{file.path} cannot be run: {type(error).__name__}: {bounds.reason(error)}") from None
+        reason = brief(tf_runtime.telling_line(error))
+        raise CheckpointError(f"{file.path} cannot be run: {type(error).__name__}: {reason}") from None
 
 
 def _check_names(file: ExportedFile, classes: int, names: Sequence[str]) -> None:

@@ -142,6 +142,18 @@ def test_predict_takes_an_exported_file(trained, photograph, file):
     assert shown[0] == shown[1] and len(shown[0]) == 5
 
 
+def test_a_network_with_more_outputs_than_classes_names_all(photograph, tmp_path):
+    """SqueezeNet has twice as many."""
+    words = "--model squeezenet --precision 32.32 --dataset cifar-10 --generated-data --batch-size 4 --no-validation"
+    succeed("train", *words.split(), "--iterations", 1, "--logs-path", tmp_path)
+    result = exported(tmp_path, "--to", "frozen", "--output", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert (tmp_path / "out" / "labels.txt").read_text().splitlines()[9:11] == ["truck", "class 10"]
+    assert json.loads((tmp_path / "out" / "preprocessing.json").read_text())["output"]["shape"] == [None, 20]
+    answers = succeed("validation", "--restore-path", tmp_path / "out" / "frozen.pb", "--predict", photograph).out
+    assert len([line for line in answers.splitlines() if "%" in line]) == 5
+
+
 def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, tmp_path):
     folder = shutil.copytree(trained / "export", tmp_path / "export")
 
@@ -225,6 +237,15 @@ def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path):
         return result.err
 
     (folder / "SHA256SUMS").unlink()
+    huge = tf.GraphDef.FromString((folder / "frozen.pb").read_bytes())
+    node = huge.node.add(name="huge", op="Const")
+    node.attr["dtype"].type = tf.float32.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0.0, shape=[2, 10**9]))
+    (folder / "huge.pb").write_bytes(huge.SerializeToString())
+    assert (
+        "huge.pb cannot be run: ValueError: it holds what no export does: a tensor of 2,000,000,000 numbers, huge:0"
+        in said("huge.pb")
+    )
     (folder / "pipe.tflite").symlink_to(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe")
     assert "pipe.tflite cannot be read: Is a pipe, not a file" in said("pipe.tflite")
