@@ -1,8 +1,10 @@
-"""conversion.json beside converted shards: how many records each of them has, so that a lost one is noticed."""
+"""conversion.json beside converted shards: how many records each of them has, and the digests of the names beside them, so
+that what is lost or changed is noticed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,19 +18,22 @@ if TYPE_CHECKING:
     from Datasets.formats.tfrecord import RecordIndex
 
 FILE = "conversion.json"
+CHANGED = f"has other names than were converted, by {FILE}; copy it again, or convert into this folder once more"
 FORMAT = 1
 SPLITS = ("train", "validation")
+DIGESTS = "sha256"  # the entry of the texts beside the shards: SHA-256 by file name
 MAX_SHARDS = 99_999  # five digits
 _MAX_PICTURES = 1 << 40
 
 
 @dataclass(frozen=True)
 class ConversionInfo:
-    """The counts of a conversion. `records`: of each shard, by file name."""
+    """The account of a conversion. `records`: of each shard, by file name. `digests`: of the texts beside them, by name."""
 
     folder: Path
     classes: int
     records: Mapping[str, int]
+    digests: Mapping[str, str]
 
     def difference(self, name: str, records: int) -> str | None:
         """The fault of a shard with this number of records; None if the conversion wrote as many."""
@@ -53,6 +58,14 @@ class ConversionInfo:
         if named == self.classes:
             return None
         return f"names {named} classes, and {FILE} tells of {self.classes}" if named else "is missing"
+
+    def changed_texts(self) -> list[str]:
+        """The texts beside the shards that are there with other bytes than were written, by name."""
+        changed = []
+        for name, digest in self.digests.items():
+            with suppress(OSError), input_files.open_regular_file(self.folder / name) as file:
+                changed += [name] * (input_files.sha256(file) != digest)
+        return changed
 
 
 def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
@@ -88,7 +101,11 @@ def read(folder: Path) -> ConversionInfo | None:
             pictures = _number(folder, entries, keys[0], _MAX_PICTURES)
             shards = _number(folder, entries, keys[1], min(pictures, MAX_SHARDS))
             records |= {name: len(cut) for name, cut in cuts(split, pictures, shards).items()}
-    return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records)
+    digests = entries.get(DIGESTS, {})
+    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+        raise DataError(f"{folder / FILE} is damaged: '{DIGESTS}' must be digests by file name; convert again")
+    own = {name: digest for name, digest in digests.items() if name == Path(name).name}
+    return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records, own)
 
 
 def _number(folder: Path, entries: Mapping[str, Any], key: str, most: int) -> int:
@@ -120,4 +137,5 @@ def warnings(folder: Path, train: RecordIndex, validation: RecordIndex | None, t
     if differences and not tolerated:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise DataError(f"{differences[0]}{more}, or remove {folder / FILE} if that is meant")
+    differences += [f"{folder / name} {CHANGED}" for name in described.changed_texts()]
     return tuple(f"warning: {difference}" for difference in differences)

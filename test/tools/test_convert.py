@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import random
 import re
@@ -947,7 +948,23 @@ def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_pat
         opened(out, "imagenet")
     converted(*words)
     assert contents(out) == whole
-    (out / "labels.txt").write_text("".join(reversed((out / "labels.txt").read_text().splitlines(keepends=True))))
+    for name in ("labels.txt", "train-files.txt"):
+        (out / name).write_text("".join(reversed((out / name).read_text().splitlines(keepends=True))))
+    changed = "has other names than were converted, by conversion.json"
+    assert [each.partition(";")[0] for each in verified(out, "--no-decode")[1]] == [
+        f"labels.txt: {changed}",
+        f"train-files.txt: {changed}",
+    ]
+    assert [note.partition(";")[0] for note in opened(out, "imagenet").spec.notes] == [
+        f"warning: {out}/labels.txt {changed}",
+        f"warning: {out}/train-files.txt {changed}",
+    ]
+    converted(*words)
+    assert contents(out) == whole
+    earlier = json.loads((out / "conversion.json").read_text())
+    del earlier["sha256"]  # which conversions did not write at first
+    (out / "conversion.json").write_text(json.dumps(earlier))
+    assert verified(out, "--no-decode")[:2] == (0, [])
     converted(*words)
     assert contents(out) == whole
 

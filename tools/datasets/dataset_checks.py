@@ -122,6 +122,8 @@ def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Co
         findings += [Finding(folder, None, lost) for lost in described.lost(there)]
         labels = described.differing_labels()
         findings += [Finding(folder / class_names.FILE, None, labels)] if labels else []
+        changed = [name for name in described.changed_texts() if not (labels and name == class_names.FILE)]
+        findings += [Finding(folder / name, None, conversion_info.CHANGED) for name in changed]
     return described
 
 

@@ -43,22 +43,18 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides the content of the shards. `manifest`: the content of conversion.json; `files`: the pictures'
-    files by split, in the order of the records."""
+    """Everything that decides the content of the shards. `manifest`: the content of conversion.json; `names`: that of the
+    other files beside the shards, by name."""
 
     classes: tuple[str, ...]
     shards: list[Shard]
     manifest: dict[str, Any]
-    files: dict[str, list[str]]
+    names: dict[str, str]
 
     @property
     def texts(self) -> dict[str, str]:
-        """The contents of the files beside the shards, by name."""
-        return {
-            conversion_info.FILE: json.dumps(self.manifest, indent=2) + "\n",
-            class_names.FILE: class_names.text(self.classes),
-            **{file_names.file(split): file_names.text(names) for split, names in self.files.items()},
-        }
+        """The contents of all files beside the shards, by name."""
+        return {conversion_info.FILE: json.dumps(self.manifest, indent=2) + "\n", **self.names}
 
 
 def plan(
@@ -68,12 +64,12 @@ def plan(
     count; `shards`: of training, None for _SHARD_BYTES each; `options`: entries of conversion.json besides."""
     split_shards: list[Shard] = []
     counts: dict[str, Any] = {}
-    files: dict[str, list[str]] = {}
-    listing_hash = hashlib.sha256(class_names.text(listing.classes).encode())
+    names = {class_names.FILE: class_names.text(listing.classes)}
+    listing_hash = hashlib.sha256(names[class_names.FILE].encode())
     wanted_shards = shards
     for split, pictures in listing.splits().items():
         ordered = shuffled(pictures, relative_path, f"{seed} order")
-        files[split] = [relative_path(picture.file) for picture in ordered]
+        names[file_names.file(split)] = file_names.text(relative_path(picture.file) for picture in ordered)
         states = [picture.file.stat() for picture in ordered]
         for picture, state in zip(ordered, states):
             entry = (split, picture.label, relative_path(picture.file), state.st_size, state.st_mtime_ns)
@@ -86,7 +82,9 @@ def plan(
             Shard(name, sized[cut.start : cut.stop]) for name, cut in conversion_info.cuts(split, len(sized), count).items()
         ]
     manifest = {"format": conversion_info.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
-    return Plan(listing.classes, split_shards, manifest | {"listing": listing_hash.hexdigest()}, files)
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in names.items()}
+    manifest |= {"listing": listing_hash.hexdigest(), conversion_info.DIGESTS: digests}
+    return Plan(listing.classes, split_shards, manifest, names)
 
 
 @contextmanager
@@ -200,10 +198,12 @@ def _finish(file: Path) -> None:
 def _check_content(target: Path, plan: Plan) -> None:
     ours = {*plan.texts, *(shard.name for shard in plan.shards)}
     recorded = conversion_info.content(target / conversion_info.FILE)
-    if recorded is not None and recorded != plan.manifest:
-        names = [name for name in {**recorded, **plan.manifest} if recorded.get(name) != plan.manifest.get(name)]
-        there, wanted = (brief(described.get(names[0])) for described in (recorded, plan.manifest))
-        changed = f"its {brief(names[0])} is {there}, not {wanted}"
+    there = plan.manifest if recorded is None else recorded
+    names = [name for name in {**there, **plan.manifest} if there.get(name) != plan.manifest.get(name)]
+    names = [name for name in names if name != conversion_info.DIGESTS]  # which follow from the listing
+    if names:
+        found, wanted = (brief(described.get(names[0])) for described in (there, plan.manifest))
+        changed = f"its {brief(names[0])} is {found}, not {wanted}"
         if names == ["listing"]:
             changed = "the source's files have changed since (names, sizes or times)"
         raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")
