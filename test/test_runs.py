@@ -106,11 +106,19 @@ def test_the_folder_of_a_validation_is_told_from_a_run(logs):
     assert (listed(logs)["v"]["state"], listed(logs)["v"]["total_updates"]) == ("validation", None)
 
 
+def _cut_earlier(folder: Path) -> None:
+    for end in ("index", "data-00000-of-00001"):
+        (folder / f"ckpt-1.{end}").write_text("tensors")
+    manifest.write(folder / "ckpt-1")
+    (folder / "ckpt-1.index").write_text("")
+
+
 DAMAGES = {
     "no record": (lambda folder: (folder / "arguments.json").unlink(), "arguments.json is missing or empty"),
     "record": (lambda folder: (folder / "arguments.json").write_text("{"), "arguments.json cannot be read"),
     "tensors cut": (lambda folder: (folder / "ckpt-3.data-00000-of-00001").write_text(""), "00001 is cut short"),
     "tensors gone": (lambda folder: (folder / "ckpt-3.data-00000-of-00001").unlink(), "00001 is missing"),
+    "an earlier one cut": (_cut_earlier, "ckpt-1.index is cut short"),
     "newest gone": (
         lambda folder: (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"\n'), "ckpt-5 is missing",
     ),

@@ -54,6 +54,7 @@ class Signals:
         self._ask: Callable[[], None] | None = None  # called instead of raising
         self._instance: int | None = None  # that got the signal, if it was another one
         self._always: Callable[[], None] | None = None
+        self._telling = _STOPPING
         self._agreed = False
         self._earlier: dict[int, Any] = {}
         self._outer: Signals | None = None  # whose handlers come back
@@ -74,13 +75,14 @@ class Signals:
             self._await_call()
 
     @contextmanager
-    def deferred(self, ask: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Inside, a signal calls `ask`, or the shared request, in another thread, and raises StopRequest at the end only."""
-        self._ask = self._always or ask
+    def deferred(self, ask: Callable[[], None] = lambda: None, telling: str = _STOPPING) -> Iterator[None]:
+        """Inside, a signal calls `ask`, or the shared request, in another thread, and raises StopRequest at the end only.
+        `telling`: the line that answers the signal."""
+        self._ask, self._telling = self._always or ask, telling
         try:
             yield
         finally:
-            self._ask = self._always
+            self._ask, self._telling = self._always, _STOPPING
         if self._always is None or self._agreed:
             self.raise_if_received()
 
@@ -117,7 +119,7 @@ class Signals:
         self._note(number)
         if self._ask is None:
             raise StopRequest(number)
-        tell(f"\n{_STOPPING}")
+        tell(f"\n{self._telling}")
         self._outcome = queue.SimpleQueue()
         # The main thread may hold a lock that `_ask` needs: TensorFlow's sessions have one for an instant at each call.
         # Starting a thread by `threading` needs locks as well.

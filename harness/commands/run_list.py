@@ -174,13 +174,17 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _damage(folder: Path) -> str | None:
-    """Return the fault of the newest checkpoint, as far as one shows without reading tensors."""
+    """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors."""
     try:
         missing, checkpoints = find.missing_latest(folder), find.numbered(folder)
         if missing or not checkpoints:
             return f"{missing.name} is missing" if missing else None
-        state_file.read(checkpoints[-1])
-        return manifest.find_truncation(Path(checkpoints[-1].prefix)) or state_file.contradiction(folder)
+        for checkpoint in reversed(checkpoints):
+            state_file.read(checkpoint)
+            truncated = manifest.find_truncation(Path(checkpoint.prefix))
+            if truncated:
+                return truncated
+        return state_file.contradiction(folder)
     except CheckpointError as error:
         return str(error)
 

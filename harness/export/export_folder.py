@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from base.errors import OptionError
+from base.process.signals import Signals
 from base.storage import files, input_files, locks
 from harness.export import digests
 from harness.export.file_formats import FORMATS
@@ -15,6 +16,7 @@ from harness.export.network import LABELS, PREPROCESSING
 
 FILES = (LABELS, PREPROCESSING, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
 _MAX_BYTES = 64 << 20  # of a text
+_FINISHING = "stopping when the export is in its place"
 _UNFINISHED = ".unfinished-export-"  # begins the name of a folder
 
 
@@ -77,6 +79,11 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
     digests.keep(staging, sums)  # nothing is written any more from here on, only renamed: a full disk loses nothing
     folder.mkdir(parents=True, exist_ok=True)
     old.mkdir()
+    with Signals() as signals, signals.deferred(telling=_FINISHING):
+        _replace(staging, folder, written, gone, old)
+
+
+def _replace(staging: Path, folder: Path, written: Sequence[str], gone: Sequence[str], old: Path) -> None:
     _move_away(folder / digests.FILE, old)
     for name in gone:
         _move_away(folder / name, old)

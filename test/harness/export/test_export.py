@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -25,6 +26,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
+from base.process.signals import StopRequest
 from base.storage import files
 from harness.export import agreement, digests, export_folder, export_options, file_formats, predicting
 from harness.export.agreement import FP16, FP32, INT8
@@ -378,6 +380,23 @@ def test_an_export_that_is_killed_while_it_is_put_in_place_goes_on_by_the_same_c
         assert {path.name for path in folder.iterdir()} == {*texts, "frozen.pb", "saved_model", "SHA256SUMS"}
         assert digests.difference(folder, [*texts, "frozen.pb"]) is None
         assert (folder / "frozen.pb").read_text() == "{}"
+
+
+def test_a_signal_waits_until_an_export_is_in_its_place(tmp_path, monkeypatch):
+    texts, replace = {"labels.txt": "a\n", "preprocessing.json": "{}"}, os.replace
+    _put(tmp_path, dict.fromkeys(texts, "other"), False)
+
+    def signalled(source: Path, target: Path) -> None:
+        replace(source, target)
+        if target.parent.name == "replaced":  # what was there is gone
+            monkeypatch.setattr(os, "replace", replace)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(os, "replace", signalled)
+    with pytest.raises(StopRequest):
+        _put(tmp_path, texts, True)
+    assert {path.name for path in tmp_path.iterdir()} == {*texts, "frozen.pb", "saved_model", "SHA256SUMS"}
+    assert digests.difference(tmp_path, [*texts, "frozen.pb"]) is None
 
 
 def test_what_a_killed_export_left_goes_with_the_next_and_that_of_one_that_runs_stays(tmp_path):
