@@ -72,7 +72,7 @@ def _share(result: Mapping[str, Any]) -> str:
 
 
 def _picture(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> str:
-    """A dot for each measurement of each row, on an axis of ratios."""
+    """A dot for each measurement of each row, on an axis of ratios; a row's last one is dark, those before it pale."""
     shown = [row for row in rows if _results(runs, row.name)]
     dots = {
         (row.name, family): [ratio[0] for result in _results(runs, row.name) if (ratio := against(result, family))]
@@ -81,7 +81,8 @@ def _picture(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> str:
     }
     most = max([2.0, *(value for values in dots.values() for value in values)]) * 1.05
     title = "Times as fast as the best setting of each peer"
-    samples = [(_dot(12.0, 0.0, family), family) for family in FAMILIES]
+    samples = [(_dot(12.0, 0.0, family, True), family) for family in FAMILIES]
+    samples.append(("".join(_dot(6.0 + 14 * k, 0.0, family, False) for k, family in enumerate(FAMILIES)), "before"))
     dashes = f'<path d="M12,-9v18" stroke="{svg.SOFT}" stroke-width="2" stroke-dasharray="3 2"/>'
     heading = svg.wrapped(title, svg.WIDTH - 2 * EDGE, 18, "bold")
     legend, top = svg.legend([*samples, (dashes, "wanted")], EDGE, 33.0 + 21 * len(heading), svg.WIDTH - EDGE)
@@ -105,10 +106,13 @@ def _picture(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> str:
                         f'<path d="M{x(wanted):.1f},{y + 24:.1f}v18" stroke="{COLOURS[family]}" stroke-width="2" '
                         'stroke-dasharray="3 2"/>'
                     )
-                yield from (_dot(x(value), y + 33, family) for value in dots[row.name, family])
+            for family in FAMILIES:
+                yield from (_dot(x(value), y + 33, family, False) for value in dots[row.name, family][:-1])
+            for family in FAMILIES:
+                yield from (_dot(x(value), y + 33, family, True) for value in dots[row.name, family][-1:])
 
     return svg.document(svg.WIDTH, bottom + 30, parts(), title)
 
 
-def _dot(x: float, y: float, family: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[family]}" fill-opacity="0.85"/>'
+def _dot(x: float, y: float, family: str, is_last: bool) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[family]}" fill-opacity="{0.9 if is_last else 0.25}"/>'
