@@ -124,8 +124,9 @@ def picture(rows: Sequence[tuple[str, Outcome]]) -> str:
     """A bar of a whole for each, with the causes in it."""
     edge, height, title = 14.0, 44.0, "Where the time of large worker groups goes"
     marks = [(f'<rect x="2" y="-6" width="20" height="12" fill="{c}"/>', cause) for c, cause in zip(_COLOURS, _CAUSES)]
-    legend, top = svg.legend(marks, edge, 54.0, svg.WIDTH - edge)
-    parts = [svg.text(edge, 28, title, size=18, weight="bold"), *legend]
+    heading = svg.wrapped(title, svg.WIDTH - 2 * edge, 18, "bold")
+    legend, top = svg.legend(marks, edge, 33.0 + 21 * len(heading), svg.WIDTH - edge)
+    parts = [*svg.paragraph(edge, 28, heading, size=18, weight="bold"), *legend]
     for k, (name, outcome) in enumerate(rows):
         y, x = top + 12 + height * k, edge
         every = f"auto, {outcome.interval / 60:.1f} minutes" if name == "auto" else name
