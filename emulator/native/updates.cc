@@ -1,5 +1,6 @@
 // The update of many variables by one operation: of some hundred small ones, most of the time would go into beginning them.
 
+#include <cmath>
 #include <vector>
 
 #include "emulator/native/blocks.h"
@@ -10,10 +11,11 @@ namespace {
 
 constexpr int64_t kPart = 4096;  // elements, which a thread takes at once
 
-// A variable's numbers, and where the results go.
+// A variable's numbers, and where the results go: the variable, and the slots of a rule.
 struct Variable {
-  const float *w, *a, *g;
-  float *new_w, *new_a;
+  const float *w, *g, *slots[2];
+  float *new_w, *new_slots[2];
+  float decay;
   int64_t size;
 };
 
@@ -57,65 +59,123 @@ void in_parts(OpKernelContext* context, const std::vector<Variable>& variables, 
   });
 }
 
-// The results may be in the places of the arguments.
-void move(const Variable& of, int64_t first, int64_t size, float momentum, float rate, float decay) {
-  const float *w = of.w + first, *a = of.a + first, *g = of.g + first;
-  float *new_w = of.new_w + first, *new_a = of.new_a + first;
-  if (decay == 0) {  // a gradient keeps the sign of its zeros
+// (g + w * decay) / divisor of part of a variable: in `room`, or g itself where that changes nothing.
+const float* whole_gradient(const Variable& of, int64_t first, int64_t size, float divisor, float* room) {
+  const float *w = of.w + first, *g = of.g + first;
+  const float decay = of.decay;
+  if (decay != 0) {  // zeros keep their signs without it
+#pragma GCC ivdep
+    for (int64_t k = 0; k < size; ++k) room[k] = g[k] + w[k] * decay;
+    g = room;
+  }
+  if (divisor == 1) return g;
+#pragma GCC ivdep
+  for (int64_t k = 0; k < size; ++k) room[k] = g[k] / divisor;
+  return room;
+}
+
+// a = momentum * a + g; w -= rate * a
+struct Momentum {
+  static constexpr int kSlots = 1;
+
+  explicit Momentum(OpKernelConstruction* construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("momentum", &momentum));
+  }
+
+  // The results may be in the places of the arguments.
+  void move(const Variable& of, int64_t first, int64_t size, float rate, const float* g) const {
+    const float *w = of.w + first, *a = of.slots[0] + first, own = momentum;
+    float *new_w = of.new_w + first, *new_a = of.new_slots[0] + first;
 #pragma GCC ivdep
     for (int64_t k = 0; k < size; ++k) {
-      const float moved = momentum * a[k] + g[k];
+      const float moved = own * a[k] + g[k];
       new_w[k] = w[k] - rate * moved;
       new_a[k] = moved;
     }
-    return;
   }
-#pragma GCC ivdep
-  for (int64_t k = 0; k < size; ++k) {
-    const float moved = momentum * a[k] + (g[k] + w[k] * decay);
-    new_w[k] = w[k] - rate * moved;
-    new_a[k] = moved;
-  }
-}
 
-class MomentumUpdate : public OpKernel {
- public:
-  explicit MomentumUpdate(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("momentum", &momentum_));
+  float momentum = 0;
+};
+
+// square += (g^2 - square) * share; a = momentum * a + rate * g / sqrt(square + epsilon); w -= a
+struct RmsProp {
+  static constexpr int kSlots = 2;
+
+  explicit RmsProp(OpKernelConstruction* construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("momentum", &momentum));
+    OP_REQUIRES_OK(construction, construction->GetAttr("share", &share));
+    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon));
   }
+
+  void move(const Variable& of, int64_t first, int64_t size, float rate, const float* g) const {
+    const float *w = of.w + first, *square = of.slots[0] + first, *a = of.slots[1] + first;
+    float *new_w = of.new_w + first, *new_square = of.new_slots[0] + first, *new_a = of.new_slots[1] + first;
+    const RmsProp own = *this;
+#pragma GCC ivdep
+    for (int64_t k = 0; k < size; ++k) {
+      const float mean = square[k] + (g[k] * g[k] - square[k]) * own.share;
+      const float moved = own.momentum * a[k] + rate * g[k] * (1 / std::sqrt(mean + own.epsilon));
+      new_square[k] = mean;
+      new_w[k] = w[k] - moved;
+      new_a[k] = moved;
+    }
+  }
+
+  float momentum = 0, share = 0, epsilon = 0;
+};
+
+// Inputs: weights, each kind of slots, gradients, of every variable; a rate, decays, a divisor. Outputs: weights, slots.
+template <typename Rule>
+class RuleUpdate : public OpKernel {
+ public:
+  explicit RuleUpdate(OpKernelConstruction* construction) : OpKernel(construction), rule_(construction) {}
 
   void Compute(OpKernelContext* context) override {
-    const int count = context->num_outputs() / 2;
-    const Tensor &rate = context->input(3 * count), &decays = context->input(3 * count + 1);
-    OP_REQUIRES_OK(context, check_shapes(context, count, 3));
-    OP_REQUIRES(context, rate.NumElements() == 1 && decays.NumElements() == count,
-                InvalidArgument("there is one rate, and one decay for each variable"));
+    constexpr int kKinds = 1 + Rule::kSlots;  // of a variable's numbers that move
+    const int count = context->num_outputs() / kKinds, more = (kKinds + 1) * count;
+    const Tensor &rate = context->input(more), &decays = context->input(more + 1), &divisor = context->input(more + 2);
+    OP_REQUIRES_OK(context, check_shapes(context, count, kKinds + 1));
+    OP_REQUIRES(context, rate.NumElements() == 1 && divisor.NumElements() == 1 && decays.NumElements() == count,
+                InvalidArgument("there is one rate, one divisor, and a decay for each variable"));
     std::vector<Variable> variables(count);
     for (int k = 0; k < count; ++k) {
-      auto data = [&](int row) { return context->input(row * count + k).flat<float>().data(); };
+      auto data = [&](int kind) { return context->input(kind * count + k).flat<float>().data(); };
       Variable& own = variables[k];
-      own.w = data(0), own.a = data(1), own.g = data(2), own.size = context->input(k).NumElements();
+      own.w = data(0), own.g = data(kKinds), own.decay = decays.flat<float>()(k), own.size = context->input(k).NumElements();
       OP_REQUIRES_OK(context, allocate(context, {k}, k, &own.new_w));
-      OP_REQUIRES_OK(context, allocate(context, {2 * count + k, count + k}, count + k, &own.new_a));
+      for (int slot = 0; slot < Rule::kSlots; ++slot) {
+        own.slots[slot] = data(1 + slot);
+        const int place = (1 + slot) * count + k;
+        OP_REQUIRES_OK(context, allocate(context, {place, kKinds * count + k}, place, &own.new_slots[slot]));
+      }
     }
-    const float own_rate = rate.flat<float>()(0);
-    const float* own_decays = decays.flat<float>().data();
+    const float own_rate = rate.flat<float>()(0), own_divisor = divisor.flat<float>()(0);
     in_parts(context, variables, [&](int64_t k, int64_t first, int64_t size) {
-      move(variables[k], first, size, momentum_, own_rate, own_decays[k]);
+      alignas(64) float room[kPart];
+      rule_.move(variables[k], first, size, own_rate, whole_gradient(variables[k], first, size, own_divisor, room));
     });
   }
 
  private:
-  float momentum_;
+  const Rule rule_;
 };
 
 REGISTER_OP("EmulatorMomentumUpdate")
     .Input("weights: count * float").Input("momenta: count * float").Input("gradients: count * float")
-    .Input("rate: float").Input("decays: float")
+    .Input("rate: float").Input("decays: float").Input("divisor: float")
     .Attr("count: int >= 1").Attr("momentum: float")
     .Output("new_weights: count * float").Output("new_momenta: count * float")
     .SetShapeFn(set_output_shapes);
-REGISTER_KERNEL_BUILDER(Name("EmulatorMomentumUpdate").Device(tensorflow::DEVICE_CPU), MomentumUpdate);
+REGISTER_KERNEL_BUILDER(Name("EmulatorMomentumUpdate").Device(tensorflow::DEVICE_CPU), RuleUpdate<Momentum>);
+
+REGISTER_OP("EmulatorRmsPropUpdate")
+    .Input("weights: count * float").Input("squares: count * float").Input("momenta: count * float")
+    .Input("gradients: count * float")
+    .Input("rate: float").Input("decays: float").Input("divisor: float")
+    .Attr("count: int >= 1").Attr("momentum: float").Attr("share: float").Attr("epsilon: float")
+    .Output("new_weights: count * float").Output("new_squares: count * float").Output("new_momenta: count * float")
+    .SetShapeFn(set_output_shapes);
+REGISTER_KERNEL_BUILDER(Name("EmulatorRmsPropUpdate").Device(tensorflow::DEVICE_CPU), RuleUpdate<RmsProp>);
 
 class AverageUpdate : public OpKernel {
  public:

@@ -36,9 +36,10 @@ class LossScale:
         """The learning rate to update with."""
         return rate / self.factor if self.unscaled_by_learning_rate else rate
 
-    def unscaled_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """The gradient to update with."""
-        return gradient if self.unscaled_by_learning_rate else gradient / self.factor
+    @property
+    def gradient_divisor(self) -> float | tf.Tensor:
+        """The number that makes the gradient to update with."""
+        return 1.0 if self.unscaled_by_learning_rate else self.factor
 
     def first_state(self) -> tf.Tensor:
         """float32 [3]: the scale, the updates since it was changed, and those that were skipped."""

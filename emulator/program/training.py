@@ -27,19 +27,23 @@ from Models._segments import Segment
 
 class Move(NamedTuple):
     """A variable's move by an update rule: w [...], its slots and its gradient, of the same shape. `decay`: that times w is
-    still to be added to the gradient; `decayed_apart`: what decoupled decay is computed from, after the rule."""
+    still to be added to the gradient, which then is still to be divided by `divisor`; `decayed_apart`: what decoupled decay
+    is computed from, after the rule."""
 
     name: str
     w: tf.Tensor
     slots: dict[str, tf.Tensor]
     gradient: tf.Tensor
     decay: float | tf.Tensor = 0.0
+    divisor: float | tf.Tensor = 1.0
     decayed_apart: tf.Tensor | None = None
 
     @property
     def whole_gradient(self) -> tf.Tensor:
-        """The gradient with the decay in it."""
-        return self.gradient if isinstance(self.decay, float) and not self.decay else self.gradient + self.w * self.decay
+        """The gradient with the decay in it, divided."""
+        decayed = isinstance(self.decay, tf.Tensor) or self.decay != 0
+        whole = self.gradient + self.w * self.decay if decayed else self.gradient
+        return whole / self.divisor
 
 
 class Optimiser(Protocol):
@@ -58,7 +62,7 @@ class Optimiser(Protocol):
     def update_all(
         self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor
     ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-        """Each variable and its slots after the update, to the bits of `update`; `done`: as there."""
+        """Each variable and its slots after the update, as `update` has them; `done`: as there. All have one divisor."""
         return [self.update(m.name, m.w, m.slots, m.whole_gradient, learning_rate, done) for m in moves]
 
 

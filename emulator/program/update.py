@@ -206,11 +206,10 @@ class HostStep:
         if variable.proxy:
             gradient = proxy_norm.chain_gradient(variable.proxy, w, gradient)
         decayed, decay = self._decayed_value(variable, w), training.weight_decay * scale.factor
+        move = Move(variable.name, w, slots, gradient, divisor=scale.gradient_divisor)
         if decayed is None or training.optimiser.decoupled_decay:
-            return Move(variable.name, w, slots, scale.unscaled_gradient(gradient), decayed_apart=decayed)
-        if decayed is w and scale.unscaled_by_learning_rate:
-            return Move(variable.name, w, slots, gradient, decay)
-        return Move(variable.name, w, slots, scale.unscaled_gradient(gradient + decayed * decay))
+            return move._replace(decayed_apart=decayed)
+        return move._replace(decay=decay) if decayed is w else move._replace(gradient=gradient + decayed * decay)
 
     def _average_updates(self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
         """The operations that move the moving statistics towards the batches'."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -45,11 +46,10 @@ class Momentum(Optimiser):
         kernels = library.load_for(learning_rate)
         if kernels is None:
             return super().update_all(moves, learning_rate, done)
+        momenta = [move.slots["Momentum"] for move in moves]
         values, momenta = kernels.emulator_momentum_update(
-            weights=[m.w for m in moves], momenta=[m.slots["Momentum"] for m in moves],
-            gradients=[m.gradient for m in moves], rate=learning_rate,
-            decays=tf.stack([m.decay for m in moves]), momentum=self.momentum,
-        )  # fmt: skip
+            momenta=momenta, momentum=self.momentum, **_of_all(moves, learning_rate)
+        )
         return [(w, {"Momentum": a}) for w, a in zip(values, momenta)]
 
 
@@ -69,6 +69,25 @@ class RMSprop(Optimiser):
         ms = slots["RMSProp"] + (tf.square(g) - slots["RMSProp"]) * (1 - self.decay)
         mom = self.momentum * slots["RMSProp_1"] + learning_rate * g * tf.math.rsqrt(ms + self.epsilon)
         return w - mom, {"RMSProp": ms, "RMSProp_1": mom}
+
+    def update_all(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[tuple[tf.Tensor, Slots]]:
+        kernels = library.load_for(learning_rate)
+        if kernels is None:
+            return super().update_all(moves, learning_rate, done)
+        squares, momenta = ([move.slots[name] for move in moves] for name in ("RMSProp", "RMSProp_1"))
+        moved = kernels.emulator_rms_prop_update(
+            squares=squares, momenta=momenta, momentum=self.momentum, share=1 - self.decay, epsilon=self.epsilon,
+            **_of_all(moves, learning_rate),
+        )  # fmt: skip
+        return [(w, {"RMSProp": ms, "RMSProp_1": mom}) for w, ms, mom in zip(*moved)]
+
+
+def _of_all(moves: Sequence[Move], learning_rate: tf.Tensor) -> dict[str, Any]:
+    """Return the arguments that a native operation moves all variables by, apart from slots."""
+    return {
+        "weights": [move.w for move in moves], "gradients": [move.gradient for move in moves], "rate": learning_rate,
+        "decays": tf.cast(tf.stack([move.decay for move in moves]), tf.float32), "divisor": moves[0].divisor,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
