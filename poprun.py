@@ -141,7 +141,8 @@ def _check(values: Mapping[str, Any], program: list[str], topology: launch.Topol
         raise OptionError(f"--min-instances {least} is more than --num-instances {topology.instances}")
     if topology.ports[-1] > 65535:
         raise OptionError(
-            f"--first-port {values['first-port']}: {topology.instances} instances need ports up to {topology.ports[-1]}"
+            f"--first-port {values['first-port']}: {topology.instances} instances need ports up to {topology.ports[-1]}; "
+            "the last is 65535, so give a lower one"
         )
 
 

@@ -29,6 +29,11 @@ class Initial:
     distribution: str = "truncated_normal"
 
 
+# the rows of a proxy variable, [6, 1, 1, channels]; gradients move those that are no statistics
+PROXY_ROWS = ("beta", "gamma", "mean", "inverse_deviation", "extra_beta", "extra_gamma")
+TRAINED_PROXY_ROWS = ("beta", "gamma", "extra_beta", "extra_gamma")
+
+
 @dataclass(frozen=True)
 class ProxyRule:
     """The parameters of a proxy variable's statistics: the activation, and the number that is added to the variance."""

@@ -20,7 +20,7 @@ from commands import succeed
 
 import log
 from base import plugins
-from base.storage import run_tables, tables
+from base.storage import locks, run_tables, tables
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, manifest, pruning, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -495,6 +495,8 @@ def test_rows_of_an_earlier_run_are_not_gone_on_with(tmp_path):
         (folder / name).write_text("")
         with pytest.raises(folders.FolderError, match=f"holds a run already; give another folder, {end}$"):
             folders.new_run_folder("run", "", str(folder), True)
+        with locks.lock_folder(folder), pytest.raises(folders.FolderError, match="it is being written by another process"):
+            folders.new_run_folder("run", "", str(folder), True)  # which may have saved nothing yet
 
 
 def test_events_follow_no_prepared_link(tmp_path):

@@ -38,6 +38,14 @@ class Move(NamedTuple):
     divisor: float | tf.Tensor = 1.0
     decayed_apart: tf.Tensor | None = None
 
+    def row(self, k: int, name: str) -> Move:
+        """The move of row k of a variable as one of its own."""
+        slots = {slot: x[k] for slot, x in self.slots.items()}
+        apart = None if self.decayed_apart is None else self.decayed_apart[k]
+        return self._replace(
+            name=f"{self.name}/{name}", w=self.w[k], slots=slots, gradient=self.gradient[k], decayed_apart=apart
+        )
+
     @property
     def whole_gradient(self) -> tf.Tensor:
         """The gradient with the decay in it, divided."""
@@ -48,10 +56,12 @@ class Move(NamedTuple):
 
 class Optimiser(Protocol):
     """An update rule. `slots`: the names of each variable's slots, with their initial values. `decoupled_decay`: weight
-    decay takes its share of the variable itself, times the rate, and is not in the gradient (arXiv 1711.05101)."""
+    decay takes its share of the variable itself, times the rate, and is not in the gradient (arXiv 1711.05101). `has_norms`:
+    a step depends on norms of the whole variable."""
 
     slots: Mapping[str, float]
     decoupled_decay: bool = False
+    has_norms: bool = False
 
     @abstractmethod
     def update(

@@ -3,6 +3,7 @@ over the instances, and one step of the optimiser."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow.compat.v1 as tf
@@ -20,8 +21,9 @@ from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
 from emulator.program.training import Move, TrainingSpec
 from emulator.program.weights import ProgramVariables
-from Models._layers import Variable
+from Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
 
+Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # a variable and its slots after an update
 AMAX_DECAY = 2.0 ** (-1 / 16)  # of the running amax, per update
 _STOP_AND_SECONDS = "stop requests, seconds"  # of every instance, in the all-reduce of small results
 
@@ -186,18 +188,29 @@ class HostStep:
         scale: LossScale,
     ) -> list[tf.Operation]:
         """The operations that update every variable and slot."""
-        training, policy, optimiser = self.training, self.policy, self.training.optimiser
+        training, policy = self.training, self.policy
         operations = self._average_updates(weights, results)
         moves = [self._move(v, results[v.name], scale) for v in training.updated_variables if v.trainable]
         with tf.device(training.plan.stage_devices[0]):
             learning_rate = tf.identity(scale.adjusted_learning_rate(learning_rate))
-            moved = optimiser.update_all(moves, learning_rate, step) if moves else []
+            moved = self._moved(moves, learning_rate, step)
         for move, (value, slots) in zip(moves, moved):
             if move.decayed_apart is not None:
                 value -= learning_rate * training.weight_decay * move.decayed_apart
             value = policy.check_finite(value, f"the update of {move.name}")
             operations += self.variables.assign(move.name, value, slots, step)
         return operations
+
+    def _moved(self, moves: Sequence[Move], learning_rate: tf.Tensor, step: tf.Tensor) -> list[Moved]:
+        """Return each variable and its slots after the update. Rules with norms take the rows of a proxy as variables of
+        their own, without its statistics, which have no gradient."""
+        optimiser, proxies = self.training.optimiser, {v.name for v in self.training.variables if v.proxy}
+        in_rows = proxies if optimiser.has_norms else set()
+        single = [move for move in moves if move.name not in in_rows]
+        rows = [move.row(PROXY_ROWS.index(row), row) for move in moves if move.name in in_rows for row in TRAINED_PROXY_ROWS]
+        moved = optimiser.update_all([*single, *rows], learning_rate, step) if moves else []
+        after = {move.name: each for move, each in zip([*single, *rows], moved)}
+        return [_with_rows(move, after) if move.name in in_rows else after[move.name] for move in moves]
 
     def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
         """Return a variable's move by the update rule."""
@@ -231,3 +244,14 @@ class HostStep:
         if variable.proxy:
             return proxy_norm.rows_to_decay(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None
+
+
+def _with_rows(move: Move, after: Mapping[str, Moved]) -> Moved:
+    """Return a proxy and its slots with the rows that have moved."""
+    moved = {row: after[f"{move.name}/{row}"] for row in TRAINED_PROXY_ROWS}
+
+    def whole(old: tf.Tensor, new: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        return tf.stack([new.get(row, old[k]) for k, row in enumerate(PROXY_ROWS)])
+
+    slots = {name: whole(old, {row: slots[name] for row, (_, slots) in moved.items()}) for name, old in move.slots.items()}
+    return whole(move.w, {row: w for row, (w, _) in moved.items()}), slots

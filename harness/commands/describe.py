@@ -36,7 +36,7 @@ def run(run: Run, done: int = 0) -> str:
 
 def _timeline(plan: ExecutionPlan) -> list[str]:
     """The schedule of one update as a drawing: stages as rows, clocks as columns."""
-    if len(plan.stages) == 1:
+    if len(plan.stages) == 1 or plan.options.shards == 1:  # nothing waits for another stage
         return []
     shown = min(plan.passes_per_update, MAX_DRAWN)
     cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} passes)"

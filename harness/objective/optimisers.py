@@ -101,6 +101,7 @@ class LARS(Optimiser):
     epsilon: float
     skipped: Named
     slots = UPDATE_RULES["LARS"].slots
+    has_norms = True
 
     def update(
         self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
@@ -125,6 +126,7 @@ class LAMB(Optimiser):
     weight_decay: float
     skipped: Named
     slots = UPDATE_RULES["LAMB"].slots
+    has_norms = True
 
     def update(
         self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor

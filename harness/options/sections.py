@@ -27,7 +27,7 @@ from base.fields import (
     opt,
 )  # fmt: skip
 from emulator.plan.options import DeviceOptions
-from harness.options.update_rules import UPDATE_RULES
+from harness.options.update_rules import SKIPPED, UPDATE_RULES
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # of values: where from
 ACCUMULATION = "gradient_accumulation_count"
@@ -242,13 +242,13 @@ class TrainingOptions:
     rmsprop_epsilon: float = opt(0.001, "added inside the root", check=above(0))
     lars_epsilon: float = opt(0.0, "added to the trust ratio's denominator", check=at_least(0))
     lars_eeta: float = opt(0.001, "trust coefficient", check=above(0))
-    lars_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without trust ratio")
+    lars_skip_list: tuple[str, ...] = opt(SKIPPED, "names without trust ratio")
     lars_weight_decay: float | None = opt(None, "LARS' own weight decay (default by model)", check=at_least(0))
     lamb_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
     lamb_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
     lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", check=above(0))
     lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", check=at_least(0))
-    lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio")
+    lamb_skip_list: tuple[str, ...] = opt(SKIPPED, "names without decay and trust ratio")
     adam_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
     adam_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
     adam_epsilon: float = opt(1e-7, "added to the root of the second moment", check=above(0))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.options.sections import TrainingOptions
 
 RMSPROP_DECAY = 0.9  # of the mean square, unless options give another
+SKIPPED = ("beta", "gamma", "bias")  # words of variables' names that LARS and LAMB neither scale nor decay, by default
 _ADAM_RATE = {"abs_learning_rate": 0.001, "base_learning_rate_exponent": None}  # the paper's, for any batch
 
 

@@ -122,6 +122,8 @@ def check_no_run(folder: Path) -> None:
             if saved
             else f"delete it{': it saved nothing' * (not rows)}"
         )
+        if locks.is_locked(folder):
+            instead = "wait for it: it is being written by another process"
         raise FolderError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
 
 

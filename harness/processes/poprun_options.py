@@ -26,16 +26,17 @@ def _switch(text: str) -> bool:
     return switches[text.lower()]
 
 
-def _whole(least: int, kind: str = "a whole number") -> Callable[[str], int]:
+def _whole(least: int, kind: str = "a whole number", most: int = 99_999) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) < least:
-            raise ValueError(f"{kind} from {least} to 99999")
+        if not re.fullmatch(r"[0-9]{1,5}", text) or not least <= int(text) <= most:
+            raise ValueError(f"{kind} from {least} to {most}")
         return int(text)
 
     return read
 
 
 _count = _whole(1)
+_port = _whole(1, "a port", 65_535)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ OPTIONS: Mapping[str, PoprunOption] = {
     "mpi-global-args": PoprunOption(_words, (), "further arguments of mpirun"),
     "mpi-local-args": PoprunOption(_words, (), "arguments of mpirun for each instance, as -x NAME"),
     "print-topology": PoprunOption(_switch, False, "print where every instance is, and its replicas"),
-    "first-port": PoprunOption(_count, None, "instance k listens on this port + k; default: free ports"),
+    "first-port": PoprunOption(_port, None, "instance k listens on this port + k; default: free ports"),
     "max-restarts": PoprunOption(
         _whole(0), 0, "start all again so often when one is lost; the program goes on with its run"
     ),
@@ -96,7 +97,7 @@ OPTIONS: Mapping[str, PoprunOption] = {
     "help": PoprunOption(None, False, "print this help (-h)"),
     "num-ilds": PoprunOption(_count, 1, "link domains", idle=True),
     "vipu-server-host": PoprunOption(str, "localhost", "V-IPU server", idle=True),
-    "vipu-server-port": PoprunOption(_count, 8090, "its port", idle=True),
+    "vipu-server-port": PoprunOption(_port, 8090, "its port", idle=True),
     "vipu-server-timeout": PoprunOption(_count, 120, "seconds to wait for it", idle=True),
     "vipu-partition": PoprunOption(str, None, "partition", idle=True),
     "vipu-cluster": PoprunOption(str, None, "cluster", idle=True),

@@ -88,6 +88,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     data_checks.unread_folder,
     data_checks.options_of_photographs,
     device_checks.options_of_half_precision,
+    device_checks.biases_out_of_range,
 )
 VALIDATION: tuple[Rule[Resolved], ...] = (data_checks.nothing_to_validate_on,)
 

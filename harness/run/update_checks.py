@@ -12,7 +12,8 @@ from emulator.plan.precision import is_kernel
 from emulator.plan.trace import Trace
 from harness.options.catalogue import LARGEST
 from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
-from harness.options.update_rules import UPDATE_RULES, rmsprop_decay
+from harness.options.update_rules import SKIPPED, UPDATE_RULES, rmsprop_decay
+from Models._layers import TRAINED_PROXY_ROWS
 
 if TYPE_CHECKING:
     from harness.run.rule_tables import Resolved, TracedOptions
@@ -69,8 +70,8 @@ def rmsprop_decays(resolved: Resolved) -> Iterator[str]:
 
 
 def skip_lists(resolved: Resolved) -> Iterator[str]:
-    """Each word of a skip list names a trained variable. A recorded list was checked when it was given, and the default need
-    not match."""
+    """Each word of a skip list names a trained variable, or row of a proxy. A recorded list was checked when it was given,
+    and the default's words need not match."""
     options, trace = resolved.run.options, resolved.run.trace
     name = f"{options.training.optimiser.lower()}_skip_list"
     words = getattr(options.training, name, ())
@@ -80,8 +81,9 @@ def skip_lists(resolved: Resolved) -> Iterator[str]:
     if moving:
         yield f"{flag(name)} {' '.join(moving)} changes nothing: moving statistics are not trained"
     names = trained_names(trace)
+    rows = [f"{v.name}/{row}" for v in trace.variables if v.proxy for row in TRAINED_PROXY_ROWS]
     for word in words:
-        if word not in moving and not any(word in name for name in names):
+        if word not in (*moving, *SKIPPED) and not any(word in name for name in (*names, *rows)):
             raise OptionError(
                 f"{flag(name)} {word} matches no trained variable; their names are like {', '.join(names[:3])}"
             )
@@ -203,16 +205,17 @@ def weight_decay(resolved: Resolved) -> Iterator[str]:
 
 
 def half_mean_squares(resolved: Resolved) -> Iterator[str]:
-    """Adam's mean squares of gradients lie far below FP16's smallest number."""
-    run, epsilon = resolved.run, resolved.run.options.training.adam_epsilon
+    """Mean squares of gradients, as Adam and LAMB keep them, lie far below FP16's smallest number."""
+    run, training = resolved.run, resolved.run.options.training
+    names = [name for name in UPDATE_RULES[training.optimiser].options if name in ("adam_epsilon", "lamb_epsilon")]
     trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
     formats = {run.plan.precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
-    if "adam_epsilon" in UPDATE_RULES[run.options.training.optimiser].options and coarsest.smallest > SMALL_MEAN_SQUARE:
+    if names and coarsest.smallest > SMALL_MEAN_SQUARE:
         yield (
-            f"warning: --optimiser {run.options.training.optimiser} keeps mean squares of gradients in {coarsest.name}, "
-            f"where those below {coarsest.smallest / 2:.0e} become 0, and the update is divided by --adam-epsilon "
-            f"{epsilon:g} alone; give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
+            f"warning: --optimiser {training.optimiser} keeps mean squares of gradients in {coarsest.name}, "
+            f"where those below {coarsest.smallest / 2:.0e} become 0, and the update is divided by {flag(names[0])} "
+            f"{getattr(training, names[0]):g} alone; give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
         )
 
 

@@ -167,6 +167,27 @@ def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
             np.testing.assert_array_equal(trained, trained.astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
+def test_rules_with_norms_take_the_rows_of_a_proxy_by_themselves(rule, tmp_path):
+    """Skipped by their names, as beta and gamma of other norms are, or all together; otherwise scaled by norms of their
+    own, without those of the statistics."""
+    words = (
+        "--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
+        f"--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser {rule} --abs-learning-rate 0.5 --batch-size 4 "
+        f"--iterations 2 --seed 3 --no-validation --precision 32.32 --warmup-epochs 0 --{rule.lower()}-weight-decay 0.05"
+    )
+    after = {}
+    for skipped in ("beta gamma bias", "beta gamma bias proxy", "gamma bias"):
+        folder = tmp_path / skipped
+        succeed("train", *words.split(), f"--{rule.lower()}-skip-list", *skipped.split(), "--logs-path", folder)
+        after[skipped] = variables(folder, 2)
+    proxy = next(name for name in after["gamma bias"] if name.endswith("/proxy"))
+    by_rows, whole, scaled = after.values()
+    assert all(np.array_equal(by_rows[name], whole[name]) for name in whole)
+    moved = [not np.array_equal(scaled[proxy][row], whole[proxy][row]) for row in (0, 1, 4, 5)]
+    assert moved == [True, False, True, False]
+
+
 def test_adamw_shrinks_the_weights_beside_the_update(tmp_path):
     """By rate x decay of what they were; the moments know nothing of the decay, nor of the loss scale."""
     after, tenth = {}, "--abs-learning-rate 0.1 --warmup-epochs 0 --iterations 1"
