@@ -86,13 +86,15 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format. `write` makes the file, or the folder, at a path; `runner` is what its own runtime makes of that."""
+    """A format. `write` makes the file, or the folder, at a path; `runner` is what its own runtime makes of that;
+    `is_fragile`: damage may end the process of that runtime."""
 
     file: str
     quantised: str = ""  # the same with --int8
     write: Callable[[Content, Path], None]
     runner: Callable[[Path], Runner]
     packages: tuple[str, ...] = ()  # beside TensorFlow
+    is_fragile: bool = False
 
 
 def check_packages(names: Sequence[str]) -> None:
@@ -346,6 +348,14 @@ def _check_plain_onnx(content: bytes) -> None:
 FORMATS = {
     "savedmodel": Format(file="saved_model", write=_write_saved_model, runner=_saved_model_runner),
     "frozen": Format(file="frozen.pb", write=_write_frozen, runner=_frozen_runner),
-    "tflite": Format(file="model.tflite", quantised="model_int8.tflite", write=_write_tflite, runner=_tflite_runner),
-    "onnx": Format(file="model.onnx", write=_write_onnx, runner=_onnx_runner, packages=("tf2onnx", "onnx", "onnxruntime")),
+    "tflite": Format(
+        file="model.tflite", quantised="model_int8.tflite", write=_write_tflite, runner=_tflite_runner, is_fragile=True
+    ),
+    "onnx": Format(
+        file="model.onnx",
+        write=_write_onnx,
+        runner=_onnx_runner,
+        packages=("tf2onnx", "onnx", "onnxruntime"),
+        is_fragile=True,
+    ),
 }

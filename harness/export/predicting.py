@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,8 @@ def predict(file: ExportedFile) -> int:
     for warning in listed.warnings:
         print(warning)
     about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)
-    _check_digests(file.path.absolute())  # before it is read: a damaged one may end the process of its runtime
+    if not _has_right_digests(file.path.absolute()) and file_formats.FORMATS[file.format].is_fragile:
+        _try_apart(file, about["prepare"]["side"])
     tf_runtime.import_tensorflow("3")
     from Datasets.pipeline import image_files
 
@@ -132,8 +135,9 @@ def _check_there(path: Path) -> None:
         raise CheckpointError(f"--restore-path {path} cannot be read: {error.strerror}") from None
 
 
-def _check_digests(path: Path) -> None:
-    """CheckpointError for a file, or texts beside it, with other bytes than were written."""
+def _has_right_digests(path: Path) -> bool:
+    """True for a file, and texts beside it, with the bytes that were written, False if nothing tells. CheckpointError for
+    other bytes."""
     sums = path.parent / digests.FILE
     try:
         differing = digests.difference(path.parent, [path.name, LABELS, PREPROCESSING])
@@ -145,6 +149,28 @@ def _check_digests(path: Path) -> None:
             f"{path.parent / differing} is not as export.py wrote it, by {sums}: export the network again, or remove "
             f"{digests.FILE} if the change is meant"
         )
+    return sums.exists()
+
+
+def _try_apart(file: ExportedFile, side: int) -> None:
+    """Run a file on one picture in another process: a damaged one may end the process of its runtime. CheckpointError if it
+    does; other faults show when it is run here."""
+    trial = multiprocessing.get_context("spawn").Process(target=_try, args=(file.format, file.path, side), daemon=True)
+    trial.start()
+    try:
+        trial.join()
+    finally:
+        trial.kill()
+    if trial.exitcode < 0:
+        ended = signal.Signals(-trial.exitcode).name
+        raise CheckpointError(f"{file.path} cannot be run: its runtime was ended by {ended}; export the network again")
+
+
+def _try(name: str, path: Path, side: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that began it
+    tf_runtime.import_tensorflow("3")
+    with suppress(Exception), file_formats.quiet():
+        file_formats.FORMATS[name].runner(path)(np.zeros((1, side, side, 3), np.uint8))
 
 
 @contextmanager

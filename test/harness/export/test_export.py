@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from aborting import abort
 from commands import Result, run, succeed
 from PIL import Image
 from tensorflow.lite.tools import flatbuffer_utils
@@ -156,7 +157,8 @@ def test_a_network_with_more_outputs_than_classes_names_all(photograph, tmp_path
     assert len([line for line in answers.splitlines() if "%" in line]) == 5
 
 
-def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, tmp_path):
+def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, tmp_path, monkeypatch):
+    monkeypatch.setattr(predicting, "_try_apart", lambda *_: None)  # which takes seconds
     folder = shutil.copytree(trained / "export", tmp_path / "export")
 
     def said(*words: object) -> str:
@@ -226,11 +228,22 @@ def test_an_exported_file_that_is_not_as_it_was_written_is_not_believed(trained,
     assert f"{folder / 'labels.txt'} cannot be read: No such file" in said("model.tflite")
     (folder / "labels").rename(folder / "labels.txt")
     (folder / "SHA256SUMS").unlink()
-    succeed("validation", "--restore-path", folder / "frozen.pb", "--predict", photograph)
+    for file in ("frozen.pb", "model.tflite"):
+        succeed("validation", "--restore-path", folder / file, "--predict", photograph)
 
 
-def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path):
+def test_a_file_that_ends_its_runtime_s_process_is_one_line(trained, photograph, tmp_path, monkeypatch):
+    """As damage of one bit did, where no digests tell of it."""
+    folder = shutil.copytree(trained / "export", tmp_path / "export")
+    (folder / "SHA256SUMS").unlink()
+    monkeypatch.setattr(predicting, "_try", abort)
+    result = run("validation", "--restore-path", folder / "model.tflite", "--predict", photograph)
+    assert result.code == 2 and "model.tflite cannot be run: its runtime was ended by SIGABRT" in result.err
+
+
+def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path, monkeypatch):
     """A pipe was waited for, a loop ran for ever, and sizes that did not go together gave a traceback."""
+    monkeypatch.setattr(predicting, "_try_apart", lambda *_: None)  # which takes seconds
     folder = shutil.copytree(trained / "export", tmp_path / "export")
 
     def said(name: str) -> str:
