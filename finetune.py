@@ -80,11 +80,11 @@ def _report(top: Path, best: Best) -> None:
 def _finished(top: Path, best: Best) -> None:
     """Print where the best weights are, and the commands that use them."""
     path = command_line.as_value(Path(best.checkpoint.prefix))
-    print(f"\nThe best weights: {path}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
+    print(f"\nThe best weights: {printable(path)}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
     print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Validate again:   {hints.command('validation', '--restore-path', path)}")
     print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite')}")
-    print(f"The stages are in {top}")
+    print(f"The stages are in {printable(str(top))}")
 
 
 def _for_these_pictures(given: Sequence[str], pictures: survey.Survey) -> list[str]:

@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before what takes time to import
 import sys
 from functools import partial
 
+from base.fields import printable
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
 from harness.report_page import measuring, page, report_options, run_folder
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     left_out = "--no-evaluation was given"
     reported = [_evaluated(*each) if request.evaluate else Reported(each[0], missing=left_out) for each in runs]
     report_options.write(request, page.of(reported))
-    print(request.target)
+    print(printable(str(request.target)))
     return 0
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
+from base.fields import printable
 from base.process import command_line, commands, tf_runtime
 from base.storage import files, locks
 from harness.checkpoints import averages, find, read, write
@@ -37,13 +38,16 @@ def main(argv: list[str]) -> int:
     candidates = averages.candidates(folder)
     trained = averages.without_initial(candidates)
     left = len(candidates) - len(trained)
-    print(f"Found {len(candidates)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
+    print(
+        f"Found {len(candidates)} checkpoints in {printable(str(folder))}"
+        + (", the initial weights, ckpt-0, among them" if left else "")
+    )
     _check_leaves_some(options.discard_last, len(trained))
     with _beside_no_training(target):
         values = _average(trained, options)
         target.parent.mkdir(parents=True, exist_ok=True)
         tf_runtime.import_tensorflow()  # which writes the checkpoint
-        print(f"Saved the averaged weights to {write.save_weights_only(target, values).prefix}")
+        print(f"Saved the averaged weights to {printable(write.save_weights_only(target, values).prefix)}")
     return 0
 
 

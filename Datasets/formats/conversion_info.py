@@ -68,6 +68,11 @@ class ConversionInfo:
         return changed
 
 
+def names_file(split: str) -> str:
+    """The name of the file that names the pictures' files of a split."""
+    return f"{split}-files.txt"
+
+
 def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
     """The pictures of each shard of a split, by the shard's name."""
     return {
@@ -104,7 +109,7 @@ def read(folder: Path) -> ConversionInfo | None:
     digests = entries.get(DIGESTS, {})
     if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
         raise DataError(f"{folder / FILE} is damaged: '{DIGESTS}' must be digests by file name; convert again")
-    own = {name: digest for name, digest in digests.items() if name == Path(name).name}
+    own = {name: digest for name, digest in digests.items() if name in (class_names.FILE, *map(names_file, SPLITS))}
     return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records, own)
 
 

@@ -14,7 +14,7 @@ _MAX_BYTES = 1 << 30  # some ten million pictures
 
 def file(split: str) -> str:
     """The name of the file for a split."""
-    return f"{split}-files.txt"
+    return conversion_info.names_file(split)
 
 
 def text(names: Iterable[str]) -> str:

@@ -189,8 +189,8 @@ def _watch(reads: int, shown: int) -> None:
                 os._exit(128 + number)
 
 
-# what a terminal obeys, and no command prints: of its own, a bar returns to the line's beginning and clears the line
-_OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|(?<!\r)\x1b")
+# what a terminal obeys, but for line ends, tabs, colours and the clearing of a line, which bars and loggers print
+_OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\\[[0-9;]*[mK])")
 
 
 class TolerantStream:

@@ -195,7 +195,7 @@ class DepthwiseWeightsGradient : public OpKernel {
     in_shares(context, chunks * pieces, chunk * pixels * own * kTaps + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         const int64_t part = k / pieces, from = k % pieces * own, to = std::min(from + own, panels);
-        for (int64_t n = part * chunk; n < std::min((part + 1) * chunk, sizes.batch) && from < to; ++n) {
+        for (int64_t n = part * chunk; n < std::min((part + 1) * chunk, sizes.batch) && from < to && pixels > 0; ++n) {
           add_sample<kernel>(x + n * of_x, dy + n * of_dy, sizes, from, to, sums + part * size);
         }
       }

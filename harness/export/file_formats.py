@@ -282,7 +282,8 @@ def _tflite_runner(path: Path) -> Runner:
 
 
 def _check_plain_tflite(content: bytes) -> None:
-    """ValueError for a model with operations of others' making, or with graphs inside of operations, as loops have them."""
+    """ValueError for a model with operations of others' making, with graphs inside of operations, as loops have them, or
+    that might take any memory."""
     from tensorflow.lite.python.schema_py_generated import Model
 
     model = Model.GetRootAs(content, 0)
@@ -291,6 +292,10 @@ def _check_plain_tflite(content: bytes) -> None:
     for k in range(model.OperatorCodesLength()):
         if model.OperatorCodes(k).CustomCode():
             raise ValueError(_NO_EXPORT.format(model.OperatorCodes(k).CustomCode().decode(errors="replace")))
+    graph = model.Subgraphs(0)
+    for k in range(graph.TensorsLength()):
+        tensor = graph.Tensors(k)
+        _check_size((tensor.Name() or b"").decode(errors="replace"), [tensor.Shape(i) for i in range(tensor.ShapeLength())])
 
 
 # ONNX

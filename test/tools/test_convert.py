@@ -962,6 +962,9 @@ def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_pat
     converted(*words)
     assert contents(out) == whole
     earlier = json.loads((out / "conversion.json").read_text())
+    earlier["sha256"] = {"a\0b": "", "../labels.txt": "", "train-00000-of-00001": ""}  # no names of texts
+    (out / "conversion.json").write_text(json.dumps(earlier))
+    assert verified(out, "--no-decode")[:2] == (0, [])
     del earlier["sha256"]  # which conversions did not write at first
     (out / "conversion.json").write_text(json.dumps(earlier))
     assert verified(out, "--no-decode")[:2] == (0, [])
@@ -981,7 +984,15 @@ TWICE = '{"train pictures": 2, "train shards": 1, "classes": 2, "classes": 3}'
 
 
 @pytest.mark.parametrize(
-    "content", ["[[", "null", TWICE, '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}']
+    "content",
+    [
+        "[[",
+        "null",
+        TWICE,
+        '{"train pictures": 2, "train shards": 1, "classes": 3, "sha256": [1]}',
+        '{"a":1}',
+        '{"train pictures": 9, "train shards": 10, "classes": 3}',
+    ],
 )
 def test_a_damaged_conversion_is_told_of(tmp_path, content):
     photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1)] * 2, 1)

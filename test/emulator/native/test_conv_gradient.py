@@ -69,6 +69,14 @@ def test_convolutions_and_gradients_are_those_of_float64(shape, kernel, stride, 
     assert np.abs(found[2] - expected[2]).max() < 1e-6 * np.sqrt(inputs["dy"][..., 0].size) * np.abs(expected[2]).max()
 
 
+def test_images_without_pixels_have_gradients_of_zeros():
+    kernels = library.load()
+    with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
+        empty = tf.zeros((2, 3, 0, 5))
+        dw = session.run(kernels.emulator_depthwise_weights_gradient(x=empty, dy=empty, stride=1, kernel=3))
+    assert dw.shape == (3, 3, 5, 1) and not dw.any()
+
+
 def shared_work() -> list[np.ndarray]:
     """Results that several threads share."""
     grouped = outcome(drawn((40, 40, 30, 48), 3, 1, 16, 48), 1, np.float32)

@@ -344,10 +344,10 @@ def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
 
 
 def test_a_terminal_gets_no_orders_from_what_is_printed():
-    """The names of folders and classes may hold any; a bar's own return and clear go through."""
+    """The names of folders and classes may hold any; colours, and a bar's return and clear, go through."""
     out = io.StringIO()
-    print("a\x1b]0;title\x07\x9b31m\tb\n\r\x1b[2Kbar", file=TolerantStream(out, Signals()))
-    assert out.getvalue() == "a\\x1b]0;title\\x07\\x9b31m\tb\n\r\x1b[2Kbar\n"
+    print("a\x1b]0;title\x07\x9b31m\tb\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m", file=TolerantStream(out, Signals()))
+    assert out.getvalue() == "a\\x1b]0;title\\x07\\x9b31m\tb\\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m\n"
 
 
 def test_a_signal_to_an_instance_that_has_followed_another_asks_for_nothing_more():

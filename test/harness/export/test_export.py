@@ -271,6 +271,9 @@ def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path, m
     flatbuffer_utils.write_model(model, str(folder / "other.tflite"))
     assert "it holds what no export does: 3 graphs" in said("other.tflite")
     del model.subgraphs[1:]
+    model.subgraphs[0].tensors[3].shape = [1, 1 << 15, 1 << 15]
+    flatbuffer_utils.write_model(model, str(folder / "other.tflite"))
+    assert "it holds what no export does: a tensor of 1,073,741,824 numbers" in said("other.tflite")
     model.operatorCodes[0].customCode = "Custom"
     flatbuffer_utils.write_model(model, str(folder / "other.tflite"))
     assert "it holds what no export does: Custom" in said("other.tflite")
