@@ -44,7 +44,7 @@ AXES = {
     "weights": ("--weight-avg-exp 0.5", "--weight-decay 0"),
 }
 GRID = list(covering(AXES))
-RATES = {"LARS": 0.1, "Adam": 0.001, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others
+RATES = {"LARS": 0.03, "Adam": 0.001, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others
 EVERY = 10  # so that ten commits run all of it
 
 
