@@ -242,14 +242,12 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
 def biases_out_of_range(resolved: Resolved) -> Iterator[str]:
     """Formats of what products multiply that are moved away from the numbers of networks."""
     options, precision = resolved.run.options, resolved.run.plan.precision
-    for kind, least, most in (("weight", 2.0**-4, 1.0), ("activation", 2.0**-2, 1.0), ("gradient", 2.0**-24, 1.0)):
+    for kind, least in (("weight", 2.0**-4), ("activation", 2.0**-2), ("gradient", 2.0**-24)):  # of the largest number
         own: Format = getattr(precision.operands, kind)
-        if options.given(f"{kind}_bias") and not precision.scaled_kernels and not least <= own.largest:
-            lost = f"all above {own.largest:.3g} are beyond its largest"
-        elif options.given(f"{kind}_bias") and not precision.scaled_kernels and own.smallest > most:
-            lost = f"all below {own.smallest / 2:.3g} become 0"
-        else:
+        if not options.given(f"{kind}_bias") or precision.scaled_kernels or (own.largest >= least and own.smallest <= 1.0):
             continue
+        above = f"all above {own.largest:.3g} are beyond its largest"
+        lost = above if own.largest < least else f"all below {own.smallest / 2:.3g} become 0"
         yield f"warning: {options.words(f'{kind}_bias')}: of the {kind}s as {own.name}, {lost}; give another bias"
 
 
