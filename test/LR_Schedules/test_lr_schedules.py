@@ -115,6 +115,12 @@ def test_a_rate_is_the_shortest_decimal_of_the_exact_product(name, options, i, c
     assert str(rate(name, scheduled(0.5), **options)(i)) == cell
 
 
+@pytest.mark.parametrize(("i", "cell"), [(1, "0.075"), (2, "0.025")])
+def test_a_cosine_s_rates_are_decimals_too(i, cell):
+    """0.07500000000000001 and 0.025000000000000012 by the cosine of a double."""
+    assert str(rate("cosine", scheduled(0.1, iterations=3, epochs=3.0), warmup_epochs=0)(i)) == cell
+
+
 def test_a_share_of_the_peak_is_exact_too():
     assert rate("polynomial_decay_lr", scheduled(0.7), poly_lr_end_ratio=0.1, warmup_epochs=0)(1000) == 0.07 != 0.7 * 0.1
 

@@ -755,3 +755,11 @@ def test_configurations_are_listed(tmp_path):
     assert refused.code == 2 and "has that word; did you mean quickstart" in refused.err
     (tmp_path / "c.yml").write_text("mine:\n  model: resnet\n  epochs: 3\n")
     assert succeed("restore", "--config-path", tmp_path / "c.yml", "--list-configs").out == "mine  resnet, 3 epochs\n"
+
+
+@pytest.mark.parametrize(("shards", "drawn"), [(1, False), (2, True)])
+def test_idle_stages_are_told_of_where_each_has_a_device(shards, drawn):
+    """On one device no stage waits for another."""
+    words = "--dataset cifar-10 --generated-data --model-size 8 --pipeline-splits b2/0/relu --gradient-accumulation-count 4"
+    out = succeed("train", *words.split(), "--shards", shards, "--dry-run").out
+    assert ("% idle" in out) == drawn
