@@ -208,7 +208,7 @@ class RoundedLayers(OperandLayers):
         return self._rounded_by_layer(activations.swish(x, self._rounding, self._noise()))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        return self._result(self._layer_input(x) * self._layer_input(factor))
+        return self._result(activations.gate(self._layer_input(x), self._layer_input(factor)))
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
         return self._result(rounded_pixel_mean(self._layer_input(x, gradient_on_grid=True), self._rounding, self._noise()))
