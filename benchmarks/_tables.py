@@ -32,13 +32,13 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
     (DOCS / "peers.svg").write_text(_picture(runs, rows), encoding="utf-8")
 
 
-def against(result: Mapping[str, Any], family: str) -> tuple[float, float, float, str] | None:
-    """Return the speed relative to the best of a family of peers: median, least and largest of the rounds, and its name."""
+def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[float, float, float, str] | None:
+    """Return a way's speed relative to the best of a family of peers: median, least and largest of the rounds, its name."""
     ways = {name: speeds for name, speeds in result["speeds"].items() if name.startswith(family)}
     if not ways:
         return None
     best = max(ways, key=lambda name: statistics.median(ways[name]))
-    ratios = [own / other for own, other in zip(result["speeds"]["ours"], ways[best])]
+    ratios = [ours / other for ours, other in zip(result["speeds"][own], ways[best])]
     return statistics.median(ratios), min(ratios), max(ratios), best
 
 
@@ -51,23 +51,34 @@ def _table(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Iterator[s
     yield "| step or inference, FP32 | measured | times as fast as Keras | as PyTorch | wanted | share of the matrix rate |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in rows:
-        name, wanted = row.name, ", ".join("–" if each is None else f"{each:g}" for each in row.wanted)
-        for letter, run in zip(ascii_uppercase, runs):
-            for result in _results([run], row.name):
-                compared = [against(result, family) for family in FAMILIES]
-                cells = [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–" for ratio in compared]
-                yield f"| {name} | {letter} | {' | '.join(cells)} | {wanted} | {_share(result)} |"
-                name = wanted = ""
+        yield from _measurements(runs, row.name, row.name, "ours", row.wanted)
+        for way in row.also:
+            yield from _measurements(runs, row.name, f"the same{way.name.removeprefix('ours')}", way.name, way.wanted)
     yield ""
     for letter, run in zip(ascii_uppercase, runs):
         yield f"- {letter}: {run['day']}, {run['machine']}"
 
 
-def _share(result: Mapping[str, Any]) -> str:
+def _measurements(
+    runs: Sequence[Mapping[str, Any]], row: str, name: str, own: str, wanted: Sequence[float | None]
+) -> Iterator[str]:
+    """A line for each run that measured our way `own` of a row; the first has the name and the ratios that are wanted."""
+    asked = ", ".join("–" if each is None else f"{each:g}" for each in wanted)
+    for letter, run in zip(ascii_uppercase, runs):
+        for result in _results([run], row):
+            if own not in result["speeds"]:
+                continue
+            compared = [against(result, family, own) for family in FAMILIES]
+            cells = [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–" for ratio in compared]
+            yield f"| {name} | {letter} | {' | '.join(cells)} | {asked} | {_share(result, own)} |"
+            name = asked = ""
+
+
+def _share(result: Mapping[str, Any], own: str) -> str:
     """Return the share of the machine's own matrix rate that an update's multiply-adds come to, as text."""
     if not result["multiply_adds"]:
         return "–"
-    rate = 6 * result["multiply_adds"] * statistics.median(result["speeds"]["ours"])
+    rate = 6 * result["multiply_adds"] * statistics.median(result["speeds"][own])
     return f"{100 * rate / result['matrix_flops']:.0f} %"
 
 

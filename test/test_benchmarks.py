@@ -43,6 +43,8 @@ def test_a_ratio_is_against_the_fastest_way_of_a_peer():
     speeds = {"ours": [10.0, 12.0, 11.0], "PyTorch": [5.0, 5.0, 5.0], "PyTorch, compiled": [8.0, 10.0, 11.0]}
     assert _tables.against({"speeds": speeds}, "PyTorch") == (1.2, 1.0, 1.25, "PyTorch, compiled")
     assert _tables.against({"speeds": speeds}, "Keras") is None
+    speeds["ours, not folded"] = [5.0, 6.0, 5.5]
+    assert _tables.against({"speeds": speeds}, "PyTorch", "ours, not folded") == (0.6, 0.5, 0.625, "PyTorch, compiled")
 
 
 def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypatch):
@@ -62,9 +64,14 @@ def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypat
     assert again.stem == f"{file.stem}-2"
     peers.keep(again, machine, [result])
     assert named(machine, whole=False) == again and named(machine, whole=True).stem == f"{file.stem}-3"
+    folded = next(row for row in peers.ROWS if row.also)
+    unfolded = {"ours": [40.0], "ours, not folded": [30.0], "PyTorch": [20.0]}
+    peers.keep(file, machine, [{**result, "name": folded.name, "speeds": unfolded}])
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
-    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before") and text.endswith("after\n") and "\nold\n" not in text
     assert f"| {ROW.name} | A | – | 1.50 (1.50 to 1.50) | 2, 1.5 | 60 % |" in text
+    assert "| the same, not folded | A | – | 1.50 (1.50 to 1.50) | –, 1.3 | 60 % |" in text
+    assert "the same, --fold auto" not in text  # nobody has measured that
     assert "- A: 2026-11-05, 2 cores of a Machine, 24 GiB" in text
     assert ROW.name in "".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())
