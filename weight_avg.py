@@ -93,12 +93,10 @@ def _target(filename: str) -> Path:
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
         )
-    for place in (target.parent, *target.parent.absolute().parents):
-        if place.exists():
-            if not os.access(place, os.W_OK):
-                reason = os.strerror(files.refused(place))
-                raise OptionError(f"--filename {target}: {place} cannot be written: {reason}; give a name elsewhere")
-            break
+    place = files.nearest_folder(target.parent)
+    if not os.access(place, os.W_OK):
+        reason = os.strerror(files.refused(place))
+        raise OptionError(f"--filename {target}: {place} cannot be written: {reason}; give a name elsewhere")
     foreign = write.foreign_file(target)
     if foreign:
         raise OptionError(

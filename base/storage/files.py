@@ -90,6 +90,11 @@ def unfinished(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def nearest_folder(path: Path) -> Path:
+    """The folder of that name, or the nearest one above it that is there."""
+    return next(place for place in (path, *path.absolute().parents) if place.is_dir())
+
+
 def own_folder(path: Path) -> Path:
     """A folder of that name, made if it is not there; NotRegular as of `check_own_folder`."""
     check_own_folder(path)

@@ -50,10 +50,9 @@ def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
 def staged(folder: Path) -> Iterator[Path]:
     """A folder on the same disk for files that are not finished. Nothing of it stays, nor of those of killed calls.
     OptionError if none can be made."""
-    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     with ExitStack() as stack:
         try:
-            beside = stack.enter_context(locks.scratch_folder(above, _UNFINISHED))
+            beside = stack.enter_context(locks.scratch_folder(files.nearest_folder(folder), _UNFINISHED))
         except OSError as error:
             raise OptionError(
                 f"--output {folder} cannot be written: {error.strerror}; give --output another place"

@@ -140,6 +140,7 @@ def _imported(definition: tf.GraphDef) -> Any:
 
 
 def _check_tensors(graph: tf.Graph) -> None:
+    """ValueError for a graph with a tensor above the bound, as far as its shapes are known."""
     for operation in graph.get_operations():
         for tensor in operation.outputs:
             _check_size(tensor.name, (tensor.shape.rank and tensor.shape.as_list()) or ())
