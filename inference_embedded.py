@@ -127,13 +127,9 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     options = run.options.checkpoint
     values = None
     if checkpoint is not RANDOM_WEIGHTS:
-        values = read.tensors(checkpoint)
-        compatibility.check_shapes(
-            compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint
-        )
+        values = compatibility.model_tensors(run, read.tensors(checkpoint), checkpoint)
         for warning in compatibility.value_warnings(run, values, checkpoint):
             log.note(warning)
-        values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)
     if options.tmp_execs:
         with tempfile.TemporaryDirectory() as folder:

@@ -7,8 +7,9 @@ of its quantiles:
     value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
     mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
 
-They follow from the other rows after every update. So the network differentiates with respect to all six, and
-`chain_gradient` carries what arrives at the statistics on to the rows that they are made of, once per update.
+They follow from the other rows after every update; an average of checkpoints holds averages of them. So the network
+differentiates with respect to all six, and `chain_gradient` carries what arrives at the statistics on to the rows that they
+are made of, once per update.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Optimiser(Protocol):
     def update(
         self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
+        """The variable `name` and its slots after the update; `done`: int64 updates before this one, less skipped ones."""
 
     def update_all(
         self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor

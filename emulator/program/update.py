@@ -119,11 +119,12 @@ class HostStep:
         """The operations that update every variable and slot, and the loss scale. With dynamic loss scaling, gradients that
         are not finite skip the optimiser's step, and the loss scale alone is updated."""
         if scale_state is None:
-            return self._apply_gradients(weights, results, learning_rate, step, scale)
+            return self._apply_gradients(weights, results, learning_rate, step, scale, done=step)
+        done = step - tf.cast(scale_state[2], step.dtype)  # slots have not seen what was skipped
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
         def apply() -> tf.Tensor:
-            with tf.control_dependencies(self._apply_gradients(weights, results, learning_rate, step, scale)):
+            with tf.control_dependencies(self._apply_gradients(weights, results, learning_rate, step, scale, done)):
                 return tf.constant(True)
 
         applied = tf.cond(finite, apply, lambda: tf.constant(False))
@@ -186,14 +187,16 @@ class HostStep:
         learning_rate: tf.Tensor,
         step: tf.Tensor,
         scale: LossScale,
+        done: tf.Tensor,
     ) -> list[tf.Operation]:
-        """The operations that update every variable and slot."""
+        """The operations that update every variable and slot. `step`: updates before this one, `done`: those of them that
+        were not skipped."""
         training, policy = self.training, self.policy
         operations = self._average_updates(weights, results)
         moves = [self._move(v, results[v.name], scale) for v in training.updated_variables if v.trainable]
         with tf.device(training.plan.stage_devices[0]):
             learning_rate = tf.identity(scale.adjusted_learning_rate(learning_rate))
-            moved = self._moved(moves, learning_rate, step)
+            moved = self._moved(moves, learning_rate, done)
         for move, (value, slots) in zip(moves, moved):
             if move.decayed_apart is not None:
                 value -= learning_rate * training.weight_decay * move.decayed_apart
@@ -201,14 +204,14 @@ class HostStep:
             operations += self.variables.assign(move.name, value, slots, step)
         return operations
 
-    def _moved(self, moves: Sequence[Move], learning_rate: tf.Tensor, step: tf.Tensor) -> list[Moved]:
+    def _moved(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[Moved]:
         """Return each variable and its slots after the update. Rules with norms take the rows of a proxy as variables of
         their own, without its statistics, which have no gradient."""
         optimiser, proxies = self.training.optimiser, {v.name for v in self.training.variables if v.proxy}
         in_rows = proxies if optimiser.has_norms else set()
         single = [move for move in moves if move.name not in in_rows]
         rows = [move.row(PROXY_ROWS.index(row), row) for move in moves if move.name in in_rows for row in TRAINED_PROXY_ROWS]
-        moved = optimiser.update_all([*single, *rows], learning_rate, step) if moves else []
+        moved = optimiser.update_all([*single, *rows], learning_rate, done) if moves else []
         after = {move.name: each for move, each in zip([*single, *rows], moved)}
         return [_with_rows(move, after) if move.name in in_rows else after[move.name] for move in moves]
 

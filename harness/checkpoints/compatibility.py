@@ -41,6 +41,14 @@ def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:
     return {name: value.shape for name, value in values.items()}
 
 
+def model_tensors(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> Tensors:
+    """Return what the network needs to answer, of the tensors that a checkpoint holds. CheckpointError for those of another
+    network."""
+    expected = expected_model_tensors(run)
+    check_shapes(shapes_of_values(values), expected, checkpoint)
+    return {name: values[name] for name in expected}
+
+
 def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Refuse checkpoints of another network for validation; return a line on each that is damaged and left out. A dry run
     warns of values, too, as the validation itself does."""
@@ -61,6 +69,7 @@ def value_warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Check
 def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of a run's own checkpoint as the resumed run takes them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""
+    scale_notes = _loss_scale_notes(run, values)
     values = {**_first_scales(run), **values}
     check_shapes(shapes_of_values(values), expected_training_tensors(run), newest)
     saved_units, run_units = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
@@ -73,7 +82,7 @@ def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarra
         )
     tensors = optimiser_state.convert_slots(values, saved_units, run_units, newest)
     check_values(run, tensors, newest, resumed=True)
-    return tensors, optimiser_state.conversion_notes(saved_units, run_units)
+    return tensors, [*scale_notes, *optimiser_state.conversion_notes(saved_units, run_units)]
 
 
 def check_initial(run: Run, path: Path) -> None:
@@ -122,6 +131,25 @@ def _first_scales(run: Run) -> dict[str, np.ndarray]:
     scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
     own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
     return own | ({AMAX_HISTORY: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
+
+
+def _loss_scale_notes(run: Run, values: Mapping[str, np.ndarray]) -> list[str]:
+    """Return a line where a resumed run does something else with the checkpoint's loss scale than its options may seem to
+    ask for."""
+    if LOSS_SCALE not in values:
+        return []
+    training, (scale, _, skipped) = run.options.training, values[LOSS_SCALE]
+    if training.automatic_loss_scaling:
+        given = run.options.given("loss_scaling") and training.loss_scaling != scale
+        return [
+            f"--loss-scaling {training.loss_scaling:g} changes nothing: --automatic-loss-scaling goes on with the "
+            f"checkpoint's {scale:g}"
+        ] * bool(given)
+    counts = skipped and UPDATE_RULES[training.optimiser].counts_updates
+    return [
+        f"{training.optimiser} counts the {skipped:.0f} updates that were skipped from here on: only "
+        "--automatic-loss-scaling knows of them"
+    ] * bool(counts)
 
 
 def _differing_options(run: Run, source: Checkpoint) -> str:
@@ -183,12 +211,15 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
     if problems:
         # a slot is named below its variable
         slots_only = all(problem.endswith("is missing") and problem.rsplit("/", 1)[0] in expected for problem in problems)
-        options = "--optimiser and --variable-filter" if slots_only else "model options"
+        asked, options = "network", "model options"
+        if slots_only:
+            asked, options = "optimiser", "--optimiser and --variable-filter"
+        elif all(problem.startswith(f"{AMAX_HISTORY} ") for problem in problems):
+            asked, options = "number formats", "--format-scaling and number formats"
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CheckpointError(
-            f"checkpoint {checkpoint.prefix} does not fit {'the optimiser' if slots_only else 'the network'} asked for: "
-            f"{problems[0]}"
-            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
-            + f"; give the {options} that it was trained with"
+            f"checkpoint {checkpoint.prefix} does not fit the {asked} asked for: {problems[0]}{more}; give the {options} "
+            "that it was trained with"
         )
 
 

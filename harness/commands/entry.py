@@ -31,7 +31,7 @@ from harness.reports import profile
 from harness.reports.layer_table import layer_table
 from harness.run import host_memory
 from harness.run.origin import Origin
-from harness.run.recorded_arguments import other_class_names
+from harness.run.recorded_arguments import changed_data, other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
@@ -66,7 +66,8 @@ def start(
         return None
     notes = (*parsed.notes, *origin.check_source(parsed.options), *_without_kernels())
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
-    run = replace(run, notes=(*run.notes, *_other_names(run, origin)))
+    other_data = (*_other_names(run, origin), *(() if training else other_pictures(run, origin.recorded)))
+    run = replace(run, notes=(*run.notes, *other_data))
     warnings = origin.check_run(run)
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
@@ -141,6 +142,13 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
         )
     one_call = with_trait(ONE_CALL)
     return {name: value for name, value in recorded.items() if name not in one_call}
+
+
+def other_pictures(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """A line where the pictures to validate are not those that the training recorded."""
+    changed = changed_data(run.data_source, recorded, ("validation_images",))
+    asked = changed and not run.options.checkpoint.predict
+    return [f"the data are not those that the run recorded ({', '.join(changed)})"] * bool(asked)
 
 
 def wants_help(argv: list[str]) -> bool:

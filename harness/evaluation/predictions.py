@@ -62,10 +62,7 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     batch = _Batch()
     program = prediction_program(run, request, batch)
     try:
-        compatibility.check_shapes(
-            compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint
-        )
-        program.load(values)
+        program.load(compatibility.model_tensors(run, values, checkpoint))
         names = inference_record.names(run, checkpoint)
         network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
         probabilities = _probabilities(program, batch, listed, run, request, log)

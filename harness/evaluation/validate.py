@@ -42,10 +42,7 @@ def validate(
     `global_batch`: samples of one update of its training, from which its epoch follows. StopRequest where one of several
     instances has been told to stop."""
     if values is not None:
-        compatibility.check_shapes(
-            compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint
-        )
-        program.load(values)
+        program.load(compatibility.model_tensors(run, values, checkpoint))
     program.rewind()
     micro_batches = local_micro_batches(run)
     most = local_micro_batches(run, 0)  # instance 0 has no fewer than the others

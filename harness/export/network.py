@@ -95,7 +95,7 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     return TrainedNetwork(
         run=run,
         checkpoint=checkpoint,
-        values={variable.name: values[variable.name] for variable in run.trace.variables},
+        values=compatibility.model_tensors(run, values, checkpoint),
         names=(*names, *(f"class {k}" for k in range(len(names), outputs))),
         without_data=without_data,
         notes=(*parsed.notes, *dict.fromkeys((*damaged, *left_out)), *notes),

@@ -64,6 +64,8 @@ def _kept_or_made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoi
         raise DataError("the run's data are random, and nothing can be right or wrong about them")
     if not run.data_source.spec.validation_images:
         raise DataError(f"data set {run.data_source.spec.name} has no pictures for validation")
+    for line in entry.other_pictures(run, recorded):
+        say(line)
     say(f"Evaluating {checkpoint.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}")
     scored = _with_pictures(run, replace(_answered(run, checkpoint, values), fingerprint=fingerprint))
     warning = evaluation.keep(folder, scored)
@@ -81,7 +83,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
 
     classes = run.data_source.spec.num_classes
     most = min(predictions.MOST, classes)
-    compatibility.check_shapes(compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint)
+    values = compatibility.model_tensors(run, values, checkpoint)
     with build.top_k_program(run, most) as program:
         program.load(values)
         program.rewind()

@@ -30,6 +30,7 @@ OPTIONS = "options"  # of the call that saved, by name; in every state
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
 RECORDS = "records_digest"
+PARTS = ("train_images", "validation_images")  # of a data set, by the names of their sizes
 _NULLABLE = (CLASSES, RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
@@ -141,6 +142,17 @@ def data_identity(source: DataSource) -> dict[str, Any]:
     """The sizes of a data set's parts, and a digest of some of its records; generated ones have none."""
     digest = source.digest() if hasattr(source, "digest") else None
     return {"train_images": source.spec.train_images, "validation_images": source.spec.validation_images, RECORDS: digest}
+
+
+def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequence[str] = PARTS) -> list[str]:
+    """Phrases that tell where the data are not those that a run recorded: in the size of these parts, or in their records
+    where all sizes are as they were."""
+    now = data_identity(source)
+    before = {name: recorded.get(name) for name in now}
+    sizes = [name for name in PARTS if before[name] not in (None, now[name])]
+    if not sizes and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]:
+        return ["as many pictures, but others or in another order"]
+    return [f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}" for name in sizes if name in parts]
 
 
 def names_digest(spec: DataSpec) -> str | None:

@@ -22,7 +22,7 @@ from harness.processes import folders
 from harness.processes.folders import check_writable
 from harness.processes.team import Team
 from harness.run.origin import TrainingOrigin
-from harness.run.recorded_arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
+from harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data, other_class_names
 from harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
@@ -172,7 +172,8 @@ class SavedRun(TrainingOrigin):
     def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
         """OptionError for a repeated call with other data, if they are of another folder, or the run is complete: whoever
         gives them wants a training on them. In the midst of a run pictures may have been mended."""
-        changed = _changed_data(run, recorded) or ["other classes"] * other_class_names(recorded, run.data_source.spec)
+        data = run.data_source
+        changed = changed_data(data, recorded) or ["other classes"] * other_class_names(recorded, data.spec)
         elsewhere = recorded.get("data_dir") not in (None, run.data_dir)
         if self._repeated and changed and (elsewhere or self._is_complete(run)):
             raise OptionError(
@@ -214,27 +215,13 @@ def last_update(run: Run, done: int) -> int:
 
 def changed_data_warnings(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A warning where the data are not those that the run recorded: order, length and rates follow from their number."""
-    changed = _changed_data(run, recorded)
+    changed = changed_data(run.data_source, recorded)
     if not changed:
         return []
     return [
         f"warning: the data are not those that the run recorded ({', '.join(changed)}): order, length and rates follow from "
         "them, so the run does not go on as it would have"
     ]
-
-
-def _changed_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """Phrases that tell where the data are not those that the run recorded."""
-    now = data_identity(run.data_source)
-    before = {name: recorded.get(name) for name in now}
-    changed = [
-        f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}"
-        for name in ("train_images", "validation_images")
-        if before[name] not in (None, now[name])
-    ]
-    if not changed and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]:
-        changed = ["as many pictures, but others or in another order"]
-    return changed
 
 
 def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:

@@ -349,6 +349,22 @@ def test_other_records_of_the_same_number_are_warned_of():
         assert any("others or in another order" in line for line in origins.changed_data_warnings(run, recorded)) == said
 
 
+def test_validation_tells_of_other_pictures():
+    """The sizes of the part that is not validated say nothing; a prediction has no pictures of the data."""
+    spec = SimpleNamespace(train_images=3, validation_images=2)
+    options = SimpleNamespace(checkpoint=SimpleNamespace(predict=""))
+    run = SimpleNamespace(data_source=SimpleNamespace(spec=spec, digest=lambda: "b"), options=options)
+    begin = "the data are not those that the run recorded"
+    for train_images, validation_images, digest, told in (
+        (3, 2, "a", [f"{begin} (as many pictures, but others or in another order)"]),
+        (3, 2, "b", []), (9, 2, "a", []), (9, 1234, "a", [f"{begin} (1,234 validation images, now 2)"]),
+    ):  # fmt: skip
+        recorded = {"train_images": train_images, "validation_images": validation_images, "records_digest": digest}
+        assert entry.other_pictures(run, recorded) == told
+    options.checkpoint.predict = "photo.jpg"
+    assert not entry.other_pictures(run, recorded)
+
+
 def test_a_run_that_was_alone_has_one_instance():
     assert (
         recorded_arguments.invalid_option({"instances": 1, "instance": 3})
