@@ -197,8 +197,11 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
 @pytest.mark.sampled(6, "distributed")
 def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkeypatch):
     """The first momentum is the gradient: the sum of half of each instance's, which lies on the format's grid. The instances
-    have a job's token."""
+    have a job's token, and ask no proxy of the environment for one another."""
     monkeypatch.setenv(job_token.VARIABLE, "a secret of the job")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
     given = f"{BASE} --model-size 8 --iterations 1 --weight-decay 0 --loss-scaling 1024 --precision 32.32".split()
     means = {}
     for wire in ("fp32", "fp16", "bf16"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from base.gradient_rules import with_gradient
 
 JOB = "worker"
 _DEVICE_TYPES = ("CPU", "GPU")
+_WITHOUT_PROXY = "no_grpc_proxy"  # gRPC's variable of hosts, before no_proxy
 _REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes a message, however busy its host
 
 
@@ -42,6 +44,7 @@ class WorkerGroup:
         cpus = [int(device.split(":")[1]) + 1 for device in stage_devices if device.startswith("/cpu")]
         config.device_count["CPU"] = max(cpus, default=1)
         config.inter_op_parallelism_threads = max(threads, len(set(stage_devices)) + 1) if len(set(stage_devices)) > 1 else 0
+        _reach_directly(self.addresses)
         self._server = tf.distribute.Server(
             tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self._local_config(config)
         )
@@ -247,6 +250,14 @@ def _status_variable() -> tf.Tensor:
 
 def _task(instance: int) -> str:
     return f"/job:{JOB}/replica:0/task:{instance}"
+
+
+def _reach_directly(addresses: Sequence[str]) -> None:
+    """Have gRPC ask no proxy of the environment for the instances; channels of TensorFlow's servers have no option for
+    that."""
+    others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
+    hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
+    os.environ[_WITHOUT_PROXY] = ",".join([others, *hosts] if others else hosts)
 
 
 def _serialise(values: Mapping[str, np.ndarray]) -> bytes:
