@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from base.errors import OptionError
+
 _HEADINGS = ("Graph execution error", "From /job:", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 KERNELS = ".passes-"  # in the name of a process' folder of kernels that XLA has compiled
@@ -30,9 +32,12 @@ _NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d
 
 def import_tensorflow(level: str = "2") -> None:
     """The first import; lines that are not of the information level come out after it. `level`: what TensorFlow leaves out,
-    2 up to warnings, 3 errors too, which are raised anyway."""
+    2 up to warnings, 3 errors too, which are raised anyway. OptionError for an environment that would end the process."""
     if "tensorflow" in sys.modules:
         return
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        if os.environ.get(name, "").strip().startswith("-"):
+            raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts with a negative number of threads; unset it")
     _try_threads(_THREADS)
     with _without_keras():
         _import_quietly(level)

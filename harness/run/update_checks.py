@@ -252,6 +252,10 @@ def endless_warmup(resolved: Resolved) -> Iterator[str]:
 def loss_scale(resolved: Resolved) -> Iterator[str]:
     """Scaled gradients are numbers of the format that they are computed in."""
     scale, precision = resolved.run.options.training.loss_scaling, resolved.run.plan.precision
+    if scale < SMALLEST:
+        raise OptionError(
+            f"--loss-scaling {scale:g} is 0 in FP32, which gradients are divided in; give {SMALLEST:.3g} or more"
+        )
     kind, least, most = LOSS_SCALES[precision.compute == FP16]
     if not least <= scale <= most:
         effect = "overflow" if scale > most else "become 0"

@@ -99,6 +99,14 @@ def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
     assert len(begun) == 3 and not any(thread.is_alive() for thread in begun)
 
 
+def test_numbers_of_threads_that_tensorflow_aborts_at():
+    """By processes of their own, which have not imported it yet."""
+    words = ["train.py", "--dataset", "fashion-mnist", "--model-size", "8", "--iterations", "1", "--no-logs"]
+    environ = {**os.environ, "TF_NUM_INTEROP_THREADS": "-1"}
+    ended = subprocess.run([sys.executable, *words], cwd=plugins.ROOT, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.startswith("train.py: error: TF_NUM_INTEROP_THREADS=-1: "), ended
+
+
 def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch, capsys):
     def nowhere(*_: object, **__: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")

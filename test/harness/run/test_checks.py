@@ -237,6 +237,10 @@ def test_options_of_validation_beside_photographs_are_told_of(words):
             "--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-base-decay-exp -70",
             "--rmsprop-base-decay-exp -70: 1 - glob",
         ),
+        (
+            "--loss-scaling 5e-324",
+            "--loss-scaling 4.94066e-324 is 0 in FP32, which gradients are divided in; give 1.18e-38 or",
+        ),
         ("--optimiser Adam --adam-epsilon 1e-45", "--adam-epsilon 1e-45 is 0 in FP32, which weights are updated in; give"),
         (
             "--model efficientnet --model-size cifar --norm-epsilon 1e-45",
