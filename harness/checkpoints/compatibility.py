@@ -136,7 +136,7 @@ def _first_scales(run: Run) -> dict[str, np.ndarray]:
 def _loss_scale_notes(run: Run, values: Mapping[str, np.ndarray]) -> list[str]:
     """Return a line where a resumed run does something else with the checkpoint's loss scale than its options may seem to
     ask for."""
-    if LOSS_SCALE not in values:
+    if np.shape(values.get(LOSS_SCALE)) != (3,):
         return []
     training, (scale, _, skipped) = run.options.training, values[LOSS_SCALE]
     if training.automatic_loss_scaling:
