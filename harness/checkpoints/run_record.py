@@ -127,7 +127,7 @@ def _changed_options(folder: Path) -> str | None:
             trained = state.get(OPTIONS, {})
             changed = [
                 f"{name} {_shown(recorded[name])} instead of {_shown(trained[name])}"
-                for name in sorted(trained.keys() & recorded.keys())
+                for name in sorted((trained.keys() & recorded.keys()) - {SEED})  # null there if it was drawn; checked apart
                 if recorded[name] != trained[name]
             ]
             return f"{path} says {brief(', '.join(changed))}, as {checkpoint.name} was trained" if changed else None

@@ -445,6 +445,12 @@ def test_options_that_are_not_those_of_the_training_are_told_of(tmp_path):
     assert 'arguments_restore.json says optimiser "sgd" instead of "lars", as ckpt-6 was trained' in said
 
 
+def test_a_drawn_seed_is_no_changed_option(tmp_path):
+    words = "--dataset fashion-mnist --model-size 8 --batch-size 8 --precision 32.32 --no-validation --iterations 4 --stop-after 2"
+    succeed("train", *words.split(), "--logs-path", tmp_path / "run")
+    assert "arguments.json" not in succeed("restore", "--restore-path", tmp_path / "run").out
+
+
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
