@@ -89,8 +89,9 @@ def rounding_everywhere(resolved: Resolved) -> Iterator[str]:
 
 def fp32_copy(resolved: Resolved) -> Iterator[str]:
     """FP32 weights need no copy."""
-    precision = resolved.run.plan.precision
-    if not precision.rounds_weights and precision.offload_fp32_weight_copy:
+    precision, variables = resolved.run.plan.precision, resolved.run.trace.variables
+    copied = any(precision.has_fp32_copy(variable) for variable in variables if variable.trainable)
+    if precision.offload_fp32_weight_copy and not copied:
         yield f"--offload-fp32-weight-copy changes nothing: with {precision.name} the weights are FP32"
 
 

@@ -211,11 +211,16 @@ def half_mean_squares(resolved: Resolved) -> Iterator[str]:
     trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
     formats = {run.plan.precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
+    precision, advice = run.plan.precision, "give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
+    if precision.slot == coarsest:
+        advice = f"leave --slot-format {coarsest.name} out, or give fp32"
+    elif not precision.rounds_weights:
+        advice = "leave --force-weight-to-fp16 out, or give --offload-fp32-weight-copy"
     if names and coarsest.smallest > SMALL_MEAN_SQUARE:
         yield (
             f"warning: --optimiser {training.optimiser} keeps mean squares of gradients in {coarsest.name}, "
             f"where those below {coarsest.smallest / 2:.0e} become 0, and the update is divided by {flag(names[0])} "
-            f"{getattr(training, names[0]):g} alone; give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
+            f"{getattr(training, names[0]):g} alone; {advice}"
         )
 
 
