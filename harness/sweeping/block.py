@@ -217,7 +217,8 @@ class _Reader:
         kind, word = (int, "a whole number") if option.base is int else ((int, float), "a number")
         given = entry.value
         if isinstance(given, bool) or not isinstance(given, kind) or not abs(given) <= LARGEST:
-            raise OptionError(f"{entry.where}: {brief(key)}: {name} is {_shown(entry.value)} but must be {word}")
+            most = f" up to {LARGEST:.4g}" * (option.base is not int)
+            raise OptionError(f"{entry.where}: {brief(key)}: {name} is {_shown(entry.value)} but must be {word}{most}")
         return option.base(entry.value)
 
     @staticmethod
