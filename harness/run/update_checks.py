@@ -209,11 +209,12 @@ def half_mean_squares(resolved: Resolved) -> Iterator[str]:
     run, training = resolved.run, resolved.run.options.training
     names = [name for name in UPDATE_RULES[training.optimiser].options if name in ("adam_epsilon", "lamb_epsilon")]
     trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
-    formats = {run.plan.precision.slot_format(variable) for variable in trained}
+    precision = run.plan.precision
+    formats = {precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
-    precision, advice = run.plan.precision, "give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
+    advice = "give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
     if precision.slot == coarsest:
-        advice = f"leave --slot-format {coarsest.name} out, or give fp32"
+        advice = "give --slot-format fp32"
     elif not precision.rounds_weights:
         advice = "leave --force-weight-to-fp16 out, or give --offload-fp32-weight-copy"
     if names and coarsest.smallest > SMALL_MEAN_SQUARE:

@@ -42,7 +42,7 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
         ("--optimiser AdamW --weight-decay 2000", {}, "warning: --weight-decay 2000 x learning rate 0.001 = 2: an update"),
         ("--optimiser Adam", {}, "warning: --optimiser Adam keeps mean squares of gradients in FP16, where those below 3e-08"),
         ("--optimiser LAMB --abs-learning-rate 0.01", {}, "warning: --optimiser LAMB keeps mean squares of gradients in FP16"),
-        ("--optimiser LAMB --abs-learning-rate 0.01 --precision 32.32 --slot-format e5m2", {}, "warning: --optimiser LAMB keeps mean squares of gradients in e5m2, where those below 8e-06 become 0, and the update is divided by --lamb-epsilon 1e-06 alone; leave --slot-format e5m2 out, or give fp32"),
+        ("--optimiser LAMB --abs-learning-rate 0.01 --precision 32.32 --slot-format e5m2", {}, "warning: --optimiser LAMB keeps mean squares of gradients in e5m2, where those below 8e-06 become 0, and the update is divided by --lamb-epsilon 1e-06 alone; give --slot-format fp32"),
         ("--optimiser Adam --precision 16.32 --force-weight-to-fp16 fc1", {}, "warning: --optimiser Adam keeps mean squares of gradients in FP16, where those below 3e-08 become 0, and the update is divided by --adam-epsilon 1e-07 alone; leave --force-weight-to-fp16 out, or give --offload-fp32-weight-copy"),
         ("--offload-fp32-weight-copy --precision 16.32", {}, "--offload-fp32-weight-copy changes nothing: with 16.32 the"),
         ("--precision 8.16 --weight-bias -60", {}, "warning: --weight-bias -60: of the weights as e4m3b-60fnuz, all below 1.44"),
@@ -163,6 +163,7 @@ def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
         ("--abs-learning-rate 1e-5", {}),
         ("--abs-learning-rate 512 --epochs 1", {}),  # which the warm-up does not get to
         ("--precision 32.32 --loss-scaling 1e20", {}),
+        ("--optimiser LAMB --abs-learning-rate 0.01 --precision 16.16 --slot-format fp32", {}),
         ("--precision 16.32 --force-weight-to-fp16 fc1 --offload-fp32-weight-copy", {}),
         ("--optimiser Adam --precision 16.32 --force-weight-to-fp16 fc1 --offload-fp32-weight-copy", {}),
         ("--precision 16.16 --loss-scaling 65536", {}),
