@@ -110,5 +110,5 @@ def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
 def _rows_of(channels: Sequence[float], image: tf.Tensor) -> tf.Tensor:
     """A number for each channel, as often as a row of `image` [..., width, 3] has pixels where the graph knows the width:
     TensorFlow broadcasts whole rows in half of the time that three numbers take."""
-    width = image.shape[-2] if (image.shape.rank or 0) > 1 else None
-    return tf.constant(np.asarray(channels, np.float32) if width is None else np.tile(np.float32(channels), (width, 1)))
+    values, width = np.float32(channels), image.shape[-2] if (image.shape.rank or 0) > 1 else None
+    return tf.constant(values if width is None else np.tile(values, (width, 1)))

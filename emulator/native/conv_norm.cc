@@ -117,21 +117,20 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
     });
   };
   const int64_t picoseconds = 10 * depth + 500;  // of a result
-  if (x.count == 1) {
-    std::vector<float> scratch;
-    const float* from = x.of(0, 1, &scratch);
-    const int64_t strips = (filters + kStrip - 1) / kStrip;
-    in_shares(context, strips, kStrip * picoseconds / 1000, [&](int64_t begin, int64_t end) {
-      const int64_t last = std::min(end * kStrip, filters);
-      multiply_row(from, w, filters, depth, begin * kStrip, last, [&](int64_t column, auto& sums) {
-        finish<kind>(sums, to.at(0, column), last - column);
-      });
-    });
-    return;
-  }
   if (filters > x.count) {  // the weights are most of what is read
     std::vector<float> scratch;
     const float* from = x.of(0, x.count, &scratch);
+    if (x.count == 1) {
+      const int64_t strips = (filters + kStrip - 1) / kStrip;
+      in_shares(context, strips, kStrip * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+        const int64_t last = std::min(end * kStrip, filters);
+        multiply_row(from, w, filters, depth, begin * kStrip, last, [&](int64_t column, auto& sums) {
+          finish<kind>(sums, to.at(0, column), last - column);
+        });
+        to.end();
+      });
+      return;
+    }
     in_shares(context, panels, x.count * kPanel * picoseconds / 1000, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count, panel);
       to.end();

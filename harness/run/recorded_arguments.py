@@ -141,7 +141,7 @@ def trained_options(run: Run) -> dict[str, Any]:
 def data_identity(source: DataSource) -> dict[str, Any]:
     """The sizes of a data set's parts, and a digest of some of its records; generated ones have none."""
     digest = source.digest() if hasattr(source, "digest") else None
-    return {"train_images": source.spec.train_images, "validation_images": source.spec.validation_images, RECORDS: digest}
+    return {**{name: getattr(source.spec, name) for name in PARTS}, RECORDS: digest}
 
 
 def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequence[str] = PARTS) -> list[str]:
