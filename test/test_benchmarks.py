@@ -48,7 +48,7 @@ def test_a_ratio_is_against_the_fastest_way_of_a_peer():
 
 
 def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypatch):
-    (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nold\n{_tables.END}\nafter\n")
+    (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nstale\n{_tables.END}\nafter\n")
     monkeypatch.setattr(_tables, "DOCS", tmp_path)
     result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}
     machine, named = (
@@ -69,7 +69,7 @@ def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypat
     peers.keep(file, machine, [{**result, "name": folded.name, "speeds": unfolded}])
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
-    assert text.startswith("before") and text.endswith("after\n") and "\nold\n" not in text
+    assert text.startswith("before") and text.endswith("after\n") and "stale" not in text
     assert f"| {ROW.name} | A | – | 1.50 (1.50 to 1.50) | 2, 1.5 | 60 % |" in text
     assert "| the same, not folded | A | – | 1.50 (1.50 to 1.50) | –, 1.3 | 60 % |" in text
     assert "the same, --fold auto" not in text  # nobody has measured that

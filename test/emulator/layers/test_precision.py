@@ -392,35 +392,23 @@ def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
     kinds = {name: value.dtype.name for name, value in found.items()}
     master = "float8_e4m3fnuz" if "e4m3" in precision else "float32" if ".32" in precision else "float16"
     for name, kind in kinds.items():
-        fine, slot = (
-            "moving" in name or name == "format_scaling",
-            "bfloat16" if "bf16" in precision and name.endswith("Momentum") else master,
-        )
+        fine = "moving" in name or name == "format_scaling"
+        slot = "bfloat16" if "bf16" in precision and name.endswith("Momentum") else master
         assert kind == ("int64" if name == "global_step" else "float32" if fine else slot), name
     if "e4m3" in precision:
         kernel = np.float32(found["all/fc1/dense/kernel"])
         np.testing.assert_array_equal(E4M3FNUZ.rounded(kernel), kernel)
-        served = (
-            "--restore-path",
-            folder / "ckpt-4",
-            "--iterations",
-            1,
-            "--micro-batch-size",
-            2000,
-            "--tmp-execs",
-            "--no-logs",
-        )
+        words = ["--iterations", 1, "--micro-batch-size", 2000, "--tmp-execs"]
         told = [
-            succeed(*words).out
-            for words in (("validation", "--restore-path", folder, "--no-logs"), ("inference_embedded", *served))
+            succeed("validation", "--restore-path", folder, "--no-logs").out,
+            succeed("inference_embedded", "--restore-path", folder / "ckpt-4", "--no-logs", *words).out,
         ]
         (one,), (other,) = (re.findall(r"top-1 accuracy \[ckpt-4\] \(.*\): (\S+%\n.* 2000 images)", text) for text in told)
         assert one == other
     if precision == "16.16":
         refused = run("validation", "--restore-path", folder, "--precision", "8.16", "--format-scaling", "--no-logs")
-        assert (
-            refused.code == 2 and "number formats asked for: format_scaling is missing; give the --format-s" in refused.err
-        )
+        assert refused.code == 2
+        assert "number formats asked for: format_scaling is missing; give the --format-s" in refused.err
     assert any(name.endswith("Momentum") for name in kinds)
     before = variables(folder, 0)
     assert all(np.isfinite(value).all() for value in found.values())
@@ -553,20 +541,9 @@ def test_a_run_finds_its_loss_scale(tmp_path):
     again = succeed("restore", "--restore-path", tmp_path / "run", "--iterations", 9, "--loss-scaling", 4096).out
     assert f"--loss-scaling 4096 changes nothing: --automatic-loss-scaling goes on with the checkpoint's {scale:g}" in again
     # Adam's first step is the rate, however many updates were skipped before
-    adam = [
-        "--precision",
-        "16.32",
-        "--optimiser",
-        "Adam",
-        "--abs-learning-rate",
-        0.001,
-        "--warmup-epochs",
-        0,
-        "--learning-rate-decay",
-        1,
-    ]
-    words[words.index("--optimiser") : words.index("--optimiser") + 2] = []
-    succeed("train", *words, tmp_path / "adam", *adam, "--iterations", int(skipped) + 1)
+    given = BASE.replace("momentum", "Adam --abs-learning-rate 0.001 --warmup-epochs 0 --learning-rate-decay 1")
+    scaling = ["--precision", "16.32", "--loss-scaling", "3e6", "--automatic-loss-scaling"]
+    succeed("train", *given.split(), *scaling, "--logs-path", tmp_path / "adam", "--iterations", int(skipped) + 1)
     first, moved = (variables(tmp_path / "adam", updates)["all/fc1/dense/kernel"] for updates in (0, int(skipped) + 1))
     np.testing.assert_allclose(np.median(np.abs(moved - first)), 0.001, rtol=0.02)
     for options, expected in (("--precision 32.32", "has nothing to go by"), ("--fp-exceptions", "leave one of them out")):

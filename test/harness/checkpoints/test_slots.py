@@ -161,3 +161,18 @@ def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentle
     )
     # a checkpoint for safety is instance 0's own: it would wait for the others, which wait for its next update
     assert team.agreed_to_stop == together
+
+
+@pytest.mark.parametrize(("words", "state", "told"), [
+    ("--optimiser Adam", [128, 3, 4], "Adam counts the 4 updates that were skipped from here on"),
+    ("--optimiser Adam", [128, 3, 0], ""),
+    ("--optimiser momentum", [128, 3, 4], ""),
+    ("--automatic-loss-scaling --loss-scaling 5", [128, 3, 4], "--loss-scaling 5 changes nothing: --automatic-loss-scaling goes"),
+    ("--automatic-loss-scaling --loss-scaling 128", [128, 3, 4], ""),
+    ("--automatic-loss-scaling", [64, 3, 4], ""),
+    ("--automatic-loss-scaling --loss-scaling 5", [128, 3], ""),  # of another shape, which is refused
+])  # fmt: skip
+def test_what_a_resumed_run_does_with_the_loss_scale_is_told(words, state, told):
+    resumed = prepare(cli.parse([*BASE, "--precision", "16.16", *words.split()], "train", environ={}).options, {})
+    lines = compatibility._loss_scale_notes(resumed, {"loss_scaling": np.float32(state)})
+    assert [line.startswith(told) for line in lines] == [True] * bool(told)

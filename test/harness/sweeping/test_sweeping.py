@@ -178,6 +178,7 @@ REFUSED = [  # what follows the block's head, and what is said
     ("  random:\n    trials: 2\n    momentum: {low: 0, hihg: 1}\n", "momentum: a range has low, high and scale, not 'hihg'"),
     ("  random:\n    trials: 2\n    momentum: {low: 0}\n", "s.yml:5: momentum: a range needs high"),
     ("  random:\n    trials: 2\n    epochs: {low: 0, high: many}\n", "s.yml:5: epochs: high is 'many' but must be a number"),
+    ("  random:\n    trials: 2\n    abs-learning-rate: {low: 1, high: 1e300}\n", "high is '1e300' but must be a number up to 3.403e+38"),
     ("  random:\n    trials: 2\n    micro-batch-size: {low: 0.5, high: 4}\n", "low is '0.5' but must be a whole number"),
     ("  random:\n    trials: 2\n    optimiser: {low: 0, high: 1}\n", "s.yml:5: optimiser is not one number, which a range is for"),
     # of the options' values, in any trial
