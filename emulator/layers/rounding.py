@@ -83,8 +83,8 @@ class Rounding:
         beyond = (BIAS + self.format.top_exponent + 1) << FRACTION  # or steps and shifters would overflow themselves
         exponent, x = tf.minimum(exponent, beyond), tf.bitcast(size, tf.float32)
         if uniform is None:
-            # FP32's own rounding, at a number so large that its last place is the format's: 1.5 * 2^(exponent + dropped)
-            shifter = tf.bitcast(exponent + ((self._dropped << FRACTION) | (1 << (FRACTION - 1))), tf.float32)
+            # FP32's own rounding, beside a number so large that its last place is the format's: 2^(exponent + dropped)
+            shifter = tf.bitcast(exponent + (self._dropped << FRACTION), tf.float32)
             return (x + shifter) - shifter
         step = tf.bitcast(exponent - (self.format.fraction_bits << FRACTION), tf.float32)
         steps = x / step  # exact: a power of two

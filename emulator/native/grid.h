@@ -55,7 +55,7 @@ inline float to_nearest(float x, const Format& format) {
     const uint32_t unit = 1u << format.dropped, even = (size >> format.dropped) & 1u;
     return finished<kind>(shortened(size, (size + unit / 2 - 1 + even) & ~(unit - 1)), format, bits);
   }
-  const float shifter = as_float(exponent_of(bits, format) + ((format.dropped << kFraction) | (1 << (kFraction - 1))));
+  const float shifter = as_float(exponent_of(bits, format) + (format.dropped << kFraction));
   return finished<kind>((as_float(size) + shifter) - shifter, format, bits);
 }
 

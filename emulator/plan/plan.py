@@ -70,12 +70,17 @@ class ExecutionPlan:
     @property
     def passes_per_update(self) -> int:
         """Passes of the network, forward and backward, in one weight update of one instance."""
-        return self.micro_batches // (self.options.local_span * self.fold)
+        return self.micro_batches // self.micro_batches_per_pass
+
+    @property
+    def micro_batches_per_pass(self) -> int:
+        """Micro-batches of one pass: those that are folded into it, of each replica that shares its batch norm."""
+        return self.options.local_span * self.fold
 
     @property
     def samples_per_pass(self) -> int:
         """Samples of one pass."""
-        return self.micro_batch_size * self.options.local_span * self.fold
+        return self.micro_batch_size * self.micro_batches_per_pass
 
     def random_position(self, position: Any) -> Any:
         """The position that keys a sample's draws on the device: the sample's own in the global order; with identical

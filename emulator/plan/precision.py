@@ -4,7 +4,7 @@ slots, of sums. The formats themselves are in `emulator.plan.number_formats`, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -163,7 +163,7 @@ class Precision:
         """The part of a run's name: _noSR where stochastic rounding is switched off, _SR where it is everywhere."""
         return self.name + {OFF: "_noSR", ALL: "_SR" if self.rounds_results else ""}.get(self.stochastic, "")
 
-    def summary(self, variables: Iterable[Variable]) -> str:
+    def summary(self, variables: Collection[Variable]) -> str:
         """Formats and rounding in a few words, for a network of these variables."""
         updates = self.rounds_updates(variables)
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
@@ -180,7 +180,7 @@ class Precision:
         if self.rounds_results:
             words += ["overflow saturates"] * self.saturate_on_overflow
             words += ["products in the processor's own BF16"] * self.native_arithmetic
-            words += ["FP32 copy of the weights"] * (self.offload_fp32_weight_copy and self.rounds_weights)
+        words += ["FP32 copy of the weights"] * any(v.trainable and self.has_fp32_copy(v) for v in variables)
         words += [f"{self.accumulator.name} accumulators"] * (self.accumulator != self.compute)
         usual = NAMED[self.name]
         words += [f"{self.master.name} weights"] * (self.master != usual.master)
@@ -219,7 +219,7 @@ class Precision:
             row("sums of products", FP32),
             row("accumulated gradients", self.accumulator, everywhere),
             row("weights that updates move", self.master, updated),
-            row("slots of the optimiser", FP32 if self.offload_fp32_weight_copy else slot, updated),
+            row("slots of the optimiser", FP32 if self.offload_fp32_weight_copy and self.master != FP32 else slot, updated),
             row("statistics of norms", FP32),
         ]
 

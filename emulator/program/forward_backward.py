@@ -135,13 +135,14 @@ def run_pass(
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
-        (dy,) = gradients(network.scale_loss(loss), [logits])
+        # each micro-batch's gradients are of its own mean: as large as in a pass without others, or formats would lose more
+        (dy,) = gradients(network.scale_loss(loss * plan.micro_batches_per_pass), [logits])
         dy = network.policy.cast_loss_gradient(dy, current_pass.positions)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.stage_devices[stage]):
             dy, stage_gradients = current_pass.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in stage_gradients.values() if g is not None])
-        variable_gradients |= stage_gradients
+        variable_gradients |= {name: _mean(g, plan.micro_batches_per_pass) for name, g in stage_gradients.items()}
     monitors = {LOST_GRADIENTS: watch.lost_shares()} if watch.names else {}
     if watch.with_largest:
         monitors[LARGEST_GRADIENT] = watch.largest_gradient()
@@ -154,6 +155,11 @@ def run_pass(
         **current_pass.statistics,
         **monitors,
     }
+
+
+def _mean(total: tf.Tensor | None, micro_batches: int) -> tf.Tensor | None:
+    """Return the mean over a pass's micro-batches of the gradient of a variable, if there is one."""
+    return total if total is None or micro_batches == 1 else total / micro_batches
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

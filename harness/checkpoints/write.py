@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from base.process import tf_runtime
-from base.storage import files
+from base.storage import files, locks
 from harness.checkpoints import manifest, state_file
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint
 
@@ -53,24 +52,20 @@ def write_checkpoint(
 ) -> None:  # fmt: skip
     """Write a checkpoint of these values, with a state beside them; another one of that name is replaced. `average`: what
     one of a run's averages is of."""
-    staging = None
     try:
-        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=prefix.parent))
-        _write_tensors(staging / prefix.name, values)
-        if state is not None:
-            (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
-        manifest.write(staging / prefix.name, average)
-        delete(prefix)
-        for file in reversed(_in_order(staging.iterdir())):
-            os.replace(file, prefix.parent / file.name)
-        _sync(prefix.parent)
+        with locks.scratch_folder(prefix.parent, STAGING_PREFIX) as staging:
+            _write_tensors(staging / prefix.name, values)
+            if state is not None:
+                (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
+            manifest.write(staging / prefix.name, average)
+            delete(prefix)
+            for file in reversed(_in_order(staging.iterdir())):
+                os.replace(file, prefix.parent / file.name)
+            _sync(prefix.parent)
     except Exception as error:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("tensorflow"):
             raise
         raise SaveError(_reason(prefix, values, error)) from error
-    finally:
-        if staging:
-            shutil.rmtree(staging, ignore_errors=True)
 
 
 def save_weights_only(

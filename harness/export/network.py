@@ -84,9 +84,10 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
         return None
     _check_given(parsed)
     run, without_data = _prepared(parsed.options)
-    damaged = compatibility.check_model(run, selected)
     checkpoint, values, left_out = read.load_newest_of(selected, f"--restore-path {path}")
-    for fault in compatibility.invalid_tensor_messages(values, compatibility.expected_model_tensors(run), checkpoint):
+    expected = compatibility.expected_model_tensors(run)
+    compatibility.check_shapes(compatibility.shapes_of_values(values), expected, checkpoint)
+    for fault in compatibility.invalid_tensor_messages(values, expected, checkpoint):
         raise CheckpointError(f"{fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
@@ -98,7 +99,7 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
         values=compatibility.model_tensors(run, values, checkpoint),
         names=(*names, *(f"class {k}" for k in range(len(names), outputs))),
         without_data=without_data,
-        notes=(*parsed.notes, *dict.fromkeys((*damaged, *left_out)), *notes),
+        notes=(*parsed.notes, *left_out, *notes),
     )
 
 

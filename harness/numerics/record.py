@@ -44,9 +44,10 @@ def is_missing(folder: Path, updates: int, every: int) -> bool:
 
 def _lines(folder: Path) -> list[str]:
     try:
-        return input_files.text(folder / NAME, MAX_BYTES).splitlines()
+        content = input_files.content(folder / NAME, MAX_BYTES)
     except FileNotFoundError:
         return []
+    return content.decode("utf-8", errors="replace").splitlines()
 
 
 def _observation(line: str) -> Observation | None:
@@ -54,5 +55,5 @@ def _observation(line: str) -> Observation | None:
         record = bounds.json_value(line)
         tensors = tuple(ObservedTensor.of_record(each) for each in record["tensors"])
         return Observation(int(record["updates"]), float(record["loss_scale"]), tensors)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None

@@ -83,6 +83,8 @@ def observing_program(run: Run) -> ObservingProgram:
             variables=run.trace.variables,
             loss=partial(_loss, run.options.training.label_smoothing or 0.0),
             precision=run.plan.precision,
+            micro_batches=run.plan.micro_batches_per_pass,
+            norm_parts=run.plan.fold,
         ),
         _stream(run, run.training_request(0), training=True),
         run.seed,

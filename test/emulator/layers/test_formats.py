@@ -24,7 +24,7 @@ CASTS = {
     "e3m4": ml_dtypes.float8_e3m4, "e4m3": ml_dtypes.float8_e4m3, "e4m3b11fnuz": ml_dtypes.float8_e4m3b11fnuz,
     "e2m1fn": ml_dtypes.float4_e2m1fn, "e2m3fn": ml_dtypes.float6_e2m3fn, "e3m2fn": ml_dtypes.float6_e3m2fn,
 }  # fmt: skip
-OTHERS = ("e4m3b10fnuz", "e5m2b13fnuz", "e5m3", "e6m9", "e5m10b12", "e2m5", "e4m4b9fn", "e8m3", "e7m8b60")
+OTHERS = ("e4m3b10fnuz", "e5m2b13fnuz", "e5m3", "e6m9", "e5m10b12", "e5m22", "e2m5", "e4m4b9fn", "e8m3", "e7m8b60")
 
 
 def codes_of(number_format: Format) -> np.ndarray:

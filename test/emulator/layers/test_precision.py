@@ -595,6 +595,8 @@ def test_a_checkpoint_in_half_validates_and_begins_another_run(halves, tmp_path)
     ("--precision 32.32 --force-weight-to-fp16 conv --no-stochastic-rounding",
      "32.32 (rounding to nearest, weights in FP16: conv)", "_32.32_noSR"),
     ("--optimiser momentum --offload-fp32-weight-copy", "16.16 (rounding to nearest, FP32 copy of the weights)", "_16.16"),
+    ("--precision 32.32 --force-weight-to-fp16 conv --optimiser momentum --offload-fp32-weight-copy",
+     "32.32 (FP32 copy of the weights, weights in FP16: conv)", "_32.32"),
     ("--force-weight-to-fp32 all/", "16.16 (rounding to nearest, weights in FP32: all/)", "_16.16"),
     ("--force-weight-to-fp32 conv", "16.16 (stochastic rounding of updates, weights in FP32: conv)", "_16.16"),
 ])  # fmt: skip

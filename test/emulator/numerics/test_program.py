@@ -24,7 +24,7 @@ def test_an_observation_is_numpys():
     precision = Precision.of(options, kernels=KERNELS)
     weights, pictures, targets = numbers()
     observed = ipu_utils.ObservationSpec(
-        segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision
+        segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision, micro_batches=2
     )
     with ipu_utils.ObservingProgram(observed, ipu_utils.Stream(features), 1) as program:
         values = {name: value.astype(np.float32) for name, value in weights.items()}
@@ -32,7 +32,7 @@ def test_an_observation_is_numpys():
         again = program.observe({name: 2 * value for name, value in values.items()}, 8, 1.0)
     (w, b, w_2, b_2), x, target = weights.values(), pictures[0, :, 0, 0], targets[0]
     a = np.maximum(x @ w[0, 0] + b, 0)
-    dy_2 = SCALE * (a @ w_2 + b_2 - target) / BATCH
+    dy_2 = SCALE * (a @ w_2 + b_2 - target) / (BATCH / 2)  # each micro-batch has a mean of its own
     dy = (dy_2 @ w_2.T) * (x @ w[0, 0] + b > 0)
     assert (found.updates, found.scale) == (7, SCALE)
     assert [(each.layer, each.kind) for each in found.tensors] == [

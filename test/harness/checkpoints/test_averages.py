@@ -172,9 +172,12 @@ def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
         result = run(*words, tmp_path / name)
         assert result.code == 2 and f"{name}.index is there, and of no average: give another name" in result.err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")} == before
+    left = tmp_path / f"{write.STAGING_PREFIX}a1b2c3d4"  # as a killed process leaves it
+    left.mkdir()
     succeed(*words, tmp_path / "mean")
     succeed(*words, tmp_path / "mean", "-N", 1)
     assert_same_bits(tensors(tmp_path / "mean"), draw(2))
+    assert not left.exists()
     (tmp_path / "mean.index").unlink()  # as a process leaves it that is killed before the last file
     succeed(*words, tmp_path / "mean", "-N", 1)
     assert_same_bits(tensors(tmp_path / "mean"), draw(2))

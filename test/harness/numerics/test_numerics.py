@@ -34,7 +34,11 @@ def test_a_run_is_observed_and_stays_the_same(tmp_path):
     assert f"Numbers observed after update 2: {watched / 'numerics.svg'}" in out
     record.append(watched, Observation(4, 1.0, ()))  # of an update that will be done again
     with (watched / record.NAME).open("a") as file:
+        for line in ('{"updates": 1e400, "loss_scale": 1, "tensors": []}', "null", '{"tensors": {"a": 1}}'):
+            file.write(f"{line}\n")
         file.write('{"updates": 9, "ten')  # of a call that was killed
+    with (watched / record.NAME).open("ab") as file:
+        file.write(b"\xff\xfe")  # of a disk that was full of something else
     succeed("restore", "--restore-path", watched)
     succeed("train", *WORDS, "--logs-path", plain)
     values = variables(watched, 5)
