@@ -103,7 +103,11 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     for name in ("arguments.json", "log.txt", "training.csv"):  # left by a process that had no time for a checkpoint
         shutil.copy(whole / name, folder / name)
     call = ("train", *words, "--logs-path", folder, "--autoresume")
-    assert "Stopped after 4 of 9 updates" in succeed(*call, "--stop-after", 4).out
+    for question in ("--explain", "--summary", "--dry-run"):
+        assert "begun anew" in succeed(*call, question).out or question != "--dry-run"
+    assert (folder / "log.txt").read_text() == (whole / "log.txt").read_text()
+    begun = succeed(*call, "--stop-after", 4).out
+    assert "Stopped after 4 of 9 updates" in begun and f"the run in {folder} has saved nothing: it is begun anew" in begun
     stopped = succeed(*call, "--stop-after", 4).out
     assert f"The run in {folder} is complete, after 4 updates; a larger --stop-after extends it" in stopped
     rows = (folder / "training.csv").read_text()
@@ -146,6 +150,20 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert refused.code == 2 and "--no-logs: --autoresume goes on in the folder of --logs-path" in refused.err
     with locks.lock_folder(folder):
         assert "is being written by another process" in run(*call, "--iterations", 15).err
+
+
+@pytest.mark.parametrize("validation", [(), ("--no-validation",)])
+def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_path):
+    folder = tmp_path / "run"
+    call = ("train", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--log-freq", 3, "--batches-per-step",
+            3, "--ckpts-per-epoch", 0, *validation, "--logs-path", folder, "--autoresume", "--iterations")  # fmt: skip
+    assert "has saved nothing" not in succeed(*call, 3).out
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    said = f"The run in {folder} is complete, after 3 updates, and saved no checkpoint; a longer one needs another folder\n"
+    assert succeed(*call, 3).out == said
+    longer = run(*call, 6)
+    assert longer.code == 2 and "holds a complete run of 3 updates that saved no checkpoint" in longer.err
+    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkeypatch):

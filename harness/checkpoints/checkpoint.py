@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AVERAGES = "ckpt"  # folder of averaged checkpoints, in that of their run
+UNSAVED = "final"  # the name in validation.csv of weights that no checkpoint has
 NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 

@@ -7,51 +7,42 @@ from contextlib import suppress
 from pathlib import Path
 
 from base.errors import OptionError
-from base.storage import locks
 from base.storage.run_tables import TABLES, run_table
 from base.storage.tables import kept_rows
 from harness.checkpoints import averages, find, state_file
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint
-from harness.cluster import membership
 from harness.evaluation import early_stopping
 from harness.numerics import record
 from harness.options import sources
-from harness.processes.folders import forget_unsaved
+from harness.processes import folders
 from harness.reports import validated_rows
 from harness.run.run import Run
 
 
 def folder_of_run(argv: list[str], script: str) -> Path | None:
     """Return the folder of --logs-path if a run in it has a checkpoint; None where the call is to begin one, or has no
-    --autoresume. Files of a run that was killed before its first checkpoint are removed. OptionError without --logs-path,
-    while another process writes there, and where a run has lost its checkpoints."""
+    --autoresume. OptionError without --logs-path."""
     if not sources.is_given(argv, "autoresume", script):
         return None
     path = sources.value_of(argv, "logs_path", script)
     if path is None:
         raise OptionError("--autoresume needs --logs-path: the folder of the run that it begins or goes on with")
-    folder = Path(path)
-    if find.numbered(folder):
-        return folder
-    tidies = not membership.call_is_of_later_instance(argv, script)  # instance 0 does, for all
-    if tidies and (folder / "arguments.json").exists() and not sources.is_given(argv, "dry_run", script):
-        with locks.lock_folder(folder):
-            if not find.numbered(folder):
-                _check_never_saved(folder)
-                forget_unsaved(folder)
-    return folder if find.numbered(folder) else None
+    return Path(path) if find.numbered(Path(path)) else None
 
 
-def _check_never_saved(folder: Path) -> None:
-    """OptionError for the folder of a run that has saved, though its checkpoints are not there."""
-    validated = False
+def unsaved_end(folder: Path) -> int | None:
+    """Return the updates of the run in a folder that is complete without a checkpoint, as its options had it; None for any
+    other. FolderError as of `folders.unsaved_run`."""
+    recorded = folders.unsaved_run(folder)
+    if not recorded or recorded.get("ckpts_per_epoch") or recorded.get("epochs_per_ckpt"):
+        return None
+    total, names = recorded.get("total_iterations"), ["training.csv"]
+    names += ["validation.csv"] * bool(recorded.get("validation") and recorded.get("validation_images"))
     with suppress(OSError, ValueError):
-        validated = any(run_table(folder, "validation.csv").read())
-    if validated or (folder / "checkpoint").exists():
-        raise OptionError(
-            f"--logs-path {folder} holds a run that has saved, and its checkpoints are gone: put them back, delete the "
-            "folder, or give another one"
-        )
+        tables = [run_table(folder, name).read() for name in names]
+        if all(rows and int(rows[-1]["iteration"]) == total for rows in tables):
+            return total
+    return None
 
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:

@@ -20,17 +20,19 @@ from typing import Any
 
 from base.process import command_line, commands
 from base.storage import files, locks
-from base.storage.run_tables import TABLES
-from harness.checkpoints import run_record, write
-from harness.checkpoints.checkpoint import AVERAGES
+from base.storage.run_tables import TABLES, run_table
+from harness.checkpoints import find, run_record, write
+from harness.checkpoints.checkpoint import AVERAGES, UNSAVED
 from harness.cluster.cluster import POPRUN
 from harness.processes.team import Team
+from harness.run.recorded_arguments import RUN_ID
 from harness.run.run import Run
 from log import record
 
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 _APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
-_REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
+_RECORD = "arguments.json"
+_REPLACED = (_RECORD, "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
 _RANDOM, _RANDOM_OF_TEMPORARY = 3, 8  # characters at the end of a folder's name; Python's own
 _KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
@@ -39,31 +41,34 @@ class FolderError(Exception):
     """A run folder that cannot be made or written."""
 
 
-def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -> Path:
+def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, anew: bool = False) -> Path:
     """A folder for a new run: `logs_path` itself, or <log_dir>/<name>_<three random characters>.
 
-    With `keep` False it lies below the system's temporary folder. A folder that holds a run is refused.
+    With `keep` False it lies below the system's temporary folder. A folder that holds a run is refused; with `anew` that of
+    a run that saved nothing is taken, and its record, log and rows are removed.
     """
     with _refusals():
         if not keep:
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
             folder = Path(logs_path)
-            check_no_run(folder)
+            check_no_run(folder, anew)
             folder.mkdir(parents=True, exist_ok=True)
             check_writable(folder)
+            if anew:
+                _forget_unsaved(folder)
             return folder
         return _fresh(Path(log_dir), name)
 
 
-def check_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -> None:
+def check_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, anew: bool) -> None:
     """The FolderError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
     with _refusals():
         if not keep:
             _there(Path(tempfile.gettempdir()) / f"{name}_{'X' * _RANDOM_OF_TEMPORARY}")
             return
         if logs_path is not None:
-            check_no_run(Path(logs_path))
+            check_no_run(Path(logs_path), anew)
         _check_room(Path(log_dir if logs_path is None else logs_path))
         if logs_path is None:
             _there(_there(Path(log_dir)) / f"{name}_{'X' * _RANDOM}")  # wherever it lies, the name has one length
@@ -109,11 +114,16 @@ def _there(folder: Path) -> Path:
     return Path()
 
 
-def check_no_run(folder: Path) -> None:
-    """FolderError for the folder of an earlier run, or for rows of one, which those of a new run would follow."""
+def check_no_run(folder: Path, anew: bool = False) -> None:
+    """FolderError for the folder of an earlier run, or for rows of one, which those of a new run would follow; with `anew`
+    not for one that saved nothing, unless another process writes there. FolderError, too, for another program's files in
+    the places of a run's, which would be replaced."""
     saved = list(folder.glob("ckpt-*.index"))
     rows = any((folder / name).is_file() for name in TABLES)
-    if saved or rows or (folder / "arguments.json").exists():
+    locked = locks.is_locked(folder)
+    if saved or rows or (folder / _RECORD).exists():
+        if anew and not locked and unsaved_run(folder):
+            return
         command = (
             f"{commands.spoken('python restore.py')} --restore-path {commands.in_shell([command_line.as_value(folder)])}"
         )
@@ -122,15 +132,40 @@ def check_no_run(folder: Path) -> None:
             if saved
             else f"delete it{': it saved nothing' * (not rows)}"
         )
-        if locks.is_locked(folder):
+        if locked:
             instead = "wait for it: it is being written by another process"
         raise FolderError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
+    foreign = [name for name in _REPLACED if (folder / name).is_file()]
+    if foreign:
+        raise FolderError(
+            f"--logs-path {folder} holds {foreign[0]}, which is of no run and would be replaced; give another folder, or "
+            "move the file away"
+        )
 
 
-def forget_unsaved(folder: Path) -> None:
-    """Remove the record, the log and the rows of a run that has saved nothing. No other process may write in the folder."""
-    for name in ("log.txt", *TABLES, *_REPLACED):
-        (folder / name).unlink(missing_ok=True)
+def unsaved_run(folder: Path) -> dict[str, Any]:
+    """Return the record of the run in a folder if it has saved nothing; empty for any other folder. FolderError for a run
+    that has saved, though its checkpoints are not there."""
+    recorded = run_record.first_arguments(folder)
+    if not recorded.get(RUN_ID) or find.numbered(folder):
+        return {}
+    validated: list[str] = []
+    with suppress(OSError, ValueError):
+        validated = [row["name"] for row in run_table(folder, "validation.csv").read()]
+    if any(name != UNSAVED for name in validated) or (folder / "checkpoint").exists():
+        raise FolderError(
+            f"--logs-path {folder} holds a run that has saved, and its checkpoints are gone: put them back, delete the "
+            "folder, or give another one"
+        )
+    return recorded
+
+
+def _forget_unsaved(folder: Path) -> None:
+    """Remove the record, the log and the rows of a run that has saved nothing."""
+    if unsaved_run(folder):
+        with locks.lock_folder(folder):
+            for name in ("log.txt", *TABLES, *_REPLACED):
+                (folder / name).unlink(missing_ok=True)
 
 
 def check_writable(folder: Path, resuming: bool = False) -> None:
@@ -157,20 +192,26 @@ def _fresh(parent: Path, name: str) -> Path:
             continue
 
 
+def _begun(run: Run, name: str) -> Path:
+    """The folder of a new run of that name, as the options have it."""
+    logging = run.options.logging
+    return new_run_folder(name, logging.log_dir, logging.logs_path, logging.logs, logging.autoresume)
+
+
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
     """Return the run as it is recorded, and this instance's folder for a new run, made if it is to write."""
     logging, configs, source = run.options.logging, team.configs, run.cluster.source
     if team.size == 1:
-        return run, new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
+        return run, _begun(run, run.name)
     if len({config["name_suffix"] for config in configs}) > 1:  # they are to be told apart
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
     names = _names(configs, source) if all_write(run) else [run.name] * team.size
-    first = new_run_folder(names[0], logging.log_dir, logging.logs_path, logging.logs) if team.is_first else Path()
+    first = _begun(run, names[0]) if team.is_first else Path()
     top = Path(team.broadcast_text(str(first.absolute())))
     everyone = [top, *(_beside(top, names, configs, k, source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if writes(run) and not team.is_first:
-        new_run_folder(run.name, "", str(folder), keep=True)
+        new_run_folder(run.name, "", str(folder), keep=True, anew=logging.autoresume)
     return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
 
 
@@ -179,7 +220,7 @@ def check(run: Run) -> None:
     others' lie beside that of instance 0."""
     logging = run.options.logging
     if not run.cluster.instance and not run.options.device.compile_only:
-        check_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
+        check_folder(run.name, logging.log_dir, logging.logs_path, logging.logs, logging.autoresume)
         if logging.logs and logging.logs_path is not None:
             write.check_writable(Path(logging.logs_path))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,7 +63,11 @@ class Planned:
     @property
     def is_complete(self) -> bool:
         """True if there is nothing left to train, as the folder is now."""
-        return self.updates is not None and autoresume.is_complete(self.run, self.folder, self.updates)
+        if self.updates is not None:
+            return autoresume.is_complete(self.run, self.folder, self.updates)
+        with suppress(FolderError):  # which the trial itself is refused for
+            return autoresume.unsaved_end(self.folder) == self.run.length.iterations
+        return False
 
 
 def of(sweep: Sweep, drawn: Sequence[Trial], request: SweepRequest, top: Path) -> list[Planned]:
@@ -134,7 +139,7 @@ class _Planner:
         planned = Planned(trial=trial, folder=folder, words=tuple(words), run=run, seeded=seeded)
         self._check_measured(run)
         _check_memory(run, self.jobs)
-        if planned.updates is not None:
+        if planned.updates is not None or planned.is_complete:
             _check_unchanged(run, folder)
         elif not (folder / "arguments.json").exists():
             NewRun().check_run(run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from base.process.signals import StopRequest
 from harness.checkpoints import write
-from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
 from harness.diagnostics.divergence import Divergence
 from harness.diagnostics.stragglers import Stragglers
 from harness.numerics.observer import Observer
@@ -253,7 +253,7 @@ class TrainingLoop:
             self._checkpointer.save_last(done)
         elif not context.saves:  # those that were saved have been validated
             self._mlperf.block_over()
-            self._validator.validate(Checkpoint("final", done), self._program.values())
+            self._validator.validate(Checkpoint(UNSAVED, done), self._program.values())
         self._checkpointer.wait_until_finished()
         context.team.stop_together(self._signals)
         if complete:

@@ -45,7 +45,7 @@ class NewRun(TrainingOrigin):
 
     def join(self, run: Run, team: Team, checkpoint: None) -> tuple[Run, Path, None]:
         """The run as all instances name it, and this one's folder for it, which is made."""
-        run = replace(run, run_id=team.broadcast_text(_new_id()))
+        run = replace(run, run_id=team.broadcast_text(_new_id()), notes=(*run.notes, *self._notes_on_unsaved(run)))
         return *folders.begin(run, team), checkpoint
 
     def check_run(self, run: Run) -> list[str]:
@@ -59,6 +59,33 @@ class NewRun(TrainingOrigin):
             compatibility.check_initial(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.check(run)
+        return self._notes_on_unsaved(run)
+
+    def completion_report(self, run: Run) -> str | None:
+        """The options that differ from the recorded ones, and the end of the run, of a repeated call that has nothing to do:
+        the run in its folder is complete, and was to save nothing."""
+        folder = _repeated_folder(run)
+        if folder is None or autoresume.unsaved_end(folder) is None:
+            return None
+        differing = override_notes(run, run_record.options(folder))
+        unused = "; the options above change nothing" if differing else ""
+        end = f"The run in {folder} is complete, after {run.length.iterations} updates, and saved no checkpoint{unused}"
+        return "\n".join([*differing, f"{end}; a longer one needs another folder\n"])
+
+    def _notes_on_unsaved(self, run: Run) -> list[str]:
+        """A line where an unfinished run that saved nothing gives way to this one; OptionError for one that is complete and
+        not as long as this one."""
+        folder = _repeated_folder(run)
+        if folder is None or not folders.unsaved_run(folder):
+            return []
+        end = autoresume.unsaved_end(folder)
+        if end is None:
+            return [f"the run in {folder} has saved nothing: it is begun anew"]
+        if end != run.length.iterations:
+            raise OptionError(
+                f"--logs-path {folder} holds a complete run of {end} updates that saved no checkpoint, so that none of "
+                f"{run.length.iterations} goes on from it: give another folder, or delete it"
+            )
         return []
 
 
@@ -232,6 +259,12 @@ def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:
             f"the run's network tells {before:,} classes apart, and the data have {now:,}: put the earlier data back, or "
             "begin a new run, which --init-path can give weights to"
         )
+
+
+def _repeated_folder(run: Run) -> Path | None:
+    """Return the folder that --autoresume repeats a call in, on the instance that begins the run; None without."""
+    logging = run.options.logging
+    return Path(logging.logs_path) if logging.autoresume and logging.logs_path and not run.cluster.instance else None
 
 
 def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,6 @@ from slurm_tasks import OF_STEPS, TASK, found, task
 from base.errors import OptionError
 from harness.cluster import membership, slurm
 from harness.cluster.cluster import Cluster
-from harness.commands import autoresume
 from harness.processes import folders, team
 
 # the batch script of the same job, which no step has touched
@@ -201,13 +200,3 @@ def test_sruns_own_words_for_mpi_change_nothing():
     """As with --mpi=pmi2 and --mpi=pmix."""
     for words in ({"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_JOBID": "1.3", "SLURM_MPI_TYPE": "pmi2"}, {"PMIX_RANK": "2"}):
         assert found({**TASK, **words}) == found(TASK)
-
-
-def test_the_files_of_a_run_that_saved_nothing_are_instance_0s_to_remove(tmp_path, monkeypatch):
-    """All tasks of a requeued job look at once, and one found the folder locked by the other."""
-    for name, value in TASK.items():
-        monkeypatch.setenv(name, value)
-    record, words = tmp_path / "arguments.json", ["--logs-path", str(tmp_path), "--autoresume"]
-    record.write_text("{}")
-    assert autoresume.folder_of_run([*words, "--distributed"], "train") is None and record.exists()
-    assert autoresume.folder_of_run(words, "train") is None and not record.exists()  # a task that trains alone

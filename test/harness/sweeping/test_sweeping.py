@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import signal
 import subprocess
@@ -261,6 +262,24 @@ def test_a_dry_run_lists_the_trials_and_what_is_to_be_known_of_them(tmp_path):
     )
     far = swept(tmp_path, HEAD + "  grid:\n    abs-learning-rate: [0.1, 5000]\n").out
     assert re.search(r"warning: the learning rate goes up to 4810,.* \(abs-learning-rate=5000\)\n", far)
+
+
+def test_a_trial_that_is_to_save_nothing_is_complete_by_its_rows(tmp_path):
+    record = {"run_id": "x", "total_iterations": 3, "ckpts_per_epoch": 0, "epochs_per_ckpt": 0}
+    (tmp_path / "arguments.json").write_text(json.dumps(record))
+    columns = "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time"
+
+    def end_at(updates: int) -> None:
+        (tmp_path / "training.csv").write_text(f"{columns}\n1,{updates},0.1,0.1,2.0,2.0,9.0,9.0,0.1,9.0,0.1\n")
+
+    def is_complete(updates: int) -> bool:
+        run = SimpleNamespace(length=SimpleNamespace(iterations=updates))
+        return trial_runs.Planned(trial=None, folder=tmp_path, words=(), run=run, seeded=False).is_complete
+
+    end_at(3)
+    assert is_complete(3) and not is_complete(4)
+    end_at(2)
+    assert not is_complete(3)
 
 
 def test_looking_at_a_sweep_imports_no_tensorflow(tmp_path):
