@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base import draws
@@ -22,6 +23,7 @@ from emulator.native import library
 from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
 
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # of FP32's bits
+MOST_MOVED = BIAS - 1  # octaves: the power of two and its reciprocal are normal numbers of FP32
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # formats by their arithmetic here, as kernels name it
 Predicate = Callable[[], bool]
 
@@ -166,12 +168,20 @@ def value_rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...]
 
 
 def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """The power of two by which numbers of this size are multiplied before they are rounded, so that the largest comes into
-    the last but one octave of the format: numbers twice as large still fit. 1 for 0, and for what is not finite."""
-    bits = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int32), EXPONENT)
-    exponent = tf.clip_by_value(number_format.top_exponent - 1 - (tf.bitwise.right_shift(bits, FRACTION) - BIAS), -60, 60)
-    usual = tf.logical_and(bits > 0, bits < EXPONENT)
+    """The power of two by which numbers of this size are multiplied before they are rounded: the largest one after which
+    numbers twice as large still fit, so that `largest` comes to between a quarter and a half of the format's largest number.
+    1 for 0, for a subnormal number of FP32, and for what is not finite."""
+    bits = tf.bitcast(largest, tf.int32)
+    # the shift rounds down: one octave less where the fraction is longer than that of the format's largest number
+    octaves = tf.bitwise.right_shift(_bits_of(number_format.largest) - bits, FRACTION)
+    exponent = tf.clip_by_value(octaves - 1, -MOST_MOVED, MOST_MOVED)
+    usual = tf.logical_and(bits >= 1 << FRACTION, bits < EXPONENT)
     return tf.where_v2(usual, tf.bitcast(tf.bitwise.left_shift(exponent + BIAS, FRACTION), tf.float32), 1.0)
+
+
+def _bits_of(x: float) -> int:
+    """Return the bits of an FP32 number above 0."""
+    return int(np.float32(x).view(np.int32))
 
 
 @cache

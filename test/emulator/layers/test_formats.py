@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from gfloat import Domain, FormatInfo, RoundMode, decode_float, round_float
 
-from emulator.layers.rounding import Rounding, round_without_gradient
+from emulator.layers.rounding import Rounding, range_factor, round_without_gradient
 from emulator.native import library
 from emulator.plan import number_formats
 from emulator.plan.number_formats import BF16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, Format, FormatError
@@ -151,6 +151,23 @@ def test_what_overflows_becomes_what_the_format_has():
         assert same(rounded(values, Rounding(format=number_format)), np.float32([beyond, -beyond, beyond]))
         largest = np.float32(number_format.largest)
         assert same(rounded(values, Rounding(saturate=True, format=number_format)), np.float32([largest, -largest, largest]))
+
+
+@pytest.mark.parametrize("name", ["e4m3fnuz", "e5m2fnuz", "e4m3fn", "e5m2", "e2m1fn", "e3m4", "bf16", "e4m3b11fnuz"])
+def test_twice_the_largest_so_far_stays_in_a_format_that_follows(name):
+    """Fractions on either side of that of the format's largest number, over all exponents whose factor FP32 has."""
+    number_format = number_formats.by_name(name)
+    top = math.frexp(number_format.largest)[0] * 2
+    fractions = np.unique(np.float32([1, 1.25, np.nextafter(np.float32(top), 0), top, 1.8, 1.9, 1.99, np.nextafter(2, 1)]))
+    sizes = np.outer(np.exp2(np.arange(number_format.top_exponent - 126, 40)), fractions).ravel().astype(np.float32)
+    odd = np.float32([0, 1e-40, np.inf, np.nan])
+    with new_graph().as_default(), tf.Session(config=session_config()) as session:
+        factors = np.float64(session.run(range_factor(tf.constant(np.concatenate([sizes, odd])), number_format)))
+    assert (factors[-len(odd) :] == 1).all() and (np.frexp(factors)[0] == 0.5).all()
+    moved = factors[: -len(odd)] * sizes
+    assert np.isfinite(number_format.rounded(2 * moved)).all() and (2 * moved <= number_format.largest).all()
+    kept = np.float32(sizes) > number_format.largest * 2.0**-126  # smaller ones are moved as far as FP32 goes
+    assert (4 * moved > number_format.largest)[kept].all()
 
 
 def test_names_and_what_is_refused():

@@ -71,8 +71,8 @@ def updated(precision: Precision) -> dict[str, np.ndarray]:
 
 
 def moved(number_format: number_formats.Format, x: np.ndarray, largest: float) -> np.ndarray:
-    """The cast of numbers that are moved by a power of two, after which the largest has the last but one exponent."""
-    factor = 2.0 ** (number_format.top_exponent - 1 - np.floor(np.log2(largest)))
+    """The cast of numbers that are moved by a power of two, the largest after which twice `largest` is in the format."""
+    factor = 2.0 ** np.floor(np.log2(number_format.largest / (2 * largest)))
     return cast(number_format, x * factor) / factor
 
 
