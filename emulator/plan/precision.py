@@ -133,8 +133,11 @@ class Precision:
         return self.operands_of(variable.name).weight if is_kernel(variable.name) else self.compute
 
     def master_format(self, variable: Variable) -> Format:
-        """Return the format of a trained variable's values as an update leaves them."""
+        """Return the format of a trained variable's values as an update leaves them. Where updates move FP32 copies of
+        narrow weights, they move proxies in FP32 too: those are FP32 in memory, and have no copy."""
         if any(part in variable.name for part in self.force_weight_to_fp32):
+            return FP32
+        if self.offload_fp32_weight_copy and variable.proxy:
             return FP32
         return FP16 if any(part in variable.name for part in self.force_weight_to_fp16) else self.master
 

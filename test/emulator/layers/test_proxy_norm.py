@@ -13,12 +13,14 @@ from commands import program
 from base.errors import OptionError
 from emulator.layers import proxy_norm
 from emulator.layers.tensor_layers import TensorLayers
+from emulator.plan.precision import OFF, by_name
 from emulator.program.executor import TrainingProgram
 from emulator.program.runtime import new_graph
+from emulator.program.weights import ProgramVariables
 from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.run.run import Run
-from Models._layers import ProxyRule
+from Models._layers import ProxyRule, Variable
 from Models._norms import GroupNorm
 
 CHANNELS = 6
@@ -151,6 +153,23 @@ def test_updates_move_four_rows_and_the_other_two_follow():
         assert np.abs(value[2].ravel() - mean).max() < 1e-5
         assert np.abs(value[3].ravel() / inverse - 1).max() < 1e-5
         assert np.abs(moves[f"{name}/Momentum"][2:4]).max() == 0
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_updates_are_rounded_unless_updates_move_fp32(copied):
+    """As other weights, of which --offload-fp32-weight-copy keeps copies in FP32; proxies are FP32 in memory and need none."""
+    precision = by_name("16.16", stochastic=OFF, offload_fp32_weight_copy=copied)
+    variable = Variable("act/proxy", (6, 1, 1, CHANNELS), 0.0, proxy=RULES[0])
+    start = np.float32(rows(1)).astype(np.float16).astype(np.float32).reshape(variable.shape)
+    value = start * np.float32(1 + 2.0**-14)  # nearer to the start than half of FP16's step
+    with new_graph().as_default(), tf.Session() as session:
+        variables = ProgramVariables((variable,), 1, {}, precision=precision)
+        session.run(tf.global_variables_initializer())
+        session.run(variables.assign(variable.name, tf.constant(value), {}, tf.constant(0)))
+        found = session.run(variables.model[variable.name].read_value())
+    assert precision.rounds_updates([variable]) != copied and list(variables.saved) == [variable.name, "global_step"]
+    trained = [0, 1, 4, 5]
+    np.testing.assert_array_equal(found[trained], (value if copied else start)[trained])
 
 
 def test_weight_decay_touches_the_corrections_alone():
