@@ -7,7 +7,7 @@ reads plans: where stages are cut automatically, `harness/run/resolve.py` has `e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emulator.plan import partition, schedules
@@ -17,6 +17,7 @@ from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from Models._layers import Variable
+from Models._norms import BatchNorm
 
 AUTO = "auto"
 MAX_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
@@ -42,7 +43,7 @@ class ExecutionPlan:
     k x replicas on; each instance adds its gradients in that order, then they are added up.
     """
 
-    options: DeviceOptions = field(repr=False)  # as given; the fields below are derived from them
+    options: DeviceOptions = field(repr=False)  # those that count here; the fields below are derived from them
     micro_batch_size: int
     accumulation: int
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
@@ -156,7 +157,10 @@ def resolve(
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
 ) -> ExecutionPlan:  # fmt: skip
     """A complete plan, whose accumulation count follows from a `global_batch` where there is one; raises PlanError,
-    PartitionError, ScheduleError or DeviceError for what does not fit together."""
+    PartitionError, ScheduleError or DeviceError for what does not fit together. --BN-span counts where the network has batch
+    norm: others would get passes of another size from it, and so another order of their sums."""
+    if BatchNorm not in trace.norms:
+        options = replace(options, BN_span=1)
     stages = _stages(options, trace)
     replicas = options.replicas * instances
     if global_batch is not None:

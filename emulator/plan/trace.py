@@ -67,6 +67,11 @@ class Trace:
         """Every variable, in the order of creation."""
         return tuple(variable for operation in self.operations for variable in operation.variables)
 
+    @cached_property
+    def norms(self) -> frozenset[type[Norm]]:
+        """The kinds of norms in the network, of Models._norms.KINDS."""
+        return frozenset(type(operation.norm) for operation in self.operations if operation.norm)
+
     @property
     def parameters(self) -> int:
         """All parameters, moving statistics included, as the line `Total Parameters:` counts them."""

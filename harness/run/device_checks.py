@@ -197,10 +197,11 @@ def options_of_several(resolved: Resolved) -> Iterator[str]:
 
 
 def options_of_other_norms(resolved: Resolved) -> Iterator[str]:
-    """Options of norms that the network does not have."""
+    """Options of norms that the network does not have; a span of one replica asks for nothing."""
     run, options = resolved.run, resolved.run.options
+    idle = {"BN_span"} if options.device.BN_span == 1 else set()
     for kind in (kind for kind in _norms.KINDS if kind not in run.norms):
-        for name in filter(options.given, kind.reads):
+        for name in (name for name in kind.reads if options.given(name) and name not in idle):
             yield f"{options.words(name)} changes nothing: the network has no {kind.title}"
 
 

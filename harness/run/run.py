@@ -113,7 +113,7 @@ class Run:
     @property
     def norms(self) -> frozenset[type[Norm]]:
         """The kinds of norms in the network, of Models._norms.KINDS."""
-        return frozenset(type(operation.norm) for operation in self.trace.operations if operation.norm)
+        return self.trace.norms
 
     @cached_property
     def highest_rate(self) -> float:

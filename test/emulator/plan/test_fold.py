@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from emulator.plan.plan import ExecutionPlan
 from harness.commands import cli
 from harness.run.resolve import prepare
 
@@ -37,6 +38,19 @@ def fold_of(words: str) -> int:
 )
 def test_auto_takes_the_fewest_that_are_near_the_shortest_time(words, fold):
     assert fold_of(words) == fold
+
+
+def test_a_span_counts_with_batch_norm_alone():
+    """Of micro-batches that share a pass, nothing but their statistics would need it, and the bits depend on the number."""
+    words = f"{SMALL} --replicas 4 --fold 2 --precision 32.32"
+
+    def plan_of(more: str) -> ExecutionPlan:
+        return prepare(cli.parse(f"{words} {more}".split(), "train", environ={}).options, {}).plan
+
+    alone, spanned = (plan_of(f"--group-norm {more}") for more in ("", "--BN-span 4"))
+    assert alone == spanned and alone.micro_batches_per_pass == 2 and alone.summary([]) == spanned.summary([])
+    batch_norm = plan_of("--batch-norm --BN-span 4")
+    assert batch_norm.micro_batches_per_pass == 8 and "batch norm over 4 replicas" in batch_norm.summary([])
 
 
 def test_a_larger_budget_or_a_smaller_batch_never_folds_less():

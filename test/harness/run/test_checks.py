@@ -185,7 +185,7 @@ def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
         ("--epochs 3 --ckpt-epochs-offset 3", {}),
         ("--epochs 3 --patience 2", {}),
         ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
-        ("--group-norm --groups 4", {}),
+        ("--group-norm --groups 4 --BN-span 1", {}),
         ("--BN-decay 0.9", {}),
         ("--no-wandb --log-dir ./logs/ --no-latency --no-validation --validation-split 0 --skip-bad-records 0", {}),  # defaults
         ("--replicas 2 --identical-replica-seeding", {}),
