@@ -242,10 +242,10 @@ class TrainingLoop:
         complete = done == total or self._validator.ends_run
         self._profiler.finish()
         if done < total and complete:
-            best, patience = self._validator.best, context.run.options.checkpoint.patience
+            unbeaten, patience = self._validator.unbeaten, context.run.options.checkpoint.patience
             context.log.note(
                 f"Ended after {done} of {total} updates: {patience} validation{'s' * (patience > 1)} brought no better "
-                f"accuracy than the {float(best['val_acc']):.2f}% of {best['name']}"
+                f"accuracy than the {float(unbeaten['val_acc']):.2f}% of {unbeaten['name']}"
             )
         elif done < total:
             self._mlperf.log_run_stop("aborted")

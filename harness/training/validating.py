@@ -73,8 +73,13 @@ class Validator:
         return next(iter(validated_rows.ranked(self._of_updates)), None)
 
     @property
+    def unbeaten(self) -> Mapping[str, Any] | None:
+        """The row that --patience counts from: the first of the best accuracy, whatever its loss."""
+        return validated_rows.best(self._of_updates)
+
+    @property
     def without_gain(self) -> int:
-        """The number of validations since the best one."""
+        """The number of validations since that one."""
         return early_stopping.validations_without_gain(self._of_updates)
 
     @property
