@@ -110,6 +110,9 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert "Stopped after 4 of 9 updates" in begun and f"the run in {folder} has saved nothing: it is begun anew" in begun
     stopped = succeed(*call, "--stop-after", 4).out
     assert f"The run in {folder} is complete, after 4 updates; a larger --stop-after extends it" in stopped
+    assert (
+        "is complete, after 4 updates; a larger --stop-after extends" in succeed(*call, "--stop-after", 3).out
+    )  # beyond it
     rows = (folder / "training.csv").read_text()
     (folder / "training.csv").unlink()
     assert "is complete" not in succeed(*call, "--stop-after", 4).out and (folder / "training.csv").read_text() == rows

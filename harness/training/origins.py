@@ -158,7 +158,8 @@ class SavedRun(TrainingOrigin):
         end = f"The run in {self.folder} is complete, after {self.updates} updates"
         unused = "; the options above change nothing" if differing else ""
         length = "epochs" if run.options.training.iterations is None else "iterations"  # the two exclude each other
-        limit = "stop-after" if run.options.training.stop_after == self.updates else "patience"
+        stop_after = run.options.training.stop_after
+        limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
         return "\n".join([*warnings, *differing, f"{end}{unused}; a larger --{larger} extends it\n"])
 
