@@ -23,7 +23,7 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import printable
 from base.process import command_line, commands, tf_runtime
-from base.storage import files, locks
+from base.storage import files, locks, run_files
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
 from harness.commands import entry
@@ -92,6 +92,10 @@ def _target(filename: str) -> Path:
     if re.search(r"ckpt-[0-9]+$", target.name):
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
+        )
+    if target.name in run_files.NAMES and (target.parent / run_files.ARGUMENTS[0]).exists():
+        raise OptionError(
+            f"--filename {target}: {target.parent} is the folder of a run, which writes such files itself; give another name"
         )
     place = files.nearest_folder(target.parent)
     if not os.access(place, os.W_OK):

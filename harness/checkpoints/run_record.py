@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from base.fields import brief
-from base.storage import input_files
+from base.storage import input_files, run_files
 from harness.checkpoints import find, npz_weights, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.state_file import Invocation, invocations
 from harness.run.recorded_arguments import ASKED, OPTIONS, RUN_ID, SEED, invalid_option
 
 _REMEDY = "; put it back as the run wrote it"
-_ARGUMENTS, _ARGUMENTS_RESTORE = "arguments.json", "arguments_restore.json"
+_ARGUMENTS, _ARGUMENTS_RESTORE = run_files.ARGUMENTS
 State = dict[str, Any]
 
 

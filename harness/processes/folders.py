@@ -20,6 +20,7 @@ from typing import Any
 
 from base.process import command_line, commands
 from base.storage import files, locks
+from base.storage.run_files import APPENDED, ARGUMENTS, REPLACED
 from base.storage.run_tables import TABLES, run_table
 from harness.checkpoints import find, run_record, write
 from harness.checkpoints.checkpoint import AVERAGES, UNSAVED
@@ -30,9 +31,6 @@ from harness.run.run import Run
 from log import record
 
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
-_APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
-_RECORD = "arguments.json"
-_REPLACED = (_RECORD, "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
 _RANDOM, _RANDOM_OF_TEMPORARY = 3, 8  # characters at the end of a folder's name; Python's own
 _KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
@@ -121,7 +119,7 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
     saved = list(folder.glob("ckpt-*.index"))
     rows = any((folder / name).is_file() for name in TABLES)
     locked = locks.is_locked(folder)
-    if saved or rows or (folder / _RECORD).exists():
+    if saved or rows or (folder / ARGUMENTS[0]).exists():
         if anew and not locked and unsaved_run(folder):
             return
         command = (
@@ -135,7 +133,7 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
         if locked:
             instead = "wait for it: it is being written by another process"
         raise FolderError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
-    foreign = [name for name in _REPLACED if (folder / name).is_file()]
+    foreign = [name for name in REPLACED if (folder / name).is_file()]
     if foreign:
         raise FolderError(
             f"--logs-path {folder} holds {foreign[0]}, which is of no run and would be replaced; give another folder, or "
@@ -164,18 +162,18 @@ def _forget_unsaved(folder: Path) -> None:
     """Remove the record, the log and the rows of a run that has saved nothing."""
     if unsaved_run(folder):
         with locks.lock_folder(folder):
-            for name in ("log.txt", *TABLES, *_REPLACED):
+            for name in ("log.txt", *TABLES, *REPLACED):
                 (folder / name).unlink(missing_ok=True)
 
 
 def check_writable(folder: Path, resuming: bool = False) -> None:
     """NotRegular for a folder, link or pipe in the way of a file that a run writes. `goes_on`: a link or a pipe in the place
     of its rows gives way to rows made anew."""
-    for name in _APPENDED:
+    for name in APPENDED:
         files.check_writable(folder / name)
     for name in TABLES:
         files.check_writable(folder / name, replaced=resuming)
-    for name in _REPLACED:
+    for name in REPLACED:
         files.check_writable(folder / name, replaced=True)
     files.check_own_folder(folder / AVERAGES)
 

@@ -30,6 +30,12 @@ class ReportRequest:
         """The file that is to be written."""
         return Path(self.html) if self.html else self.runs[0][0] / FILE
 
+    @property
+    def may_replace(self) -> tuple[str, ...]:
+        """The page of a single run, for a page on that run alone."""
+        own = len(self.runs) == 1 and self.target.resolve() == (self.runs[0][0] / FILE).resolve()
+        return (FILE,) * own
+
 
 def parse(argv: Sequence[str], description: str) -> ReportRequest:
     """The request; OptionError where the page cannot be written as far as its name and folder tell."""
@@ -63,14 +69,15 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 def check(request: ReportRequest) -> None:
     """OptionError for a page that cannot be written, before minutes are spent on it."""
     if request.html:
-        output.check(request.html)
+        output.check(request.html, may_replace=request.may_replace)
     else:
-        output.check(str(request.target), "give --html FILE elsewhere, or make the folder writable")
+        elsewhere = "give --html FILE elsewhere, or make the folder writable"
+        output.check(str(request.target), elsewhere, request.may_replace)
 
 
 def write(request: ReportRequest, text: str) -> None:
     """Write the page: through a link or into a pipe where --html names one, but through none in a run's folder."""
     if request.html:
-        output.write_atomically(request.html, text)
+        output.write_atomically(request.html, text, request.may_replace)
     else:
         files.write_atomically(request.target, text)

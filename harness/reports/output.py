@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from base.errors import OptionError
-from base.storage import files
-
-# beginnings of the names of a run's files
-_OF_A_RUN = (
-    ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",
-    "training.", "validation.",
-)  # fmt: skip
+from base.storage import files, run_files
 
 
-def check(target: str, elsewhere: str = "give the name of a file elsewhere") -> Path:
+def check(target: str, elsewhere: str = "give the name of a file elsewhere", may_replace: Collection[str] = ()) -> Path:
     """Return the path of a file that can be written as far as its name and folder tell; OptionError for any other.
-    `elsewhere`: the way out where its folder may not be written."""
+    `elsewhere`: the way out where its folder may not be written; `may_replace`: names of a run's files that this one may
+    take the place of, as a new one of the same kind."""
     path = Path(target)
     for place in (path, Path(os.path.realpath(path))):  # a link leads there
-        if place.name.startswith(_OF_A_RUN) and (place.parent / "arguments.json").exists():
+        in_a_run = (place.parent / run_files.ARGUMENTS[0]).exists()
+        if in_a_run and run_files.is_own(place.name) and place.name not in may_replace:
             raise OptionError(
                 f"{target}: {place.parent} is the folder of a run, which writes such files itself; give another name"
             )
@@ -38,10 +35,10 @@ def check(target: str, elsewhere: str = "give the name of a file elsewhere") -> 
     return path
 
 
-def write_atomically(target: str, text: str) -> None:
+def write_atomically(target: str, text: str, may_replace: Collection[str] = ()) -> None:
     """Write a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
-    be, OSError where the disk is full or fails."""
-    path = check(target)
+    be, as of `check`, OSError where the disk is full or fails."""
+    path = check(target, may_replace=may_replace)
     try:
         if path.exists() and not path.is_file():
             _write_into(path, files.encoded(text))

@@ -32,6 +32,7 @@ from harness.reports import output, timeline
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
 STEM = "profile"
+OWN_NAMES = (f"{STEM}.json", f"{STEM}.svg")  # without a name of the call's
 EXECUTION, PRINTED = "execution.json", "stdout.txt"
 STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
 
@@ -73,7 +74,7 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
     except OSError as error:
         raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
     for name in _names(request):
-        output.check(str(request.target.with_name(name)), "give --profile a folder that may be written")
+        output.check(str(request.target.with_name(name)), "give --profile a folder that may be written", OWN_NAMES)
 
 
 def _names(request: ProfileRequest) -> tuple[str, str]:

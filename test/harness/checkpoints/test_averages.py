@@ -136,6 +136,9 @@ def test_no_average_goes_where_it_cannot_be_written_or_into_a_run_that_is_being_
     result = run(*words, denied / "new" / "mean")
     assert result.code == 2 and f"{denied} cannot be written: Permission denied; give a name elsewhere" in result.err
     monkeypatch.undo()
+    (tmp_path / "run/arguments.json").write_text("{}")
+    refused = run(*words, tmp_path / "run" / "training.csv")
+    assert refused.code == 2 and "is the folder of a run, which writes such files itself; give another name" in refused.err
     succeed(*words, tmp_path / "run" / "mean")
 
 

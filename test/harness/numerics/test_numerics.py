@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 from commands import assert_same_bits, run, succeed, variables
 
+from base.storage import run_files
 from emulator.numerics.observation import Observation
 from harness.numerics import picture, record
 
@@ -52,6 +53,7 @@ def test_a_run_is_observed_and_stays_the_same(tmp_path):
     assert {"Weights", "Activations", "Gradients times the loss scale of 128", "first", "last"} <= set(texts)
     assert any(text.startswith("e5m2fnuz: 7.63e-06 to 57344") for text in texts)
     assert list((watched / "numerics").glob("events.out.tfevents.*"))
+    assert all(run_files.is_own(path.name) for path in watched.iterdir() if path.is_file())
 
 
 def test_an_observation_that_a_kill_prevented_is_made_when_the_run_goes_on(tmp_path):

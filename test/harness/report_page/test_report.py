@@ -456,6 +456,7 @@ def test_help_and_rows_need_no_tensorflow(plain):
         ("{run} --html {run}", "it is a folder"),
         ("{run} --html {run}/none/x.html", "there is no folder"),
         ("{run} --html {run}/training.csv", "there is no folder"),
+        ("{run} {other} --html {run}/report.html", "is the folder of a run"),
         ("{run} {other}", "give --html FILE"),
         ("{run} --html=", "--html needs a value: the given one is empty"),
         ("--html x.html", "RUN"),
@@ -464,7 +465,7 @@ def test_help_and_rows_need_no_tensorflow(plain):
 )
 def test_a_slip_is_one_line(words, told, plain, tmp_path):
     other = with_rows(tmp_path / "other")
-    if "training.csv" in words:
+    if "training.csv" in words or "report.html" in words:
         told = "is the folder of a run"
         (plain / "arguments.json").write_text("{}")
     result = run("report", *words.format(run=plain, other=other).split())

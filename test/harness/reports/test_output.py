@@ -8,7 +8,11 @@ import threading
 import pytest
 
 from base.errors import OptionError
-from harness.reports import output, plot
+from base.storage import run_files
+from harness.evaluation import inference_record
+from harness.numerics import observer, record
+from harness.report_page import evaluation, page
+from harness.reports import output, plot, profile
 
 
 @pytest.fixture
@@ -30,6 +34,19 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
     with pytest.raises(OptionError, match="is the folder of a run"):
         plot.write_comparison([("a", a_run)], "", target[through])
     assert (a_run / "training.csv").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", sorted(run_files.NAMES))
+def test_every_file_of_a_run_is_its_own(name, a_run):
+    with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself"):
+        output.write_atomically(str(a_run / name), "replaced")
+    assert output.check(str(a_run / name), may_replace=(name,)) and output.check(str(a_run.parent / name))
+
+
+def test_the_names_of_a_run_s_files_are_listed_once():
+    named = (page.FILE, evaluation.FILE, inference_record.FILE, record.NAME, observer.PICTURE, profile.EXECUTION,
+             profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
+    assert {*named} <= run_files.NAMES
 
 
 def test_other_files_are_written_through_a_link(a_run, tmp_path):

@@ -200,6 +200,9 @@ def test_a_bad_place_for_a_profile_is_refused_before_the_run(tmp_path, monkeypat
     result = run("train", *RESNET.split(), "--iterations", 2, "--logs-path", "run", "--profile", "other/arguments")
     assert result.code == 2 and "other is the folder of a run, which writes such files itself" in result.err
     assert not Path("run").exists() and Path("other/arguments.json").read_text() == "kept"
+    (tmp_path / "other/profile.svg").write_text("of an earlier call")
+    checked = run("train", *RESNET.split(), "--iterations", 2, "--logs-path", "run", "--profile", "other", "--dry-run")
+    assert checked.code == 0, checked.err  # a new profile takes the place of an earlier one
 
 
 def test_a_profile_into_a_folder(tmp_path, monkeypatch):

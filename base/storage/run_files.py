@@ -1,0 +1,23 @@
+"""The names of the files that a run writes into its folder."""
+
+from __future__ import annotations
+
+from base.storage import locks
+from base.storage.run_tables import TABLES
+
+ARGUMENTS = ("arguments.json", "arguments_restore.json")  # of the run's beginning, and of its last restore
+APPENDED = (locks.FILE, "log.txt")  # besides the tables
+REPLACED = (*ARGUMENTS, "checkpoint", "inference.json", "training.svg", "report.html")
+_BY_REQUEST = (
+    "evaluation.json", "numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt",
+)  # fmt: skip
+NAMES = frozenset((*APPENDED, *TABLES, *REPLACED, *_BY_REQUEST))
+_BEGINNINGS = (  # of names with a number, a host or a time in them, and of what editors and earlier versions left beside
+    ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",
+    "training.", "validation.",
+)  # fmt: skip
+
+
+def is_own(name: str) -> bool:
+    """Return whether a run writes files of that name itself."""
+    return name in NAMES or name.startswith(_BEGINNINGS)
