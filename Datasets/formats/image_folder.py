@@ -2,20 +2,21 @@
 
 SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it, the first of them with pictures
 in class folders. Files in folders below a class belong to it, and in folders that are linked there; names that begin with a
-dot are left out, and so are files with neither the suffix nor the first bytes of a picture (Thumbs.db, readme.txt).
+dot are left out, and so are files with neither the suffix nor the first bytes of a picture (Thumbs.db, readme.txt), and
+folders beside the classes that hold runs or an export, and no pictures.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from base.errors import DataError
-from base.storage import input_files
+from base.storage import input_files, run_files
 from Datasets.formats import class_names, image_headers
 from Datasets.formats.image_headers import MAX_BYTES
 
@@ -54,13 +55,15 @@ class BadFile(NamedTuple):
 @dataclass(frozen=True)
 class Listing:
     """Pictures by split; `validation` is None where the source has no such split. `left_out`: files that are no pictures;
-    `loose`: folders of a split with pictures that are in no class folder."""
+    `loose`: folders of a split with pictures that are in no class folder; `apart`: folders beside the classes that are none,
+    each with what they hold instead of pictures."""
 
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
     left_out: list[Path] = field(default_factory=list)
     loose: tuple[Path, ...] = ()
+    apart: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self) -> dict[str, list[Picture]]:
         """The splits that hold pictures."""
@@ -68,18 +71,23 @@ class Listing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The log's lines about the files left out."""
+        """The log's lines about the files and folders left out."""
         lines = [f"the pictures in {folder} itself are left out: they are in no folder of a class" for folder in self.loose]
         if self.left_out:
             count = len(self.left_out)
             number = f"{count} files that are no pictures are" if count > 1 else "1 file that is no picture is"
             lines.append(f"{number} left out: {self.left_out[0]}{', ...' * (count > 1)}")
+        for what in sorted({*self.apart.values()}):
+            names = [name for name, held in self.apart.items() if held == what]
+            are, hold = ("are", "they hold") if len(names) > 1 else ("is", "it holds")
+            lines.append(f"{_few(tuple(names))} {are} left out: {hold} {what}, and no pictures")
         return tuple(lines)
 
 
 def tree(top: Path) -> Listing:
     """Every picture below `top`; a DataError names a class without any."""
     train, validation = _splits(top)
+    apart = _apart(train) | (_apart(validation) if validation else {})
     classes = _classes(top, train)
     pictures, left_out = of_classes(train, classes)
     with_some = {picture.label for picture in pictures}
@@ -89,7 +97,7 @@ def tree(top: Path) -> Listing:
                 f"class {name} is empty: no picture in {train / name}; put its pictures there or remove the folder"
             )
     held_out, more = of_classes(validation, classes) if validation else (None, [])
-    return Listing(classes, pictures, held_out, left_out + more, _loose(top, train))
+    return Listing(classes, pictures, held_out, left_out + more, _loose(top, train), apart)
 
 
 def classes_of(top: Path) -> tuple[str, ...]:
@@ -98,7 +106,7 @@ def classes_of(top: Path) -> tuple[str, ...]:
 
 
 def _classes(top: Path, train: Path) -> tuple[str, ...]:
-    names = _folders(train)
+    names = _class_folders(train)
     if not names:
         raise DataError(
             f"no classes in {train}: looked for one folder for each class there, with the class's pictures in it, or for "
@@ -117,7 +125,7 @@ def _classes(top: Path, train: Path) -> tuple[str, ...]:
 
 def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
     """The pictures of one split, class by class in the order of the labels, sorted by name; and the files that are none."""
-    folders = _folders(folder)
+    folders = _class_folders(folder)
     unknown = sorted(set(folders) - set(classes))
     if unknown:
         raise DataError(f"class {unknown[0]} of {folder} is unknown to training, which has: {_few(classes)}")
@@ -215,6 +223,33 @@ def _holds_pictures(folder: Path) -> bool:
     return any(_is_image(file) for file in _files(folder))
 
 
+def _class_folders(folder: Path) -> list[str]:
+    """The folders of classes in a split's folder; a class of which the pictures are missing is one too."""
+    apart = _apart(folder)
+    return [name for name in _folders(folder) if name not in apart]
+
+
+def _apart(folder: Path) -> dict[str, str]:
+    """The folders in a split's folder that hold runs or an export, and no pictures: each with which of the two."""
+    held = {name: _held_instead(folder / name) for name in _folders(folder)}
+    return {name: what for name, what in held.items() if what}
+
+
+def _held_instead(folder: Path) -> str | None:
+    """Return what a folder holds instead of pictures, as of `run_files.held_in`. The folder of a class is mostly known by
+    the first name in it, and files that runs write are not opened to look for pictures among them."""
+    try:
+        with os.scandir(folder) as entries:
+            if any(_has_suffix(entry.name) for entry in entries):
+                return None
+    except OSError as error:
+        _raise_unreadable(error)
+    what = run_files.held_in(folder)
+    if what is None:
+        return None
+    return None if any(_has_suffix(file.name) or _is_foreign_image(file) for file in _files(folder)) else what
+
+
 def _folders(folder: Path) -> list[str]:
     return _names(folder, folders=True)
 
@@ -256,7 +291,16 @@ def _raise_unreadable(error: OSError) -> NoReturn:
 
 def _is_image(file: Path) -> bool:
     """Return whether a file counts as a picture: by its suffix, or else by its first bytes."""
-    return file.suffix.lower() in _SUFFIXES or image_headers.file_fault(file) is None
+    return _has_suffix(file.name) or image_headers.file_fault(file) is None
+
+
+def _is_foreign_image(file: Path) -> bool:
+    """Return whether a file without the suffix is a picture, and none of a run's files by its name."""
+    return not run_files.is_own(file.name) and image_headers.file_fault(file) is None
+
+
+def _has_suffix(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
 def _few(names: tuple[str, ...]) -> str:

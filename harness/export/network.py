@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError, OptionError
+from base.storage import run_files
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -25,7 +26,7 @@ from harness.run.run import Run
 if TYPE_CHECKING:
     import numpy as np
 
-LABELS, PREPROCESSING = "labels.txt", "preprocessing.json"  # beside every export
+LABELS, PREPROCESSING = run_files.EXPORT
 _OWN = ("main", "dataset", "model")  # sections whose options an export follows
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from streams import joined, records, request, take
 from base import plugins
 from base.errors import DataError
 from base.process import command_line
-from base.storage import checksums
+from base.storage import checksums, run_files
 from base.storage.input_files import Slices
 from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
@@ -49,6 +50,56 @@ from tools.datasets.example_checks import ExampleChecker
 ROOT = plugins.ROOT
 COMMANDS = {"convert": convert.main, "verify": verify.main}
 QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+
+
+# --- Folders beside the classes --------------------------------------------------------------------------------
+
+
+def test_runs_and_exports_beside_the_classes_are_none(tmp_path):
+    """Whatever lies there, the pictures, their classes and labels stay those of the run that goes on."""
+    for name in ("blue", "green"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8), name).save(tmp_path / name / "1.png")
+    before = image_folder.tree(tmp_path)
+    for name in ("logs/finetune_x/classifier", "logs/sweep/rates/trial-1", "run"):
+        (tmp_path / name).mkdir(parents=True)
+        for file in ("arguments.json", "training.svg", "ckpt-3.index"):
+            (tmp_path / name / file).write_text("{}")
+    (tmp_path / "export/saved_model").mkdir(parents=True)
+    for file in ("labels.txt", "preprocessing.json", "model.tflite"):
+        (tmp_path / "export" / file).write_text("{}")
+    after = image_folder.tree(tmp_path)
+    assert (after.classes, after.train, after.left_out) == (before.classes, before.train, before.left_out)
+    assert after.notes == (
+        "export is left out: it holds an export, and no pictures", "logs, run are left out: they hold runs, and no pictures"
+    )  # fmt: skip
+    assert image_folder.classes_of(tmp_path) == before.classes
+    shutil.copyfile(tmp_path / "blue/1.png", tmp_path / "run/picture")  # by its first bytes
+    shutil.copyfile(tmp_path / "blue/1.png", tmp_path / "export/1.png")
+    assert image_folder.tree(tmp_path).classes == ("blue", "export", "green", "run")
+    (tmp_path / "empty/below").mkdir(parents=True)
+    (tmp_path / "empty/below/notes.json").write_text("{}")
+    with pytest.raises(DataError, match="class empty is empty: no picture in"):
+        image_folder.tree(tmp_path)
+
+
+def test_the_look_for_runs_ends(tmp_path, monkeypatch):
+    """After so many names, and so many folders down; nor is a file of a run opened."""
+    (tmp_path / "class").mkdir()
+    for k in range(3000):
+        (tmp_path / "class" / f"{k}.txt").touch()
+    looked, is_file = [], Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: looked.append(path) or is_file(path))
+    (tmp_path / "class/a/b/c/d").mkdir(parents=True)
+    (tmp_path / "class/a/b/c/d/arguments.json").touch()
+    assert run_files.held_in(tmp_path / "class") is None and len(looked) < 20
+    for name in ("a/arguments.json", "a/ckpt-1.data-00000-of-00001", "training.csv"):
+        (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / name).touch()
+    (tmp_path / "class").rename(tmp_path / ".class")
+    monkeypatch.setattr(image_folder.image_headers, "file_fault", pytest.fail)
+    with pytest.raises(DataError, match="no classes in"):
+        image_folder.tree(tmp_path)
 
 
 # --- Records in damaged files ----------------------------------------------------------------------------------

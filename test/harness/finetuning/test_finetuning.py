@@ -123,10 +123,12 @@ def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypat
 
 @pytest.mark.sampled(2, "commands")
 def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
-    top, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
+    top = write_pictures(tmp_path / "pictures")
+    logs = top / "logs"  # as of a call in the folder of pictures itself
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
     assert done.code == 0, done.err
+    assert "logs is left out: it holds runs, and no pictures" in done.out
     best = stages.best(logs / "network")
     assert best.accuracy > 50 and best.pictures == 4
     assert f"The best weights: {best.checkpoint.prefix}, {best.accuracy:.2f}% of 4 validation pictures" in done.out
