@@ -85,10 +85,7 @@ class HostStep:
             complete = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
         def apply() -> tf.Tensor:
-            updates = [
-                *self._variable_updates(weights, results, learning_rate, step, scale, scale_state),
-                *self._amax_updates(weights, results),
-            ]
+            updates = self._variable_updates(weights, results, learning_rate, step, scale, scale_state)
             with tf.control_dependencies(updates):
                 counted = self.variables.step.assign_add(1, read_value=False)
             metrics = [tf.cast(results[name], tf.float32) for name in (LOSS, ACCURACY)]
@@ -98,14 +95,17 @@ class HostStep:
 
         return tf.cond(complete, apply, lambda: tf.constant(False)), stop_requests
 
-    def _amax_updates(self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
+    def _amax_updates(
+        self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor], scale_growth: float | tf.Tensor = 1.0
+    ) -> list[tf.Operation]:
         """The operation that updates the running amax of the scaled kernels' operands, which decays with a half-life of 16
-        updates. An amax that is not finite counts as twice the one before."""
+        updates. An amax that is not finite counts as twice the one before; gradients grow with the loss scale."""
         if AMAX not in results:
             return []
         before, now = weights[AMAX_HISTORY], tf.cast(results[AMAX], tf.float32)
         now = tf.where_v2(tf.math.is_finite(now), now, 2 * before)
-        return [self.variables.model[AMAX_HISTORY].assign(tf.maximum(now, before * AMAX_DECAY), read_value=False)]
+        amax = tf.maximum(now, before * AMAX_DECAY) * tf.stack([1.0, scale_growth])
+        return [self.variables.model[AMAX_HISTORY].assign(amax, read_value=False)]
 
     def _variable_updates(
         self,
@@ -116,10 +116,11 @@ class HostStep:
         scale: LossScale,
         scale_state: tf.Tensor | None,
     ) -> list[tf.Operation]:
-        """The operations that update every variable and slot, and the loss scale. With dynamic loss scaling, gradients that
-        are not finite skip the optimiser's step, and the loss scale alone is updated."""
+        """The operations that update every variable and slot, the amax history, and the loss scale. With dynamic loss
+        scaling, gradients that are not finite skip the optimiser's step, and the last two alone are updated."""
         if scale_state is None:
-            return self._apply_gradients(weights, results, learning_rate, step, scale, done=step)
+            moved = self._apply_gradients(weights, results, learning_rate, step, scale, done=step)
+            return [*moved, *self._amax_updates(weights, results)]
         done = step - tf.cast(scale_state[2], step.dtype)  # slots have not seen what was skipped
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
@@ -130,7 +131,8 @@ class HostStep:
         applied = tf.cond(finite, apply, lambda: tf.constant(False))
         largest = tf.cast(results[LARGEST_GRADIENT], tf.float32)
         state = scale.next_state(scale_state, finite, largest, self.training.gradient_limit)
-        return [applied.op, self.variables.loss_scale.assign(state, read_value=False)]
+        amax_updates = self._amax_updates(weights, results, scale_growth=state[0] / scale_state[0])
+        return [applied.op, self.variables.loss_scale.assign(state, read_value=False), *amax_updates]
 
     def _all_reduce(
         self, passes: tf.Tensor, local_results: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor

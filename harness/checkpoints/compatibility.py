@@ -69,9 +69,14 @@ def value_warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Check
 def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of a run's own checkpoint as the resumed run takes them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""
-    scale_notes = _loss_scale_notes(run, values)
+    scale_notes, saved_scale = _loss_scale_notes(run, values), optimiser_state.saved_loss_scale(values, newest)
     values = {**_first_scales(run), **values}
     check_shapes(shapes_of_values(values), expected_training_tensors(run), newest)
+    if run.plan.precision.scaled_kernels:
+        training = run.options.training
+        run_scale = float(values[LOSS_SCALE][0]) if training.automatic_loss_scaling else training.loss_scaling
+        values, amax_notes = optimiser_state.convert_gradient_amax(values, saved_scale, run_scale)
+        scale_notes += amax_notes
     saved_units, run_units = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
     other_rule_slots = optimiser_state.slots_of_another_rule(values, saved_units, run_units)
     if other_rule_slots:
@@ -96,11 +101,16 @@ def check_initial(run: Run, path: Path) -> None:
 def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of --init-path that a new run begins with, and lines on those that begin anew or were converted.
     CheckpointError for tensors of another network, or of no use."""
+    lines: list[str] = []
     values = {**_first_scales(run), **{name: value for name, value in values.items() if name != LOSS_SCALE}}
     try:
         reinitialised = classifier_to_reinitialise(shapes_of_values(values), run, source)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
+    if run.plan.precision.scaled_kernels and values[AMAX_HISTORY][:, 1].any():
+        # another loss, of other pictures, may have gradients beyond the room for growth; activations are the weights' own
+        values[AMAX_HISTORY] = np.where([True, False], values[AMAX_HISTORY], np.float32(0))
+        lines.append(f"--format-scaling begins the sizes of gradients anew: those of {source.prefix} are another training's")
     saved_units, run_units = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
     other_rule_slots, bias_corrected = (
         optimiser_state.slots_of_another_rule(values, saved_units, run_units),
@@ -111,7 +121,7 @@ def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarra
     )
     tensors = optimiser_state.add_fp32_copies(tensors, run)
     check_values(run, tensors, source)
-    lines = optimiser_state.conversion_notes(saved_units, run_units)
+    lines += optimiser_state.conversion_notes(saved_units, run_units)
     if reinitialised:
         why = "it has another number of classes there" if set(reinitialised) & values.keys() else "those weights have none"
         lines.append(f"{classifier(run)} begins anew: {why}")

@@ -1,7 +1,9 @@
-"""The units of an optimiser's slots in a checkpoint, and their conversion for a run that takes them over. No TensorFlow.
+"""The units of an optimiser's slots, and of gradients' sizes, in a checkpoint, and their conversion for a run that goes on
+with them. No TensorFlow.
 
 Slots of one name differ between update rules: `Momentum` sums gradients for momentum, and steps of the weight for LARS. The
-slots of rules that are linear in the gradient sum gradients that the loss scale has multiplied.
+slots of rules that are linear in the gradient sum gradients that the loss scale has multiplied, and the amax history has the
+sizes of such gradients whatever the rule.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from emulator.plan.checkpoint_tensors import FP32_COPY
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE
 from emulator.plan.number_formats import FP32
 from harness.checkpoints import find, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.options.catalogue import LARGEST
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, lr_scale
-from harness.run.recorded_arguments import LR_SCALE, OPTIMISER
+from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, OPTIONS, POSITIVE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,10 +44,8 @@ class SlotUnits(NamedTuple):
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
         """Return the units in a checkpoint's training state, or else in the record of its run; None if neither tells."""
-        with suppress(CheckpointError):
-            sources = (state_file.read(checkpoint), run_record.arguments(find.run_folder(Path(checkpoint.prefix))))
-            return next((cls(s[OPTIMISER], s[LR_SCALE]) for s in sources if {OPTIMISER, LR_SCALE} <= s.keys()), None)
-        return None
+        records = _records(checkpoint)
+        return next((cls(each[OPTIMISER], each[LR_SCALE]) for each in records if {OPTIMISER, LR_SCALE} <= each.keys()), None)
 
     def as_state(self) -> dict[str, Any]:
         """Return the entries of a training state that tell the units."""
@@ -54,6 +55,37 @@ class SlotUnits(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The slots of the rule, as they are called below each variable."""
         return tuple(UPDATE_RULES[self.optimiser].slots) if self.optimiser in UPDATE_RULES else ()
+
+
+def _records(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], ...]:
+    """Return a checkpoint's training state and the record of its run, in the order in which they are believed."""
+    with suppress(CheckpointError):
+        return state_file.read(checkpoint), run_record.arguments(find.run_folder(Path(checkpoint.prefix)))
+    return ()
+
+
+def saved_loss_scale(values: Values, checkpoint: Checkpoint) -> float | None:
+    """Return the loss scale at which a checkpoint's next update would have been made; None if nothing tells."""
+    found = values[LOSS_SCALE].ravel()[:1].tolist() if LOSS_SCALE in values else []
+    options = (each for record in _records(checkpoint) for each in (record.get(OPTIONS, {}), record))
+    scales = (*found, *(each.get("loss_scaling") for each in options))
+    return next((scale for scale in scales if POSITIVE[0](scale)), None)
+
+
+def convert_gradient_amax(values: Values, saved_scale: float | None, run_scale: float) -> tuple[Values, list[str]]:
+    """Return the tensors with the gradients' column of the amax history [kernels, 2] at another loss scale, and a line on
+    that. An unknown scale counts as the run's."""
+    import numpy as np
+
+    if AMAX_HISTORY not in values or saved_scale in (None, run_scale):
+        return values, []
+    ratio = run_scale / saved_scale
+    history = np.minimum(np.float64(values[AMAX_HISTORY]) * [1, ratio], LARGEST).astype(np.float32)
+    line = (
+        f"--format-scaling goes by the sizes of gradients times the loss scale, which was {saved_scale:g}: multiplied by "
+        f"{ratio:g} for {run_scale:g}"
+    )
+    return {**values, AMAX_HISTORY: history}, [line]
 
 
 def slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_units: SlotUnits) -> list[str]:

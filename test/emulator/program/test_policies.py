@@ -11,12 +11,13 @@ from two_layers import BATCH, PASSES, features, loss, network, numbers
 
 import ipu_utils
 from emulator.plan import number_formats
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
 from emulator.plan.precision import NAMED, Precision
 from emulator.plan.trace import trace
+from emulator.program.loss_scale import BACK_OFF
 from emulator.program.update import AMAX_DECAY
 from harness.objective.optimisers import Momentum
 
@@ -49,7 +50,7 @@ def cast(number_format: number_formats.Format, x: np.ndarray) -> np.ndarray:
         return np.float64((np.float32(x) * np.float32(shift)).astype(KINDS[usual.name]).astype(np.float32)) / shift
 
 
-def updated(precision: Precision) -> dict[str, np.ndarray]:
+def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None) -> dict[str, np.ndarray]:
     """Weights and slots after an update, by the device layer."""
     weights, segments = numbers()[0], network()
     counted = trace(segments, 1, 2)
@@ -59,7 +60,7 @@ def updated(precision: Precision) -> dict[str, np.ndarray]:
 
     training = ipu_utils.TrainingSpec(
         segments=segments, trace=counted, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
-        optimiser=Momentum(MOMENTUM), loss_scale=ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
+        optimiser=Momentum(MOMENTUM), loss_scale=loss_scale or ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
     )  # fmt: skip
     program = ipu_utils.compile_training(training, ipu_utils.Stream(features))
     scaling = {AMAX_HISTORY: np.float32(LARGEST)} if precision.scaled_kernels else {}
@@ -138,3 +139,12 @@ def test_an_update_is_that_of_float64(name):
     reference = scaled if precision.scaled_kernels else expected
     for variable, values in reference(precision).items():
         np.testing.assert_array_equal(found[variable], values, variable)
+
+
+def test_sizes_of_gradients_grow_with_the_loss_scale():
+    """An update without overflow doubles the scale here; formats that stayed would have used up their room by that."""
+    options = DeviceOptions(stochastic_rounding="OFF", **POLICIES["formats that follow"])
+    precision = Precision.of(options, kernels=["all/one/conv/conv2d/kernel", "all/two/dense/kernel"])
+    found = updated(precision, ipu_utils.LossScale(SCALE, False, BACK_OFF, period=1))
+    assert found[LOSS_SCALE][0] == 2 * SCALE
+    np.testing.assert_array_equal(found[AMAX_HISTORY], scaled(precision)[AMAX_HISTORY] * [1, 2])

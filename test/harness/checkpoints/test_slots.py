@@ -176,3 +176,29 @@ def test_what_a_resumed_run_does_with_the_loss_scale_is_told(words, state, told)
     resumed = prepare(cli.parse([*BASE, "--precision", "16.16", *words.split()], "train", environ={}).options, {})
     lines = compatibility._loss_scale_notes(resumed, {"loss_scaling": np.float32(state)})
     assert [line.startswith(told) for line in lines] == [True] * bool(told)
+
+
+@pytest.mark.parametrize(("words", "found_scale", "ratio"), [
+    ("--loss-scaling 128", None, 1),
+    ("--loss-scaling 8", None, 1 / SMALL),
+    ("--loss-scaling 8", 64, 1 / 8),  # automatic scaling is dropped
+    ("--loss-scaling 8 --automatic-loss-scaling largest", None, 1 / SMALL),  # and begins
+    ("--loss-scaling 8 --automatic-loss-scaling largest", 64, 1),  # goes on
+])  # fmt: skip
+def test_sizes_of_gradients_are_those_of_the_loss_scale(words, found_scale, ratio, stopped):
+    """Formats that follow would overflow at the first update with a larger scale, and lose most with a smaller one. New runs
+    with those weights have gradients of their own, and the activations of the weights."""
+    own = [*BASE, "--precision", "8.32", "--optimiser", "momentum", "--format-scaling", *words.split()]
+    asked = prepare(cli.parse(own, "train", environ={}).options, {})
+    history = np.full([len(asked.plan.precision.scaled_kernels), 2], 40, np.float32)
+    values, newest = {**variables(stopped, 4), "format_scaling": history}, Checkpoint.at(stopped, 4)
+    if found_scale:
+        values["loss_scaling"] = np.float32([found_scale, 3, 0])
+    resumed, lines = compatibility.resumed_tensors(asked, newest, values)
+    np.testing.assert_array_equal(resumed["format_scaling"], history * [1, ratio])
+    told = [line for line in lines if line.startswith("--format-scaling")]
+    assert len(told) == (ratio != 1) and all(f"multiplied by {ratio:g} for 8" in line for line in told)
+    begun, lines = compatibility.initial_tensors(asked, newest, values)
+    np.testing.assert_array_equal(begun["format_scaling"], history * [1, 0])
+    assert any(line.startswith("--format-scaling begins the sizes of gradients anew") for line in lines)
+    assert values["format_scaling"] is history and history.all()
