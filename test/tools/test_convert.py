@@ -806,6 +806,10 @@ def test_an_interrupted_conversion_goes_on_where_it_was_killed(tmp_path):
     os.utime(tmp_path / "pets" / "bee" / "3.JPEG", (1, 1))
     refused = command("convert", *words)
     assert refused.code == 2 and "the source's files have changed since" in refused.err
+    for file in ((tmp_path / "out") / name for name in ("conversion.json", "labels.txt", "train-files.txt")):
+        file.unlink()  # shards of the right names and sizes, of nobody knows what
+    refused = command("convert", *words)
+    assert refused.code == 2 and "train-00000-of-00150; give a new or empty folder, or one of an interrupted" in refused.err
 
 
 def test_a_second_conversion_into_the_same_folder_is_refused(tmp_path, monkeypatch):

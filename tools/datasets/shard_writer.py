@@ -196,6 +196,8 @@ def _finish(file: Path) -> None:
 
 
 def _check_content(target: Path, plan: Plan) -> None:
+    """DataError for a folder that holds anything but this conversion, as far as it has come. conversion.json is written
+    first: without it even files of the right names and sizes are of something else."""
     ours = {*plan.texts, *(shard.name for shard in plan.shards)}
     recorded = conversion_info.content(target / conversion_info.FILE)
     there = plan.manifest if recorded is None else recorded
@@ -207,10 +209,13 @@ def _check_content(target: Path, plan: Plan) -> None:
         if names == ["listing"]:
             changed = "the source's files have changed since (names, sizes or times)"
         raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")
+    if recorded is None:
+        ours = {conversion_info.FILE}
     others = sorted(name for name in os.listdir(target) if name.removesuffix(PARTIAL) not in ours)
-    if others or (recorded is None and (target / class_names.FILE).exists()):
+    if others:
         raise DataError(
-            f"{target} holds other things already: {(others or [class_names.FILE])[0]}; give a new or empty folder"
+            f"{target} holds other things already: {others[0]}; give a new or empty folder, or one of an interrupted "
+            "conversion"
         )
 
 
