@@ -38,8 +38,9 @@ def main(argv: list[str]) -> int:
         raise OptionError("finetune.py trains in one process: start it without poprun; train.py trains in several")
     folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
+    asks = False
     for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while
-        cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train")
+        asks = entry.only_asks(cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train").options)
     pictures = survey.of(folder)
     for line in pictures.lines:
         print(line)
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
         if code:
             return code
         reached = _better(reached, stages.best(top / stage.name))
-    if reached:
+    if reached and not asks:
         _report(top, reached)
         _finished(top, reached)
     return 0

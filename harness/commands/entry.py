@@ -24,7 +24,7 @@ from harness.commands import cli, compile_only, config_list, describe
 from harness.commands.cli import Parsed
 from harness.evaluation import inference_record, input_benchmark
 from harness.options import sources
-from harness.options.sections import with_trait
+from harness.options.sections import RunOptions, with_trait
 from harness.processes.folders import FolderError
 from harness.processes.heartbeat import PeerError
 from harness.reports import profile
@@ -115,6 +115,13 @@ def parse(
         return None
     doubts = run_record.warnings(folder, stale) if folder else []
     return replace(parsed, notes=(*parsed.notes, *doubts))
+
+
+def only_asks(options: RunOptions) -> bool:
+    """Return whether a call is answered by `start` or `parse`, and trains nothing."""
+    main = options.main
+    asked = main.help or main.explain or main.dry_run or main.summary
+    return asked or options.dataset.dataset_benchmark or options.device.compile_only
 
 
 def answered(argv: list[str], script: str) -> bool:

@@ -143,6 +143,11 @@ def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     again = finetuned(*call)
     assert f"The run in {logs / 'classifier'} is complete" in again.out
     assert stages.best(logs / "network") == best
+    before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file()}
+    for question in ("--dry-run", "--explain"):
+        asked = finetuned(*call, question)
+        assert asked.code == 0 and "The best weights" not in asked.out and "The report" not in asked.out
+    assert before == {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file()}
     named = run("validation", "--restore-path", best.checkpoint.prefix, "--predict", top / "green" / "3.png").out
     assert named.splitlines()[2].split()[-1] in COLOURS  # by name; eight updates on sixteen pictures promise no more
     with Path(f"{best.checkpoint.prefix}.data-00000-of-00001").open("r+b") as file:
