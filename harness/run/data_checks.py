@@ -37,6 +37,14 @@ def percentage(options: RunOptions) -> None:
         )
 
 
+def predicted_alone(resolved: Resolved) -> None:
+    """Photographs are few: one process names them, and several would do it each."""
+    run = resolved.run
+    if run.options.checkpoint.predict and run.cluster.size > 1:
+        alone = "start it without poprun" if run.cluster.by_poprun else "leave out --distributed"
+        raise OptionError(f"--predict names photographs in one process, and {run.cluster.size} were started: {alone}")
+
+
 def model_notes(resolved: Resolved) -> Iterable[str]:
     """Notes of the model's own."""
     options = resolved.run.options

@@ -90,7 +90,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     device_checks.options_of_half_precision,
     device_checks.biases_out_of_range,
 )
-VALIDATION: tuple[Rule[Resolved], ...] = (data_checks.nothing_to_validate_on,)
+VALIDATION: tuple[Rule[Resolved], ...] = (data_checks.predicted_alone, data_checks.nothing_to_validate_on)
 
 
 def check(rules: Sequence[Rule[Context]], context: Context) -> tuple[str, ...]:

@@ -96,6 +96,15 @@ def test_a_damaged_photograph_that_is_named_is_an_error(trained, photographs, tm
     assert not (tmp_path / "o.csv").exists()
 
 
+@pytest.mark.parametrize("instance", [0, 1])
+def test_several_processes_do_not_name_the_same_photographs(instance, trained, photographs, monkeypatch):
+    cluster = {"cluster": {"worker": ["localhost:1234", "localhost:1235"]}, "task": {"type": "worker", "index": instance}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    refused = run("validation", "--restore-path", trained, "--predict", photographs / "b.png", "--distributed")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "--predict names photographs in one process, and 2 were started: leave out --distributed" in refused.err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
