@@ -83,6 +83,8 @@ def _compare(request: SweepRequest, board: Board, top: Path) -> int:
     print(output_files.comparison(top, board.ordered()))
     if board.best:
         print(*output_files.best(top, board, request.metric), sep="\n")
+    else:
+        print(f"No trial is ranked: {board.why_unranked}")
     if board.failed:
         print(f"sweep.py: error: {board.failed} of {board.count} failed, as the table says", file=sys.stderr)
     return 1 if board.failed else 0

@@ -47,7 +47,7 @@ class Board:
         if not one.is_complete:
             return False
         self._add(one.trial.name, COMPLETE)
-        self.say(f"{self._numbered(one.trial.name)}  complete: {results.line(self._results[one.trial.name])}")
+        self.say(f"{self._numbered(one.trial.name)}  complete: {self._line(one.trial.name)}")
         return True
 
     def started(self, work: Work) -> None:
@@ -85,6 +85,11 @@ class Board:
         first = self.ordered()[0]
         return (self._planned[first.trial.name], first) if first.is_ranked else None
 
+    @property
+    def why_unranked(self) -> str:
+        """The reason that there is no best trial, in words."""
+        return results.why_unranked(self.ordered(), self._metric)
+
     def table(self) -> str:
         """Return a line for each trial, the best first."""
         return results.table(self.ordered(), self.sweep.axes)
@@ -106,7 +111,10 @@ class Board:
         result = self._results[name]
         ranked = [each for each in results.ordered(list(self._results.values()), self._metric) if each.is_ranked]
         place = f"; number {ranked.index(result) + 1} of {len(ranked)} so far" if result in ranked else ""
-        return results.line(result) + place
+        return self._line(name) + place
+
+    def _line(self, name: str) -> str:
+        return results.line(self._results[name], self._planned[name].run.options.training.stop_after)
 
 
 def _count(trials: int) -> str:

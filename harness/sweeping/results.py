@@ -55,7 +55,8 @@ METRICS = {
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """A trial as far as it has come. `value`: of the measure, None without one; `accuracy`, `loss`, `epoch`, `checkpoint`:
-    of its best validation by that measure, or else by accuracy; nan and "" for missing ones. `reason`: of a failure."""
+    of its best validation by that measure, or else by accuracy; nan and "" for missing ones. `reason`: of a failure;
+    `has_rows`: whether the trial came to a row of either table."""
 
     trial: Trial
     folder: Path
@@ -68,6 +69,7 @@ class Result:
     training_loss: float
     minutes: float
     reason: str = ""
+    has_rows: bool = True
 
     @property
     def is_ranked(self) -> bool:
@@ -89,6 +91,7 @@ def read(trial: Trial, folder: Path, state: str, metric: Metric, reason: str = "
         accuracy=number(best, "val_acc"), loss=number(best, "loss"), checkpoint=best.get("name", ""),
         epoch=number(best, "epoch") if number(best, "iteration") >= 0 else math.nan,
         training_loss=number(last, "loss_avg"), minutes=number(last, "total_time") / 60,
+        has_rows=bool(training or validated),
     )  # fmt: skip
 
 
@@ -104,10 +107,12 @@ def ordered(results: Sequence[Result], metric: Metric) -> list[Result]:
     return sorted(results, key=place)
 
 
-def line(result: Result) -> str:
-    """A trial's result in a line."""
+def line(result: Result, stop_after: int | None = None) -> str:
+    """A trial's result in a line. `stop_after`: the update at which --stop-after ended it."""
     if result.state == FAILED:
         return f"failed: {result.reason}"
+    if not result.has_rows:
+        return f"no row yet{f': --stop-after {stop_after} ended before the first' if stop_after else ''}"
     measures = (
         f"accuracy {result.accuracy:.2f} %" if math.isfinite(result.accuracy) else "",
         f"loss {result.loss:.4g}" if math.isfinite(result.loss) else "",
@@ -120,6 +125,16 @@ def line(result: Result) -> str:
     )
     took = f", {_minutes(result)} minutes" * math.isfinite(result.minutes)
     return f"{', '.join(measure for measure in measures if measure)}{place}{took}"
+
+
+def why_unranked(results: Sequence[Result], metric: Metric) -> str:
+    """The reason that none of the results can be ranked, in words."""
+    complete = [result for result in results if result.state == COMPLETE]
+    if not complete:
+        return "none is complete"
+    if not any(result.has_rows for result in complete):
+        return "none that is complete has a row yet"
+    return f"none that is complete has a {metric.name.replace('-', ' ')}; --metric compares by another measure"
 
 
 def table(results: Sequence[Result], axes: Sequence[Axis]) -> str:

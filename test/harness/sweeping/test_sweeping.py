@@ -350,6 +350,15 @@ def test_trials_are_compared_by_the_measure_that_is_asked_for(tmp_path):
         lines = results.table(ranked, ()).splitlines()
         assert lines[1].startswith("1 ") and next(line for line in lines if "failed: it fell" in line).startswith("-")
     assert results.line(made[2]("validation-accuracy")) == "accuracy 80.00 %, loss 0.6 at epoch 1, 2.0 minutes"
+    short = Trial(name="short", settings=(), texts=())
+    stopped = results.read(short, tmp_path / "none", results.COMPLETE, results.METRICS["training-loss"])
+    assert results.line(stopped, 4) == "no row yet: --stop-after 4 ended before the first"
+    accuracy = results.METRICS["validation-accuracy"]
+    assert results.why_unranked([stopped], accuracy) == "none that is complete has a row yet"
+    assert results.why_unranked([made[4]("validation-accuracy")], accuracy).startswith(
+        "none that is complete has a validation "
+    )
+    assert results.why_unranked([made[1]("validation-accuracy")], accuracy) == "none is complete"
 
 
 def test_the_reason_of_a_failure_is_its_line(tmp_path):
