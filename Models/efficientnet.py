@@ -100,9 +100,14 @@ class Options(NormOptions):
 
     def __post_init__(self) -> None:
         if self.proxy_norm and (self.batch_norm or self.group_norm is False):
-            raise ValueError("--proxy-norm corrects group norm; give --group-norm, or leave out --proxy-norm")
+            raise ValueError(
+                "--proxy-norm corrects group norm; give --group-norm, or leave out --proxy-norm (--no-proxy-norm where a "
+                "configuration or a record gives it)"
+            )
         if self.use_relu and self.use_relu6:
-            raise ValueError("--use-relu and --use-relu6 exclude each other; give one of them")
+            raise ValueError(
+                "--use-relu and --use-relu6 exclude each other; give one of them, or --no-use-relu, or --no-use-relu6"
+            )
 
     @property
     def activation(self) -> str:

@@ -208,7 +208,7 @@ def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: in
     if options.rts and options.disable_variable_offloading:
         raise PlanError(
             "--rts divides offloaded optimiser state among the replicas, but --disable-variable-offloading keeps it on the "
-            "chip; leave one of them out"
+            "chip; leave one of them out, or give --no-rts or --no-disable-variable-offloading"
         )
 
 

@@ -116,7 +116,7 @@ def native_arithmetic(resolved: Resolved) -> Iterator[str]:
     if precision.stochastic == ALL:
         raise OptionError(
             "--native-arithmetic rounds products to the nearest, and --stochastic-rounding all asks for random rounding; "
-            "leave one of them out"
+            "leave one of them out, or give --no-native-arithmetic"
         )
     if run.plan.stage_devices[0].startswith("/cpu") and not library.has_bf16():
         yield "warning: --native-arithmetic: this processor has no instructions for BF16: slower, and less exact"

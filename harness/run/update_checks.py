@@ -115,15 +115,16 @@ def validations(resolved: Resolved) -> Iterator[str]:
     options, source = resolved.run.options.checkpoint, resolved.run.data_source
     if options.keep_best_ckpt and not options.max_ckpts_to_keep:
         yield "--keep-best-ckpt changes nothing: every checkpoint is kept without --max-ckpts-to-keep"
-    named = {f"--patience {options.patience}": options.patience, "--keep-best-ckpt": options.keep_best_ckpt}
-    given_words = [words for words, on in named.items() if on]
+    off = {f"--patience {options.patience}": "--patience 0", "--keep-best-ckpt": "--no-keep-best-ckpt"}
+    given_words = [words for words, on in zip(off, (options.patience, options.keep_best_ckpt)) if on]
     none = {
         "--no-validation leaves that out": not options.validation,
         "the data set has no pictures for that": not source.spec.validation_images,
         "--ckpts-per-epoch 0 writes no checkpoints": not (options.ckpts_per_epoch or options.epochs_per_ckpt),
     }
     for why in [why for why, holds in none.items() if holds][:1] if given_words else ():
-        raise OptionError(f"{given_words[0]} goes by the accuracy of validation, and {why}; leave it out")
+        words = given_words[0]
+        raise OptionError(f"{words} goes by the accuracy of validation, and {why}; leave it out, or give {off[words]}")
 
 
 def decays_of_one(resolved: Resolved) -> None:
@@ -282,15 +283,15 @@ def automatic_loss_scale(resolved: Resolved) -> None:
             "FP32, which does not overflow; leave it out, or give --precision 16.16"
         )
     if precision.checks:
-        flag_of_check = "--fp-exceptions" if run.options.device.fp_exceptions else "--analyse-nans"
+        check = "fp-exceptions" if run.options.device.fp_exceptions else "analyse-nans"
         raise OptionError(
-            f"--automatic-loss-scaling {rule} finds the scale by gradients that overflow, at which {flag_of_check} ends the "
-            "run; leave one of them out"
+            f"--automatic-loss-scaling {rule} finds the scale by gradients that overflow, at which --{check} ends the run; "
+            f"leave one of them out, or give --no-{check}"
         )
     if rule == "back-off" and precision.saturate_on_overflow:
         raise OptionError(
             "--automatic-loss-scaling back-off finds the scale by gradients that overflow, which --saturate-on-overflow "
-            "hides; leave one of them out, or give --automatic-loss-scaling largest"
+            "hides; leave one of them out, or give --no-saturate-on-overflow or --automatic-loss-scaling largest"
         )
 
 

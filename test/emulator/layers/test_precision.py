@@ -487,7 +487,7 @@ def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, for
         ("--precision 8.8", "8.16"),
         ("--native-arithmetic", "--precision 16.16 has other formats in its products"),
         ("--native-arithmetic --precision bf16.32 --format-for fc1=fp16", "has other formats in its products"),
-        ("--native-arithmetic --precision bf16.16 --stochastic-rounding all", "leave one of them out"),
+        ("--native-arithmetic --precision bf16.16 --stochastic-rounding all", "leave one of them out, or give --no-native"),
     ],
 )
 def test_what_cannot_be_asked_for(words, expected):
@@ -546,7 +546,10 @@ def test_a_run_finds_its_loss_scale(tmp_path):
     succeed("train", *given.split(), *scaling, "--logs-path", tmp_path / "adam", "--iterations", int(skipped) + 1)
     first, moved = (variables(tmp_path / "adam", updates)["all/fc1/dense/kernel"] for updates in (0, int(skipped) + 1))
     np.testing.assert_allclose(np.median(np.abs(moved - first)), 0.001, rtol=0.02)
-    for options, expected in (("--precision 32.32", "has nothing to go by"), ("--fp-exceptions", "leave one of them out")):
+    for options, expected in (
+        ("--precision 32.32", "has nothing to go by"),
+        ("--fp-exceptions", "or give --no-fp-exceptions"),
+    ):
         result = run("train", *BASE.split(), "--automatic-loss-scaling", *options.split(), "--dry-run")
         assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
 

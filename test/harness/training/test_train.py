@@ -346,7 +346,7 @@ def test_options_that_go_by_validation_need_some(tmp_path):
     for words, why in (
         (
             "--patience 2 --no-validation",
-            "--patience 2 goes by the accuracy of validation, and --no-validation leaves that out",
+            "--patience 2 goes by the accuracy of validation, and --no-validation leaves that out; leave it out, or give --patience 0",
         ),
         ("--keep-best-ckpt --max-ckpts-to-keep 2 --ckpts-per-epoch 0", "and --ckpts-per-epoch 0 writes no checkpoints"),
     ):
