@@ -26,13 +26,15 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class ObservedTensor:
-    """The numbers of a layer's tensor of one kind. `exponents`: the count of numbers in [2^e, 2^(e+1)) by e."""
+    """The numbers of a layer's tensor of one kind. `exponents`: the count of numbers in [2^e, 2^(e+1)) by e. `follows`: the
+    losses are those of the format as it lies, moved by --format-scaling; not in records."""
 
     layer: str
     kind: str
     format: Format
     losses: Losses
     exponents: Mapping[int, int]
+    follows: bool = False
 
     def as_record(self) -> dict[str, Any]:
         """The tensor as JSON has it."""

@@ -2,23 +2,25 @@
 the weights of the moment. The training program knows nothing of it, and no bit of a run depends on it.
 
 Numbers are observed before anything is rounded, as those that the formats are to hold: the weights, the activations that
-convolutions and matrix products multiply, and the gradients that arrive at their results, times the loss scale.
+convolutions and matrix products multiply, and the gradients that arrive at their results, times the loss scale. A format
+whose range follows its tensor is asked about as it lies in the next update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from base.gradient_rules import by_rule, gradients
-from emulator.layers.rounding import Rounding, round_without_gradient
+from emulator.layers.rounding import Rounding, range_factor, round_without_gradient
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
 from emulator.program.forward_backward import Features
@@ -44,6 +46,14 @@ class ObservationSpec:
     norm_parts: int = 1
 
 
+class _Operand(NamedTuple):
+    """The format that a tensor comes into. `arriving`: that which its numbers have before, where the range of the format
+    follows them."""
+
+    format: Format
+    arriving: Format | None = None
+
+
 class ObservingProgram(Program):
     """A compiled program that observes."""
 
@@ -55,7 +65,7 @@ class ObservingProgram(Program):
 
         super().__init__(write, stream, ("/cpu:0",), seed)
         self._kernels = tuple(self._metadata["kernels"])
-        self._formats = tuple(_formats(observed.precision, name) for name in self._kernels)
+        self._operands = tuple(_operands(observed, name) for name in self._kernels)
 
     def observe(self, values: Mapping[str, np.ndarray], updates: int, scale: float) -> Observation:
         """The numbers with these weights, by name as checkpoints have them."""
@@ -64,9 +74,16 @@ class ObservingProgram(Program):
         fed = dict(zip(self._names["fed"], [np.float32(scale)]))
         counts, losses = self.session.run([*self._names["counts"], *self._names["losses"]], fed)
         tensors = [
-            ObservedTensor(layer_of(name), kind, number_format, Losses(*map(float, losses[n, k])), _sparse(counts[n, k]))
+            ObservedTensor(
+                layer_of(name),
+                kind,
+                operand.format,
+                Losses(*map(float, losses[n, k])),
+                _sparse(counts[n, k]),
+                follows=operand.arriving is not None,
+            )
             for n, name in enumerate(self._kernels)
-            for k, (kind, number_format) in enumerate(zip(KINDS, self._formats[n]))
+            for k, (kind, operand) in enumerate(zip(KINDS, self._operands[n]))
         ]
         return Observation(updates, scale, tuple(tensors))
 
@@ -92,7 +109,8 @@ class _ObservedLayers(TensorLayers):
 
 
 def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> ProgramGraph:
-    weights = ProgramVariables(observed.variables, 0, {}, precision=SINGLE)
+    scaled = observed.precision.scaled_kernels
+    weights = ProgramVariables(observed.variables, 0, {}, precision=replace(SINGLE, scaled_kernels=scaled))
     scale = tf.placeholder(tf.float32, [], "loss_scale")
     values = weights.read()
     batch = features(tf.constant(0, tf.int64), tf.constant(0))
@@ -101,15 +119,12 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
     loss = tf.reduce_mean(observed.loss(logits, batch)) * observed.micro_batches * scale
     kernels = [name for name in values if is_kernel(name)]
     gradients(loss, [values[name] for name in kernels])
-    rows = [
-        [
-            _measured(tensor, number_format)
-            for tensor, number_format in zip(
-                (values[name], layers.activations[name], layers.gradients[name]), _formats(observed.precision, name)
-            )
-        ]
-        for name in kernels
-    ]
+    rows = []
+    for name in kernels:
+        tensors = values[name], layers.activations[name], layers.gradients[name]
+        so_far = tf.unstack(values[AMAX_HISTORY][scaled.index(name)]) if scaled else (None, None)
+        largest = tf.reduce_max(tf.abs(values[name])), *so_far
+        rows.append([_measured(x, operand, most) for x, operand, most in zip(tensors, _operands(observed, name), largest)])
     counts = tf.stack([tf.stack([count for count, _ in row]) for row in rows])
     losses = tf.stack([tf.stack([lost for _, lost in row]) for row in rows])
     names = {"fed": [scale], "counts": [counts], "losses": [losses], "initialise": [tf.global_variables_initializer()]}
@@ -117,32 +132,40 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
     return ProgramGraph(named, {"kernels": kernels}, VariableHandles.of(weights))
 
 
-def _formats(precision: Precision, kernel: str) -> tuple[Format, Format, Format]:
+def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
     """Return the narrowest format that each kind of a layer's tensors comes into."""
-    operands = precision.operands_of(kernel)
-    return (
-        operands.weight,
-        *(precision.compute if each.contains(precision.compute) else each for each in operands[1:]),
-    )
+    precision = observed.precision
+    stored = next(precision.stored_format(variable) for variable in observed.variables if variable.name == kernel)
+    weight, *others = precision.operands_of(kernel)
+    narrowest = (precision.compute if each.contains(precision.compute) else each for each in others)
+    pairs = (weight, stored), *((each, precision.compute) for each in narrowest)
+    return tuple(_Operand(own, arriving if precision.follows(own, arriving) else None) for own, arriving in pairs)
 
 
-def _measured(x: tf.Tensor, number_format: Format) -> tuple[tf.Tensor, tf.Tensor]:
-    """int32 [EXPONENTS] counts, and float32 [4] losses."""
+def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """int32 [EXPONENTS] counts, and float32 [4] losses. `largest`: float32 [], by which a format that follows lies."""
     x = tf.reshape(x, [-1])
     size, bits = tf.abs(x), tf.bitcast(x, tf.int32)
     exponent = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, _FRACTION), 255) - _BIAS
     bins = tf.clip_by_value(exponent - FIRST_EXPONENT, 0, EXPONENTS - 1)
     is_zero = tf.equal(x, 0.0)
     counts = tf.math.bincount(tf.boolean_mask(bins, tf.logical_not(is_zero)), minlength=EXPONENTS, maxlength=EXPONENTS)
-    if number_format == FP32:
-        rounded, over = x, tf.logical_not(tf.math.is_finite(x))
+    if operand.arriving is None:
+        rounded, overflow = _nearest(x, operand.format), operand.format.overflow
     else:
-        rounded = round_without_gradient(x, Rounding(saturate=True, format=number_format))
-        over = tf.logical_not(size < number_format.overflow)
+        factor = range_factor(largest, operand.format)
+        rounded = _nearest(_nearest(x, operand.arriving) * factor, operand.format) / factor
+        overflow = tf.minimum(operand.format.overflow / factor, operand.arriving.overflow)
+    over = tf.logical_not(size < overflow)
     under = tf.logical_and(tf.equal(rounded, 0.0), tf.logical_not(is_zero))
     error = tf.reduce_sum(tf.abs(rounded - x)) / tf.maximum(tf.reduce_sum(size), 1e-30)
     shares = [tf.reduce_mean(tf.cast(each, tf.float32)) for each in (is_zero, under, over)]
     return counts, tf.stack([*shares, error])
+
+
+def _nearest(x: tf.Tensor, number_format: Format) -> tf.Tensor:
+    """x [...] on a format's grid; overflow saturates."""
+    return x if number_format == FP32 else round_without_gradient(x, Rounding(saturate=True, format=number_format))
 
 
 def _sparse(counts: np.ndarray) -> dict[int, int]:

@@ -124,9 +124,16 @@ class Precision:
         exception = next((each for part, each in self.exceptions if part in kernel), None)
         return Operands.all_in(exception) if exception else self.operands
 
+    def follows(self, operand: Format, source: Format) -> bool:
+        """Return whether the range of an operand's format follows the tensor; `source`: the format that the tensor is in
+        before, whose numbers are the operand's already if that has them all."""
+        return bool(self.scaled_kernels) and not operand.contains(source)
+
     def gradients_of(self, kernel: str) -> tuple[Format, ...]:
-        """Return the formats that the gradient arriving at a layer is rounded to, one after another."""
-        return tuple(dict.fromkeys((self.compute, self.operands_of(kernel).gradient)))
+        """Return the formats that the gradient arriving at a layer is rounded to, one after another, without one whose range
+        follows the gradient."""
+        gradient = self.operands_of(kernel).gradient
+        return tuple(dict.fromkeys((self.compute, *[gradient] * (not self.follows(gradient, self.compute)))))
 
     def weight_format(self, variable: Variable) -> Format:
         """Return the format of a trained variable as the layers use it."""

@@ -33,9 +33,10 @@ def draw(observation: Observation) -> str:
 
 def _panel(words: str, tensors: Sequence[ObservedTensor], y: float) -> tuple[list[str], float]:
     """The rows of one kind, and the pixel below them."""
-    usual = Counter(tensor.format for tensor in tensors).most_common(1)[0][0]
+    usual, follows = Counter((tensor.format, tensor.follows) for tensor in tensors).most_common(1)[0][0]
     rows = _rows(tensors)
-    first, last = _span(rows, usual)
+    drawn = FP32 if follows else usual  # a range that each tensor has for itself is no stroke through all of them
+    first, last = _span(rows, drawn)
     left, right, top = LEFT, svg.WIDTH - EDGE, y + 34
     height, width = HEIGHT / len(rows), (right - left) / (last + 1 - first)
     bottom = top + HEIGHT
@@ -59,8 +60,8 @@ def _panel(words: str, tensors: Sequence[ObservedTensor], y: float) -> tuple[lis
     for tick in range(first + -first % 8, last + 1, 8):
         parts.append(svg.text(across(tick), bottom + 20, f"2^{tick}", anchor="middle"))
     parts += [svg.text(EDGE, top + 16, "first"), svg.text(EDGE, bottom - 4, "last")]
-    parts += _range(usual, across, top, bottom, first, last)
-    lines = svg.wrapped(_lost(usual, tensors), right - EDGE)
+    parts += _range(drawn, across, top, bottom, first, last)
+    lines = svg.wrapped(_lost(usual, follows, tensors), right - EDGE)
     parts += svg.paragraph(EDGE, bottom + 44, lines, fill=svg.SOFT)
     return parts, bottom + 44 + 21 * len(lines) + 8
 
@@ -109,16 +110,18 @@ def _level(share: float) -> int:
     return 0 if share < SHOWN else max(1, min(LEVELS, round(LEVELS * math.sqrt(4 * share))))
 
 
-def _lost(usual: Format, tensors: Sequence[ObservedTensor]) -> str:
-    """A sentence on what the format loses, and where most."""
+def _lost(usual: Format, follows: bool, tensors: Sequence[ObservedTensor]) -> str:
+    """A sentence on what the format loses, and where most. `follows`: its range does, each layer's tensor."""
     if usual == FP32:
         return "in FP32, which has room for all of them"
-    own = [tensor for tensor in tensors if tensor.format == usual]
+    own = [tensor for tensor in tensors if (tensor.format, tensor.follows) == (usual, follows)]
+    octaves = math.log2(usual.largest / usual.smallest)
     under = max(own, key=lambda tensor: tensor.losses.under)
     over = max(own, key=lambda tensor: tensor.losses.over)
     error = sorted(tensor.losses.error for tensor in own)[len(own) // 2]
     said = [
-        f"{usual.name}: {usual.smallest:.3g} to {usual.largest:.5g}",
+        f"{usual.name}: "
+        + (f"{octaves:.0f} octaves by each layer" if follows else f"{usual.smallest:.3g} to {usual.largest:.5g}"),
         f"rounding moves the median layer by {100 * error:.2g} %",
     ]
     for becomes, become, tensor, share in (

@@ -278,9 +278,10 @@ def automatic_loss_scale(resolved: Resolved) -> None:
     kernels = [variable.name for variable in run.trace.variables if is_kernel(variable.name)]
     precision = run.plan.precision
     if all(each == FP32 for name in kernels for each in precision.gradients_of(name)):
+        moved = ", or in a format that follows its size" * bool(precision.scaled_kernels)
         raise OptionError(
             f"--automatic-loss-scaling {rule} has nothing to go by: with --precision {precision.name} every gradient is "
-            "FP32, which does not overflow; leave it out, or give --precision 16.16"
+            f"FP32{moved}, which does not overflow; leave it out, or give --precision 16.16"
         )
     if precision.checks:
         check = "fp-exceptions" if run.options.device.fp_exceptions else "analyse-nans"

@@ -10,12 +10,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
+from base.errors import OptionError
 from emulator.layers.watch import GradientWatch, WatchedLayers
-from emulator.plan.number_formats import FP16
+from emulator.plan.number_formats import E5M2FNUZ, FP16
 from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.diagnostics import divergence, lost_gradients
-from harness.programs.build import training_program, validation_program
+from harness.programs.build import training_program, training_spec, validation_program
 from harness.run.resolve import prepare
 
 BASE = (
@@ -105,6 +106,23 @@ def test_validation_names_the_layer_too():
             FloatingPointError, match=r"^invalid operation \(NaN\) in all/b3/0/2, forward, in validation$|all/b3/0/2"
         ):
             program.step(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "inner", "limit"), [("", (FP16, E5M2FNUZ), E5M2FNUZ.overflow), ("--format-scaling", (FP16,), FP16.overflow)]
+)
+def test_formats_that_follow_lose_nothing_by_the_loss_scale(words, inner, limit):
+    """Gradients come into the format of results before, and that stays where it is."""
+    spec = training_spec(prepared(f"{NETS['batch']} --precision 8.16 {words}"))
+    formats = spec.watched_layers.formats
+    assert formats["all/b1/0/1/conv"] == inner and formats["all/fc1/dense"] == (FP16,) and spec.gradient_limit == limit
+
+
+def test_a_loss_scale_is_not_found_by_formats_that_follow():
+    words = f"{NETS['batch']} --precision 32.32 --gradient-format e5m2 --automatic-loss-scaling largest"
+    prepared(words)
+    with pytest.raises(OptionError, match=r"every gradient is FP32, or in a format that follows its size, which does not"):
+        prepared(f"{words} --format-scaling")
 
 
 def test_gradients_that_fp16_cannot_hold_are_counted():

@@ -9,9 +9,12 @@ from two_layers import BATCH, features, loss, network, numbers
 
 import ipu_utils
 from emulator.numerics.observation import KINDS, ObservedTensor
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from emulator.plan.number_formats import E4M3FNUZ
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import Precision
 from emulator.plan.trace import trace
+from harness.numerics import picture
 
 SCALE = 30.0
 KERNELS = "all/one/conv/conv2d/kernel", "all/two/dense/kernel"
@@ -63,3 +66,29 @@ def test_an_observation_is_numpys():
             if hasattr(each, "_replace_losses")
             else True
         )
+
+
+def test_formats_that_follow_are_observed_as_they_lie():
+    """Of gradients near 2^-24 all would be 0 in e5m2fnuz as its bias has it; one that has followed smaller ones loses the
+    largest of them."""
+    options = DeviceOptions(precision="8.16", format_scaling="maximum", format_for=("two=fp16",))
+    precision = Precision.of(options, kernels=KERNELS)
+    weights, pictures, _ = numbers()
+    spec = ipu_utils.ObservationSpec(
+        segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision
+    )
+    history = np.float32([[1.0, 2.0**-25]] * 2)
+    with ipu_utils.ObservingProgram(spec, ipu_utils.Stream(features), 1) as program:
+        values = {**{name: value.astype(np.float32) for name, value in weights.items()}, AMAX_HISTORY: history}
+        found = program.observe(values, 7, 2.0**-20)
+        smaller = program.observe(values, 7, 2.0**-24)
+    weight, activation, gradient, *second = found.tensors
+    assert [each.format.name for each in found.tensors] == ["e4m3fnuz", "e4m3fnuz", "e5m2fnuz", "FP16", "FP16", "FP16"]
+    assert all(each.follows for each in (weight, activation, gradient)) and not any(each.follows for each in second)
+    assert gradient.exponents == {-24: 1, -23: 2}
+    np.testing.assert_allclose(gradient.losses[:3], [3 / 6, 0, 2 / 6], rtol=1e-6)
+    np.testing.assert_allclose(smaller.tensors[2].losses[:3], [3 / 6, 3 / 6, 0], rtol=1e-6)  # in FP16, as they arrive
+    x = np.abs(pictures[0])
+    assert activation.losses.over == np.mean(x >= E4M3FNUZ.overflow / 2.0**6)  # 1 lies at 2^6
+    drawn = picture.draw(found)
+    assert "e5m2fnuz: 33 octaves by each layer" in drawn and "e4m3fnuz: 18 octaves" in drawn
