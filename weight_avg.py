@@ -93,7 +93,7 @@ def _target(filename: str) -> Path:
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
         )
-    if target.name in run_files.NAMES and (target.parent / run_files.ARGUMENTS[0]).exists():
+    if target.name in run_files.NAMES and run_files.is_in_run(target):
         raise OptionError(
             f"--filename {target}: {target.parent} is the folder of a run, which writes such files itself; give another name"
         )

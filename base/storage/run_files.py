@@ -25,11 +25,8 @@ _BEGINNINGS = (  # of names with a number, a host or a time in them, and of what
 
 EXPORT = ("labels.txt", "preprocessing.json")  # beside every export
 RUNS, AN_EXPORT = "runs", "an export"  # in folders, in words
-_MARKS = (
-    ((ARGUMENTS[0],), RUNS),
-    ((locks.FILE,), RUNS),
-    (EXPORT, AN_EXPORT),
-)  # a sweep's folder and a young run's are locked
+# a sweep's folder, and that of a run which has just begun, have the lock's file alone
+_MARKS = (((ARGUMENTS[0],), RUNS), ((locks.FILE,), RUNS), (EXPORT, AN_EXPORT))
 _DEEPEST = 3  # logs/sweep/<its name>/<trial>
 _LOOKED_AT = 1000  # names in a folder and in those below: the first run is among the first
 
@@ -37,6 +34,11 @@ _LOOKED_AT = 1000  # names in a folder and in those below: the first run is amon
 def is_own(name: str) -> bool:
     """Return whether a run writes files of that name itself."""
     return name in NAMES or name.startswith(_BEGINNINGS)
+
+
+def is_in_run(file: Path) -> bool:
+    """Return whether the folder of a file, which need not be there, is that of a run."""
+    return (file.parent / ARGUMENTS[0]).exists()
 
 
 def held_in(folder: Path) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 from base.errors import OptionError
 from base.fields import brief
 from base.storage import locks
+from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import run_table
 from base.storage.tables import Row, Table
 from harness.checkpoints import find, manifest, run_record, state_file
@@ -29,7 +30,6 @@ RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged
 VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing
 ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
-_RECORDS = ("arguments.json", "arguments_restore.json")
 _LATEST = 253_370_764_800.0  # seconds since 1970 to the year 9999: no date tells what some disks keep beyond
 REMOVING = ".removing-"  # begins the name of a run's folder that is being removed
 _DEEPEST = 8  # folders below the one that is asked for
@@ -97,7 +97,7 @@ def is_run(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     with suppress(CheckpointError):
-        return any((folder / record).is_file() for record in _RECORDS) or bool(find.numbered(folder))
+        return any((folder / record).is_file() for record in ARGUMENTS) or bool(find.numbered(folder))
     return False
 
 

@@ -159,10 +159,10 @@ def unsaved_run(folder: Path) -> dict[str, Any]:
 
 
 def _forget_unsaved(folder: Path) -> None:
-    """Remove the record, the log and the rows of a run that has saved nothing."""
-    if unsaved_run(folder):
-        with locks.lock_folder(folder):
-            for name in ("log.txt", *TABLES, *REPLACED):
+    """Remove the record, the log and the rows of a run that has saved nothing; OptionError while another process writes."""
+    if (folder / ARGUMENTS[0]).exists():
+        with locks.lock_folder(folder):  # before the look: another call may have saved since
+            for name in ("log.txt", *TABLES, *REPLACED) if unsaved_run(folder) else ():
                 (folder / name).unlink(missing_ok=True)
 
 

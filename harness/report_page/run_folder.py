@@ -16,6 +16,7 @@ from base import bounds
 from base.errors import OptionError
 from base.fields import brief, whole_number
 from base.storage import input_files, locks, tables
+from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES
 from harness.checkpoints import run_record, state_file
 from harness.evaluation import early_stopping
@@ -87,7 +88,7 @@ def read(path: Path) -> RunFolder:
     damaged arguments."""
     if not path.is_dir():
         raise OptionError(f"{path} is {'no folder' if path.exists() else 'not there'}; give a run folder, as in logs/<run>")
-    present = [name for name in (*TABLES, "arguments.json", "arguments_restore.json") if (path / name).exists()]
+    present = [name for name in (*TABLES, *ARGUMENTS) if (path / name).exists()]
     if not present:
         raise OptionError(f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json")
     notes: list[str] = []

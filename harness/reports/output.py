@@ -17,8 +17,7 @@ def check(target: str, elsewhere: str = "give the name of a file elsewhere", may
     take the place of, as a new one of the same kind."""
     path = Path(target)
     for place in (path, Path(os.path.realpath(path))):  # a link leads there
-        in_a_run = (place.parent / run_files.ARGUMENTS[0]).exists()
-        if in_a_run and run_files.is_own(place.name) and place.name not in may_replace:
+        if run_files.is_own(place.name) and place.name not in may_replace and run_files.is_in_run(place):
             raise OptionError(
                 f"{target}: {place.parent} is the folder of a run, which writes such files itself; give another name"
             )

@@ -15,6 +15,7 @@ from base.errors import DataError, OptionError, parts
 from base.fields import ONE_CALL, PER_INSTANCE
 from base.process import command_line
 from base.process.progress import Progress
+from base.storage.run_files import ARGUMENTS
 from emulator.plan import process_memory
 from emulator.plan.plan import PlanError
 from emulator.plan.process_memory import gigabytes
@@ -141,7 +142,7 @@ class _Planner:
         _check_memory(run, self.jobs)
         if planned.updates is not None or planned.is_complete:
             _check_unchanged(run, folder)
-        elif not (folder / "arguments.json").exists():
+        elif not (folder / ARGUMENTS[0]).exists():
             NewRun().check_run(run)
         return planned
 

@@ -68,15 +68,14 @@ class NewRun(TrainingOrigin):
         if folder is None or autoresume.unsaved_end(folder) is None:
             return None
         differing = override_notes(run, run_record.options(folder))
-        unused = "; the options above change nothing" if differing else ""
-        end = f"The run in {folder} is complete, after {run.length.iterations} updates, and saved no checkpoint{unused}"
-        return "\n".join([*differing, f"{end}; a longer one needs another folder\n"])
+        end = f"{run.length.iterations} updates, and saved no checkpoint"
+        return _completion(folder, end, [], differing, "a longer one needs another folder")
 
     def _notes_on_unsaved(self, run: Run) -> list[str]:
-        """A line where an unfinished run that saved nothing gives way to this one; OptionError for one that is complete and
-        not as long as this one."""
+        """A line, for the instance that begins the run, where an unfinished one that saved nothing gives way to it;
+        OptionError for one that is complete and not as long."""
         folder = _repeated_folder(run)
-        if folder is None or not folders.unsaved_run(folder):
+        if folder is None or run.cluster.instance or not folders.unsaved_run(folder):
             return []
         end = autoresume.unsaved_end(folder)
         if end is None:
@@ -155,13 +154,11 @@ class SavedRun(TrainingOrigin):
             return None
         warnings = [line for line in run.notes if line.startswith("warning")]
         differing = override_notes(run, self.recorded)
-        end = f"The run in {self.folder} is complete, after {self.updates} updates"
-        unused = "; the options above change nothing" if differing else ""
         length = "epochs" if run.options.training.iterations is None else "iterations"  # the two exclude each other
         stop_after = run.options.training.stop_after
         limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
-        return "\n".join([*warnings, *differing, f"{end}{unused}; a larger --{larger} extends it\n"])
+        return _completion(self.folder, f"{self.updates} updates", warnings, differing, f"a larger --{larger} extends it")
 
     def check_run(self, run: Run) -> list[str]:
         """Raise an OptionError for options that the run cannot resume with; return the lines of `override_notes`."""
@@ -263,9 +260,16 @@ def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:
 
 
 def _repeated_folder(run: Run) -> Path | None:
-    """Return the folder that --autoresume repeats a call in, on the instance that begins the run; None without."""
+    """Return the folder that --autoresume repeats a call in, which is instance 0's; None without the option."""
     logging = run.options.logging
-    return Path(logging.logs_path) if logging.autoresume and logging.logs_path and not run.cluster.instance else None
+    return Path(logging.logs_path) if logging.autoresume and logging.logs_path else None
+
+
+def _completion(folder: Path, end: str, warnings: Sequence[str], differing: Sequence[str], further: str) -> str:
+    """The lines of a repeated call that has nothing to do. `end`: how far the run came; `differing`: a line on each option
+    that is not as recorded; `further`: how a longer run is had."""
+    unused = "; the options above change nothing" if differing else ""
+    return "\n".join([*warnings, *differing, f"The run in {folder} is complete, after {end}{unused}; {further}\n"])
 
 
 def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:
