@@ -209,9 +209,8 @@ def _check_content(target: Path, plan: Plan) -> None:
         if names == ["listing"]:
             changed = "the source's files have changed since (names, sizes or times)"
         raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")
-    if recorded is None:
-        ours = {conversion_info.FILE}
-    others = sorted(name for name in os.listdir(target) if name.removesuffix(PARTIAL) not in ours)
+    whole = {conversion_info.FILE} if recorded is None else ours
+    others = sorted(set(os.listdir(target)) - whole - {f"{name}{PARTIAL}" for name in ours})
     if others:
         raise DataError(
             f"{target} holds other things already: {others[0]}; give a new or empty folder, or one of an interrupted "

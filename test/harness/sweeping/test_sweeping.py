@@ -488,7 +488,7 @@ def test_a_killed_sweep_leaves_nothing_running_and_ends_by_the_same_call(tmp_pat
     top = tmp_path / "logs" / "s"
     good, bad = top / "abs-learning-rate=0.05", top / "abs-learning-rate=0.1"
     bad.mkdir(parents=True)
-    (bad / "arguments.json").write_text("{}")  # as of a run that was killed before it saved
+    (bad / "arguments.json").write_text('{"run_id": "x"}')  # as of a run that was killed before it saved
     (bad / ".lock").symlink_to("elsewhere")
     first = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: (good / "ckpt-8.index").exists())
