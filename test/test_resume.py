@@ -156,7 +156,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
 
 
 @pytest.mark.parametrize("validation", [(), ("--no-validation",)])
-def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_path):
+def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     call = ("train", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--log-freq", 3, "--batches-per-step",
             3, "--ckpts-per-epoch", 0, *validation, "--logs-path", folder, "--autoresume", "--iterations")  # fmt: skip
@@ -166,6 +166,9 @@ def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_p
     assert succeed(*call, 3).out == said
     longer = run(*call, 6)
     assert longer.code == 2 and "holds a complete run of 3 updates that saved no checkpoint" in longer.err
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
+    assert "is complete, after 3 updates" in succeed(*call, 3, "--distributed").out  # and waits for no other instance
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
