@@ -243,3 +243,11 @@ def test_a_question_to_train_py_is_not_ignored(flag):
     result = run("plan", "--config", "quickstart", flag)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert f"{flag} is a question to train.py: python train.py {flag}" in result.err
+
+
+def test_replicas_are_assumed_where_batch_norm_goes_over_them():
+    words = ("--model-size", 14, "--dataset", "imagenet", "--image-size", 64, "--BN-span", 4)
+    said = "--BN-span 4 needs as many replicas: 4 are assumed"
+    assert said in succeed("plan", *words, "--batch-norm").out
+    alone = succeed("plan", *words, "--group-norm").out
+    assert said not in alone and ", 1 replica," in alone

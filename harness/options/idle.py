@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from harness.options.sections import AUTO, RunOptions
+from base.fields import TRAINING_ONLY
+from harness.options.sections import AUTO, RunOptions, TrainingOptions, with_trait
 
 
 class IdleOptions(NamedTuple):
@@ -95,6 +96,20 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
         ("eight_bit_io", "hostside_norm"), lambda run: run.dataset.synthetic_data, "--synthetic-data has no host input"
     ),
 )  # fmt: skip
+_NAMES = frozenset(field.name for field in dataclasses.fields(TrainingOptions))
+USED_WITHOUT_TRAINING = frozenset(
+    ("micro_batch_size", "gradient_accumulation_count", "global_batch_size", "iterations", "label_smoothing", "stable_norm",
+     "distributed", "worker_timeout", "bind", "offload_fp32_weight_copy")
+)  # fmt: skip
+FOR_TRAINING = (
+    *sorted(_NAMES - USED_WITHOUT_TRAINING),
+    *("mixup_alpha", "cutmix_lambda", "cutmix_version", "hostside_image_mixing", "train_with_valid_preprocessing"),
+    *("ckpts_per_epoch", "epochs_per_ckpt", "ckpt_epochs_offset", "ckpt_all_instances", "max_ckpts_to_keep"),
+    *("keep_best_ckpt", "patience", "safety_ckpt_minutes", "mtbf_hours", "validation", "logs_per_epoch", "log_freq"),
+    *sorted(with_trait(TRAINING_ONLY)),
+    *("fold", "fold_memory", "fp32_accumulators", "all_reduce_format", "max_cross_replica_buffer_size"),
+    *("mlperf_logging", "lr_schedule"),
+)
 IN_VALIDATION: tuple[IdleOptions, ...] = (
     IdleOptions(
         ("repeat", "latency", "valid_batch_size", "inference"),
@@ -105,11 +120,21 @@ IN_VALIDATION: tuple[IdleOptions, ...] = (
 )
 
 
-def notes(options: RunOptions, table: tuple[IdleOptions, ...]) -> Iterator[str]:
-    """Yield a line for each option of a table that the command line gives another value than its default, and that changes
-    nothing."""
+def rows(options: RunOptions, trains: bool) -> tuple[IdleOptions, ...]:
+    """Return the rows for a call that trains, or for one that only infers, which has no use for a learning rate either."""
+    if trains:
+        return IN_TRAINING
+    of_training = IdleOptions((*FOR_TRAINING, *vars(options.schedule)), lambda run: True, "nothing is trained here")
+    return (of_training, *IN_VALIDATION)
+
+
+def notes(options: RunOptions, trains: bool) -> Iterator[str]:
+    """Yield a line for each reason for which options that the command line gives, with other values than their defaults,
+    change nothing."""
+    values = options.values()
     defaults = {field.name: field.default for section in options.sections for field in dataclasses.fields(section)}
-    for row in table:
-        for name in row.names:
-            if options.given(name) and options.values()[name] != defaults[name] and row.idle(options):
-                yield f"{options.words(name)} changes nothing: {row.why}"
+    for row in rows(options, trains):
+        given = [name for name in row.names if options.given(name) and values[name] != defaults[name]]
+        if given and row.idle(options):
+            verb = "changes" if len(given) == 1 else "change"
+            yield f"{', '.join(map(options.words, given))} {verb} nothing: {row.why}"

@@ -20,6 +20,7 @@ from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECT
 
 COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "output", "help")
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
+EARLIER_CHOICES = {"profile": "gc_profile"}  # keys of another option in their time, whose choices tell
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 
@@ -225,7 +226,7 @@ def from_config(known: Catalogue, block: Block) -> OptionSource:
         where = _short(entry.where)
         if key.replace("-", "_") in COMMAND_LINE_ONLY:
             raise OptionError(f"{where}: {name}: {key} has a meaning on the command line only")
-        spelling = known.spellings.get(key.replace("-", "_"))
+        spelling = known.spellings.get(_meant(known, key.replace("-", "_"), entry))
         if spelling is None:
             if _plugins_with_option(key.replace("-", "_")) or key in all_options(None).spellings:
                 unused.append(key)
@@ -235,12 +236,19 @@ def from_config(known: Catalogue, block: Block) -> OptionSource:
             )
         for option, raw in _rewritten(spelling, entry.value, where).items():
             values.setdefault(option, []).append((key, GivenValue(raw, where, key.replace("-", "_"))))
-        if not spelling.canonical:
+        if not spelling.canonical or spelling.option.name == EARLIER_CHOICES.get(key):
             notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
     if unused:
         notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
     agreed = {option: _resolved_spellings(known.options[option], given) for option, given in values.items()}
     return OptionSource(f"{CONFIGURATION} {name}", agreed, tuple(notes))
+
+
+def _meant(known: Catalogue, key: str, entry: Entry) -> str:
+    """Return the spelling that a key of a block stands for: those that were another option are that one where their value is
+    one of its choices."""
+    earlier = EARLIER_CHOICES.get(key)
+    return earlier if earlier and entry.value in known.options[earlier].meta["choices"] else key
 
 
 def _without_dead_keys(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:

@@ -120,7 +120,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         words.append(RANDOM)
     if generates and options.dataset.dataset == FOLDERS:
         assumed.append("no --data-dir is given: as many pictures and classes as ImageNet's are assumed")
-    span = options.device.BN_span
+    span = options.device.BN_span if getattr(options.model, "batch_norm", True) else 1
     if training and span > options.device.replicas and "replicas" not in options.sources:
         words += ["--replicas", str(span)]
         assumed.append(f"--BN-span {span} needs as many replicas: {span} are assumed")

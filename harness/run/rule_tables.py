@@ -100,5 +100,5 @@ def check(rules: Sequence[Rule[Context]], context: Context) -> tuple[str, ...]:
 
 def check_run(resolved: Resolved) -> tuple[str, ...]:
     """The notes on a run that is to train, or to validate."""
-    rules, table = (TRAINING, idle.IN_TRAINING) if resolved.run.trains else (VALIDATION, idle.IN_VALIDATION)
-    return (*check((*EVERY_RUN, *rules), resolved), *idle.notes(resolved.run.options, table))
+    rules = TRAINING if resolved.run.trains else VALIDATION
+    return (*check((*EVERY_RUN, *rules), resolved), *idle.notes(resolved.run.options, resolved.run.trains))

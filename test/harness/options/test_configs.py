@@ -569,6 +569,16 @@ def test_old_files(write, name, expected, notes):
     assert prepare(parsed.options, {}).peak_rate > 0
 
 
+def test_a_kind_of_profile_is_not_a_file(write):
+    """Before releases had --profile, --gc-profile was written under this key."""
+    path = write("a: {dataset: fashion-mnist, profile: NO_PROFILE}\nb: {dataset: fashion-mnist, profile: here}")
+    parsed = parse(path)
+    assert (parsed.options.device.profile, parsed.options.device.gc_profile) == (None, "NO_PROFILE")
+    assert [note.replace(path, "FILE") for note in parsed.notes] == ["FILE:1: profile is an older spelling of gc_profile"]
+    device = parse(path, name="b").options.device
+    assert (device.profile, device.gc_profile) == ("here", None)
+
+
 def test_moving_statistics_that_are_forced_to_what_they_are(write):
     """The last releases' own spelling; a moving variance is FP32 whatever the weights are."""
     path = write("a: {dataset: fashion-mnist, batch_norm: yes, force_weight_to_fp32: [batch_norm/moving_variance, fc1]}")

@@ -222,6 +222,17 @@ def test_options_of_trackers_and_of_servers_are_told_of_where_they_are_idle():
         assert f"{words.removeprefix('--tmp-execs ')} changes nothing: {said}" in found
 
 
+def test_options_of_training_are_told_of_where_nothing_is_trained():
+    """In one line; those of a configuration may be for other calls, and defaults say nothing."""
+    given = "--optimiser LARS --lr-schedule cosine --warmup-epochs 3 --epochs 2 --replicas 2 --no-validation --momentum 0.9"
+    told = [note for note in notes(f"{given} --label-smoothing 0.2", script="validation") if "nothing" in note]
+    (line,) = told
+    assert line.endswith(" change nothing: nothing is trained here")
+    words = ("optimiser LARS", "lr-schedule cosine", "warmup-epochs 3.0", "epochs 2.0", "replicas 2", "no-validation")
+    assert sorted(line.split(" change ")[0].split(", ")) == sorted(f"--{word}" for word in words)
+    assert not any("nothing is trained" in note for note in notes(f"{given} --abs-learning-rate 1"))
+
+
 @pytest.mark.parametrize("words", ["--repeat 3", "--latency", "--valid-batch-size 5", "--inference"])
 def test_options_of_validation_beside_photographs_are_told_of(words):
     said = f"{words} changes nothing: --predict names photographs"
