@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from base.fields import printable
 from base.storage import files
+from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
 from base.storage.tables import ExpectedRows, Row, kept_rows
 
@@ -54,7 +56,7 @@ class RunLog:
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
-        self.recorded = False  # the options of this call
+        self._options: Mapping[str, Any] = {}  # of this call, once they are recorded
         self._one = threading.RLock()
 
     def note(self, text: str = "") -> None:
@@ -98,7 +100,18 @@ class RunLog:
         """Record every option; a resumed run has a file of its own."""
         if self.folder:
             record(self.folder, values, restored)
-            self.recorded = True
+            self._options = values
+
+    @property
+    def recorded(self) -> bool:
+        """True if the options of this call are recorded."""
+        return bool(self._options)
+
+    def keep_record(self) -> None:
+        """Write the record of a run again where somebody has removed it: without it nothing goes on from its checkpoints."""
+        if self.folder and self._options and not os.path.lexists(self.folder / ARGUMENTS[0]):
+            record(self.folder, self._options, restored=False)
+            self.note(f"warning: {self.folder / ARGUMENTS[0]} was removed while the run went on, and is written again")
 
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
@@ -201,7 +214,7 @@ class RunLog:
 
 def record(folder: Path, values: Mapping[str, Any], restored: bool) -> None:
     """Write every option of a call into a run's folder."""
-    path = folder / ("arguments_restore.json" if restored else "arguments.json")
+    path = folder / ARGUMENTS[restored]
     files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 
 

@@ -92,7 +92,12 @@ class Launcher:
         """Start all, and wait for their end."""
         if self.without_mpirun:
             return launch.run_directly(topology, self.program, os.environ, self._values["only-output-from-instance"])
-        return launch.run_mpirun(self.command(topology), topology.addresses)
+        ending = launch.run_mpirun(self.command(topology), topology.addresses)
+        if ending.code == launch.NO_DAEMON and not ending.by_signal and not topology.local:
+            for host in dict.fromkeys(topology.hosts):
+                if not self.host_is_reachable(host):
+                    return launch.ExitStatus(1, first_failure=f"{launch.CANNOT_START}{host}, which cannot be reached")
+        return ending
 
     def host_is_reachable(self, host: str) -> bool:
         """Return whether mpirun can start a program on a host."""

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from commands import Row, assert_same_bits, covering, run, succeed, timeless, variables
 
 from base.storage import locks
 from emulator.plan import machine
+from harness.checkpoints import write
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.commands import hints
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
@@ -180,3 +188,84 @@ def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkey
     monkeypatch.setattr(machine, "cores", lambda: 77)
     told = succeed(*resumed).out
     assert "ckpt-1 was computed with " in told and "77 cores: from here on the last places" in told
+
+
+SHORT = shlex.split(
+    "--model-size 8 --dataset fashion-mnist --generated-data --batch-size 4 --no-validation --iterations 4 --log-freq 1 "
+    "--batches-per-step 1 --ckpts-per-epoch 1000000 --max-ckpts-to-keep 1"
+)
+
+
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("other") / "run"
+    succeed("train", *SHORT, "--seed", 1, "--logs-path", folder)
+    return folder
+
+
+@pytest.fixture
+def after_two(monkeypatch) -> Callable[[Callable[[], object]], None]:
+    """Does something once, when the checkpoint after two updates is there."""
+
+    def arrange(action: Callable[[], object]) -> None:
+        def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+            saved(checkpoint, values, state)
+            if checkpoint.updates == 2 and left:
+                left.pop()()
+
+        saved, left = write.save_numbered, [action]
+        monkeypatch.setattr(write, "save_numbered", save)
+
+    return arrange
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_run_whose_folder_is_moved_writes_into_no_other_of_its_name(other_run, after_two, tmp_path):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+
+    def move() -> None:
+        folder.rename(moved)
+        shutil.copytree(other_run, folder)
+
+    after_two(move)
+    ended = run("train", *SHORT, "--seed", 2, "--logs-path", folder)
+    assert ended.code == 1 and ended.err.endswith(f"the folder was moved to {moved} while it was being written: {folder}\n")
+    assert contents(folder) == contents(other_run)
+    assert f"Go on:           {hints.command('restore', '--restore-path', str(moved))}\n" in ended.out
+    succeed("restore", "--restore-path", moved)
+    succeed("train", *SHORT, "--seed", 2, "--logs-path", tmp_path / "whole")
+    assert_same_bits(variables(moved, 4), variables(tmp_path / "whole", 4))
+    assert timeless(moved / "training.csv") == timeless(tmp_path / "whole" / "training.csv")
+
+
+def test_a_run_whose_folder_is_removed_ends(after_two, tmp_path):
+    after_two(partial(shutil.rmtree, tmp_path / "run"))
+    ended = run("train", *SHORT, "--logs-path", tmp_path / "run")
+    assert ended.code == 1 and "the folder was removed while it was being written: " in ended.err
+    assert "Go on:" not in ended.out and not (tmp_path / "run").exists()
+
+
+def test_a_run_stays_in_the_folder_to_which_a_link_led(other_run, after_two, tmp_path):
+    link, folder, other = (tmp_path / name for name in ("link", "run", "other"))
+    folder.mkdir()
+    link.symlink_to(folder)
+    shutil.copytree(other_run, other)
+
+    def lead_elsewhere() -> None:
+        link.unlink()
+        link.symlink_to(other)
+
+    after_two(lead_elsewhere)
+    assert f"The run is in {folder};" in succeed("train", *SHORT, "--logs-path", link).out
+    assert contents(other) == contents(other_run) and (folder / "ckpt-4.index").exists()
+
+
+def test_the_record_of_a_run_that_goes_on_is_written_again(after_two, tmp_path):
+    record = tmp_path / "run" / "arguments.json"
+    after_two(record.unlink)
+    told = succeed("train", *SHORT, "--logs-path", tmp_path / "run").out
+    assert f"warning: {record} was removed while the run went on, and is written again" in told
+    assert succeed("restore", "--restore-path", tmp_path / "run", "--iterations", 5).code == 0

@@ -18,7 +18,7 @@ from base.plugins import ROOT
 from base.storage import locks
 from base.storage.run_tables import VALIDATION_COLUMNS
 from base.storage.tables import Table
-from harness.checkpoints import manifest
+from harness.checkpoints import manifest, state_file
 from harness.commands import run_list
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
@@ -121,6 +121,10 @@ DAMAGES = {
     "an earlier one cut": (_cut_earlier, "ckpt-1.index is cut short"),
     "newest gone": (
         lambda folder: (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"\n'), "ckpt-5 is missing",
+    ),
+    "another run's": (
+        lambda folder: (folder / "ckpt-3.state.json").write_text(json.dumps(state_file.with_digest({"run_id": "x"}))),
+        "ckpt-3 is another run's",
     ),
     "state": (lambda folder: (folder / "ckpt-3.state.json").write_text("["), "ckpt-3.state.json cannot be read"),
 }  # fmt: skip

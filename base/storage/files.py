@@ -15,6 +15,7 @@ from base.storage import input_files
 
 _BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a file's name and a process, of a file that is being written
 MAX_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
+_held: dict[str, int] = {}  # the open folders that this process alone writes, by the paths by which it knows them
 
 
 class NotRegular(OSError):
@@ -22,6 +23,57 @@ class NotRegular(OSError):
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
+
+
+class FolderReplaced(OSError):
+    """The path of a folder that this process holds leads elsewhere."""
+
+    def __init__(self, folder: Path, now: Path | None) -> None:
+        moved = f"moved to {now}" if now else "removed"
+        super().__init__(errno.ESTALE, f"the folder was {moved} while it was being written", str(folder))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+@contextmanager
+def holding(folder: Path, descriptor: int) -> Iterator[None]:
+    """Inside, writes below a folder are refused as soon as its path leads to another one than this open one, which somebody
+    has moved or removed, or a link to which leads elsewhere. Where a file system gives folders no lasting numbers nothing is
+    noticed."""
+    path = str(folder)
+    if _is_at(folder, descriptor):
+        _held[path] = descriptor
+    try:
+        yield
+    finally:
+        _held.pop(path, None)
+
+
+def check_held(path: Path) -> None:
+    """FolderReplaced if a path lies in a folder that this process holds and that is there no longer."""
+    for folder in (path, *path.parents):
+        descriptor = _held.get(str(folder))
+        if descriptor is not None and not _is_at(folder, descriptor):
+            raise FolderReplaced(folder, held_place(folder))
+
+
+def held_place(folder: Path) -> Path | None:
+    """Return where a folder that this process holds is now; None if it was removed, or nobody can tell."""
+    descriptor = _held.get(str(folder))
+    if descriptor is None or _is_at(folder, descriptor):
+        return folder
+    with suppress(OSError):
+        now = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return now if _is_at(now, descriptor) else None
+    return None
+
+
+def _is_at(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @contextmanager
@@ -40,6 +92,7 @@ def append(path: Path) -> BinaryIO:
 
     A file with several names (a backup made of hard links) is replaced by a copy first, so that the others stay as they are.
     """
+    check_held(path)
     with suppress(FileNotFoundError):
         status = os.stat(path, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
@@ -64,6 +117,7 @@ def check_writable(path: Path, replaced: bool = False) -> None:
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Write beside the file, then rename, so that a reader sees the old or the new content whole. A link of that name is
     replaced, not followed. OSError names `path`."""
+    check_held(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")  # as _BESIDE
     try:
         beside.unlink(missing_ok=True)  # of a process that was killed, or somebody else's

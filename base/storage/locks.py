@@ -29,7 +29,8 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
     process holds it or nothing may be written there, OSError if the file that says so cannot be written for another reason.
 
     The folder itself is locked, so nothing is gained by deleting the file of that name, which says who holds the lock. The
-    file is locked too, for file systems that cannot lock a folder.
+    file is locked too, for file systems that cannot lock a folder. Where the folder is moved meanwhile, nothing is written
+    into another one of its name (`files.holding`).
     """
     with ExitStack() as stack:
         try:
@@ -47,6 +48,7 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
         with files.naming(folder / FILE):
             file.truncate(0)
             os.write(file.fileno(), f"pid {os.getpid()}\n".encode())  # nothing is left to be written when the file is closed
+        stack.enter_context(files.holding(folder, itself))
         yield
 
 
@@ -54,6 +56,7 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
 def scratch_folder(above: Path, prefix: str) -> Iterator[Path]:
     """A folder of this process alone, for files that are not finished. Nothing of it stays, nor of those of killed processes
     in `above` under the prefix, where the file system has locks. OSError if none can be made."""
+    files.check_held(above)
     folder, itself = _new_scratch(above, prefix)
     try:
         for left in above.glob(f"{prefix}*"):

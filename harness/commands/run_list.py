@@ -140,7 +140,7 @@ def _folders(
 
 def _summary(folder: Path, name: str) -> RunSummary:
     recorded, damage = _recorded(folder)
-    damage = damage or _damage(folder)
+    damage = damage or _damage(folder, recorded.get(RUN_ID))
     running = locks.is_locked(folder)
     validated = _validated(folder)
     updates, best = _updates(folder, running), next(iter(validated_rows.ranked(validated)), None)
@@ -173,14 +173,17 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
     return recorded, None if recorded else f"{run_record.arguments_file(folder).name} is missing or empty"
 
 
-def _damage(folder: Path) -> str | None:
-    """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors."""
+def _damage(folder: Path, own: str | None) -> str | None:
+    """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors. `own`: what its
+    run is called in checkpoints' states."""
     try:
         missing, checkpoints = find.missing_latest(folder), find.numbered(folder)
         if missing or not checkpoints:
             return f"{missing.name} is missing" if missing else None
         for checkpoint in reversed(checkpoints):
-            state_file.read(checkpoint)
+            found = state_file.read(checkpoint).get(RUN_ID)
+            if own and found not in (None, own):
+                return f"{checkpoint.name} is another run's, copied into this folder"
             truncated = manifest.find_truncation(Path(checkpoint.prefix))
             if truncated:
                 return truncated

@@ -65,6 +65,8 @@ _SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir
 _SESSION = ".poprun-mpirun-"  # begins the folder's name
 # OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
 _LOST_HOST = b"has lost communication with a remote daemon"
+NO_DAEMON = 255  # ssh's exit code, with which OpenMPI 5 ends where it cannot start on a host
+CANNOT_START = "mpirun cannot start on "
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,14 @@ class ExitStatus(NamedTuple):
 
     @property
     def is_untold(self) -> bool:
-        """True if a signal killed an instance, or mpirun, which could not tell the user."""
-        return " was killed by " in self.first_failure and not self.by_signal
+        """True if a signal killed an instance, or mpirun, which could not tell the user, or if none could be started."""
+        told = " was killed by " not in self.first_failure and not self.first_failure.startswith(CANNOT_START)
+        return not told and not self.by_signal
 
     @property
     def left(self) -> str:
         """The lot of the instances then, in words: they notice when their mpirun is gone."""
-        of_mpirun = self.first_failure.startswith("mpirun ")
+        of_mpirun = self.first_failure.startswith("mpirun was ")
         return "its instances save and end by themselves" if of_mpirun else "no instance is left"
 
 

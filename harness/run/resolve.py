@@ -80,19 +80,19 @@ def prepare(
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:
-    """Return the device's options with poprun's number of replicas, or, unless the command line gives one, with this
+    """Return the device's options with poprun's number of replicas, or, unless this call has a number itself, with this
     instance's part of `total_replicas`.
 
     Precisions such as 16.32 have FP32 masters, whose updates are not rounded, so that an explicit `ON` means `all` there:
     results and gradients. `all` is what the run records, so that a resumed run does not take the default.
     """
-    device, source = options.device, options.sources.get("stochastic_rounding", "")
+    device, formats = options.device, NAMED[options.device.precision]
+    here = {name for name, source in options.sources.items() if source.startswith((COMMAND_LINE, CONFIGURATION))}
     if cluster.replicas is not None:
         device = replace(device, replicas=cluster.replicas)
-    elif total_replicas and not options.given("replicas") and total_replicas % cluster.size == 0:
+    elif total_replicas and "replicas" not in here and total_replicas % cluster.size == 0:
         device = replace(device, replicas=total_replicas // cluster.size)
-    explicit = device.stochastic_rounding in ON and source.startswith((COMMAND_LINE, CONFIGURATION))
-    formats = NAMED[device.precision]
+    explicit = device.stochastic_rounding in ON and "stochastic_rounding" in here
     return replace(device, stochastic_rounding="all") if explicit and formats.compute != formats.master == FP32 else device
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base import bounds
+from base.storage import files
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.report_page import page
@@ -28,6 +29,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
+    context.log.keep_record()
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
     _write_page(context)
     if not context.team.is_first:  # instance 0's folder is the one to resume
@@ -63,7 +65,8 @@ def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> 
         writer.wait_until_finished()
     except (SaveError, OSError) as error:  # of a task that tells of a checkpoint in a log that takes no more
         log.note(f"warning: {error}")
-    if not run.options.logging.logs or run.cluster.instance:
+    folder = files.held_place(folder)
+    if not run.options.logging.logs or run.cluster.instance or folder is None:
         return
     if writer.latest:
         log.note(f"The newest checkpoint is {writer.latest}.")

@@ -424,6 +424,19 @@ def test_an_mpirun_that_lost_a_host_has_not_ended_well(code, ended, capfd):
     assert capfd.readouterr().err == "PRTE has lost communication with a remote daemon.\n"
 
 
+def test_a_host_that_cannot_be_reached_is_named(tmp_path, monkeypatch, capsys):
+    """OpenMPI 5 ends with ssh's 255 and a page of its own; a program's 255 on hosts that answer is its own."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\ncase "$*" in *gone*) exit 255;; *true) exit 0;; esac\nexit 255\n')
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = ["--num-instances", "2", "--num-replicas", "2", "--host"]
+    program = [sys.executable, "-c", "pass"]
+    assert poprun.main([*words, "here,gone", *program]) == 1
+    assert capsys.readouterr().err.endswith("mpirun cannot start on gone, which cannot be reached; no instance is left\n")
+    assert poprun.main([*words, "here,there", *program]) == 255
+
+
 def test_an_mpirun_whose_instances_were_all_killed_has_not_ended_well(capfd):
     """OpenMPI 5 ends with code 0. Its own lines, which come in pieces, are not shown among the instances'."""
     told = "[host:7] [prterun-host-7@0,0] errmgr:dvm: for proc [prterun-host-7@1,{}] state {}\n"
