@@ -46,7 +46,7 @@ NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "
 def main(argv: list[str]) -> int:
     """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
     path = sources.value_of(argv, "restore_path", SCRIPT)
-    selected = find.select(Path(path)) if path else []
+    selected = find.select(Path(path), by_prefix=False) if path else []
     if len(selected) > 1:
         names = ", ".join(each.name for each in selected[:8])
         raise OptionError(

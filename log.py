@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,11 @@ class RunLog:
 
     def __init__(self, folder: Path | None, console: bool = True) -> None:
         self.folder, self._console = folder, console
+        self._hold = ExitStack()
+        if folder:
+            itself = os.open(folder, files.FOLDER)
+            self._hold.callback(os.close, itself)
+            self._hold.enter_context(files.holding(folder, itself))  # as long as no other holds it
         self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
         self._tables = {name: run_table(folder, name) for name in TABLES} if folder else {}
         self._trackers: dict[str, Tracker] = {}
@@ -185,6 +190,7 @@ class RunLog:
             self._outlives(name, partial(tracker.close, complete))
         self._trackers = {}
         self._end_text()
+        self._hold.close()
 
     def _end_text(self) -> None:
         text, self._text = self._text, None

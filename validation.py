@@ -65,13 +65,15 @@ def main(argv: list[str]) -> int:
 def _origin(argv: list[str]) -> SavedWeights:
     """Return the weights that --restore-path names, with the options of their training."""
     path = sources.value_of(argv, "restore_path", "validation")
+    predicts = bool(sources.value_of(argv, "predict", "validation"))
     if not path:
-        if sources.value_of(argv, "predict", "validation"):
+        if predicts:
             raise OptionError(
                 "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
             )
         return SavedWeights([], None, {})
-    selected = [] if membership.call_is_of_later_instance(argv, "validation") else find.select(Path(path))
+    is_later = membership.call_is_of_later_instance(argv, "validation")
+    selected = [] if is_later else find.select(Path(path), by_prefix=not predicts)
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if sources.value_of(argv, "micro_batch_size", "validation"):

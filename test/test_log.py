@@ -20,7 +20,7 @@ from commands import succeed
 
 import log
 from base import plugins
-from base.storage import locks, run_tables, tables
+from base.storage import files, locks, run_tables, tables
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, manifest, pruning, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -575,3 +575,21 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
         run_log.close()
         assert kept.seen == [(1, 0.5), (1, 0.5), not early] and not lost.seen
         assert capsys.readouterr().out.count("--wandb is off for the rest of this run: RuntimeError: no such host\n") == 1
+
+
+def test_rows_go_into_no_other_folder_of_the_name(tmp_path):
+    """As when somebody moves the folder of a validation and makes one anew."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    folder.mkdir()
+    row = {**dict.fromkeys(run_tables.VALIDATION_COLUMNS, 1), "name": "ckpt-1"}
+    first = log.RunLog(folder, console=False)
+    first.validation_row(row)
+    folder.rename(moved)
+    folder.mkdir()
+    with pytest.raises(files.FolderReplaced, match=f"moved to {moved} while it was being written"):
+        first.validation_row(row)
+    assert not list(folder.iterdir()) and len(run_tables.run_table(moved, "validation.csv").read()) == 1
+    first.close()
+    second = log.RunLog(folder, console=False)  # what is of no log any longer may lie anywhere
+    second.validation_row(row)
+    second.close()

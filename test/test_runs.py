@@ -259,3 +259,12 @@ def test_a_folder_that_is_not_there_or_has_no_runs(tmp_path):
     result = called(tmp_path / "none")
     assert result.code == 2 and "is no folder; give the one that --log-dir named" in result.err
     assert called(tmp_path).out == f"There are no runs below {tmp_path}\n"
+
+
+@pytest.mark.parametrize("call", ["validation --predict photo.png", "inference_embedded --iterations 1"])
+def test_one_network_is_not_another_s_whose_name_begins_so(call, logs):
+    made(logs / "many", 36)
+    script, *words = call.split()
+    refused = run(script, *words, "--restore-path", logs / "many/ckpt-3")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert f"--restore-path {logs / 'many/ckpt-3'}: no such checkpoint; names that begin so: ckpt-36" in refused.err

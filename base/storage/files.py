@@ -25,6 +25,9 @@ class NotRegular(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC  # to hold one open
+
+
 class FolderReplaced(OSError):
     """The path of a folder that this process holds leads elsewhere."""
 
@@ -42,12 +45,14 @@ def holding(folder: Path, descriptor: int) -> Iterator[None]:
     has moved or removed, or a link to which leads elsewhere. Where a file system gives folders no lasting numbers nothing is
     noticed."""
     path = str(folder)
-    if _is_at(folder, descriptor):
+    held = path not in _held and _is_at(folder, descriptor)
+    if held:
         _held[path] = descriptor
     try:
         yield
     finally:
-        _held.pop(path, None)
+        if held:
+            del _held[path]
 
 
 def check_held(path: Path) -> None:

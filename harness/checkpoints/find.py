@@ -62,9 +62,10 @@ def check_run_folder(folder: Path) -> None:
         raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
 
 
-def select(path: Path) -> list[Checkpoint]:
+def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
     """`--restore-path` of a validation: all checkpoints of a folder (numbered first, then averages in its ckpt/ folder), the
-    checkpoints with a common prefix, or weights in a .npz file."""
+    checkpoints with a common prefix, or weights in a .npz file. `by_prefix` False: for one network, of which a name that
+    only begins like another's is a mistake."""
     _check_local("--restore-path", path)
     file = npz_weights.located(path)
     if file:
@@ -87,6 +88,9 @@ def select(path: Path) -> list[Checkpoint]:
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
             f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
         )
+    if not by_prefix:
+        names = ", ".join(checkpoint.name for checkpoint in checkpoints[:_MAX_NAMED])
+        raise CheckpointError(f"--restore-path {path}: no such checkpoint; names that begin so: {names}")
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
 
 

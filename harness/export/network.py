@@ -78,7 +78,7 @@ class TrainedNetwork:
 def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     """The network at a path, as `words` for validation.py describe it beside what was recorded; None where these ask for an
     explanation, which is printed. No data are needed. An error of wrong input for anything else."""
-    selected, folder = find.select(Path(path)), find.run_folder(Path(path))
+    selected, folder = find.select(Path(path), by_prefix=False), find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, list(words), SCRIPT)
     parsed = entry.parse(list(words), SCRIPT, recorded, folder)
     if parsed is None:
