@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from base.fields import printable
-from base.storage import files
+from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
 from base.storage.tables import ExpectedRows, Row, kept_rows
@@ -47,15 +47,14 @@ class Tracker(Protocol):
 
 
 class RunLog:
-    """The log of a run. `folder` None: console only; without `console` not there either."""
+    """The log of a run. `folder` None: console only; without `console` not there either. `locked`: the log holds the lock
+    of its folder, which is nobody's yet; OptionError if another process has it."""
 
-    def __init__(self, folder: Path | None, console: bool = True) -> None:
+    def __init__(self, folder: Path | None, console: bool = True, locked: bool = False) -> None:
         self.folder, self._console = folder, console
         self._hold = ExitStack()
-        if folder:
-            itself = os.open(folder, files.FOLDER)
-            self._hold.callback(os.close, itself)
-            self._hold.enter_context(files.holding(folder, itself))  # as long as no other holds it
+        if folder and locked:
+            self._hold.enter_context(locks.lock_folder(folder))
         self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
         self._tables = {name: run_table(folder, name) for name in TABLES} if folder else {}
         self._trackers: dict[str, Tracker] = {}

@@ -582,14 +582,16 @@ def test_rows_go_into_no_other_folder_of_the_name(tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "moved"
     folder.mkdir()
     row = {**dict.fromkeys(run_tables.VALIDATION_COLUMNS, 1), "name": "ckpt-1"}
-    first = log.RunLog(folder, console=False)
+    first = log.RunLog(folder, console=False, locked=True)
     first.validation_row(row)
+    assert locks.is_locked(folder)  # nobody else writes or removes it
     folder.rename(moved)
     folder.mkdir()
     with pytest.raises(files.FolderReplaced, match=f"moved to {moved} while it was being written"):
         first.validation_row(row)
     assert not list(folder.iterdir()) and len(run_tables.run_table(moved, "validation.csv").read()) == 1
     first.close()
-    second = log.RunLog(folder, console=False)  # what is of no log any longer may lie anywhere
+    second = log.RunLog(folder, console=False, locked=True)  # what is of no log any longer may lie anywhere
     second.validation_row(row)
     second.close()
+    assert not locks.is_locked(folder)

@@ -104,6 +104,8 @@ def test_tensorflow_is_not_imported(logs):
 def test_the_folder_of_a_validation_is_told_from_a_run(logs):
     made(logs / "v", None, (50.0,), run_id=None)
     assert (listed(logs)["v"]["state"], listed(logs)["v"]["total_updates"]) == ("validation", None)
+    with locks.lock_folder(logs / "v"):
+        assert (listed(logs)["v"]["state"], listed(logs)["v"]["total_updates"]) == ("running", None)
 
 
 def _cut_earlier(folder: Path) -> None:

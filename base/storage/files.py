@@ -25,9 +25,6 @@ class NotRegular(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC  # to hold one open
-
-
 class FolderReplaced(OSError):
     """The path of a folder that this process holds leads elsewhere."""
 
@@ -45,14 +42,12 @@ def holding(folder: Path, descriptor: int) -> Iterator[None]:
     has moved or removed, or a link to which leads elsewhere. Where a file system gives folders no lasting numbers nothing is
     noticed."""
     path = str(folder)
-    held = path not in _held and _is_at(folder, descriptor)
-    if held:
+    if _is_at(folder, descriptor):
         _held[path] = descriptor
     try:
         yield
     finally:
-        if held:
-            del _held[path]
+        _held.pop(path, None)
 
 
 def check_held(path: Path) -> None:

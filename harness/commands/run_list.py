@@ -144,7 +144,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
     running = locks.is_locked(folder)
     validated = _validated(folder)
     updates, best = _updates(folder, running), next(iter(validated_rows.ranked(validated)), None)
-    trained = bool(updates or recorded.get(RUN_ID) or running or damage)
+    trained = bool(updates or recorded.get(RUN_ID) or (running and not validated) or damage)
     total = recorded.get("total_iterations") if trained else None
     checkpoints = validated_rows.of_checkpoints(validated, updates)
     ended = early_stopping.patience_is_over(checkpoints, recorded.get("patience") or 0)

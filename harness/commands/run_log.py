@@ -20,11 +20,12 @@ from log import RunLog
 
 
 def open_run_log(
-    run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True
+    run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True,
+    locked: bool = False,
 ) -> RunLog:  # fmt: skip
     """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
-    `head`: lines on the work that is about to run."""
-    log = RunLog(folder, console)
+    `head`: lines on the work that is about to run; `locked`: as of a log."""
+    log = RunLog(folder, console, locked)
     log.file_only(f"Command line: {command_line()}")
     if folder:
         log.note(f" Saving to {folder}")
@@ -45,7 +46,7 @@ def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
     if not team.is_first:
         return RunLog(None, console=logging.log_all_instances)
     folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, keep=True) if logging.logs else None
-    return open_run_log(run, folder, arguments(run, command_line(), {"logs_path": str(folder)}), head)
+    return open_run_log(run, folder, arguments(run, command_line(), {"logs_path": str(folder)}), head, locked=True)
 
 
 def training_head(run: Run) -> list[str]:
