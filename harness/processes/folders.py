@@ -49,7 +49,8 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, a
         if not keep:
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
-            folder = _led_to(Path(logs_path))
+            folder = Path(logs_path)
+            folder = folder.resolve() if folder.is_symlink() else folder  # so that a link set anew does not move the run
             check_no_run(folder, anew)
             folder.mkdir(parents=True, exist_ok=True)
             check_writable(folder)
@@ -226,7 +227,6 @@ def check(run: Run) -> None:
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     """Return the run and this instance's folder of a resumed run; `given`: what it was told, instance 0's folder or its
     own."""
-    given = _led_to(given)
     recorded = run_record.arguments(given)
     listed = recorded.get("instance_folders") or []
     listed = [] if _is_copy(given.absolute(), listed) else listed
@@ -241,11 +241,6 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder, resuming=True)
     return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
-
-
-def _led_to(folder: Path) -> Path:
-    """The folder itself where a link leads to it, so that the run stays in it when the link is set anew."""
-    return folder.resolve() if folder.is_symlink() else folder
 
 
 def writes(run: Run) -> bool:
