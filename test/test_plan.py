@@ -75,9 +75,7 @@ def test_a_run_s_folder_says_what_is_planned(tmp_path):
     recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
     one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))
     assert {**one, "name": ""} == {**other, "name": ""}
-    (tmp_path / "own.yml").write_text(
-        "more: {replicas: 2, global_batch_size: 128}"
-    )  # a configuration of this call goes before the record
+    (tmp_path / "own.yml").write_text("more: {replicas: 2, global_batch_size: 128}")  # goes before the record
     more = ("--config-path", tmp_path / "own.yml", "--config", "more", "--json", "-")
     assert json.loads(succeed("plan", "--restore-path", tmp_path, *more).out)["replicas"] == 2
     larger = json.loads(succeed("plan", "--restore-path", tmp_path, "--model-size", 20, "--json", "-").out)

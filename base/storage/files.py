@@ -18,22 +18,23 @@ MAX_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
 _held: dict[str, int] = {}  # the open folders that this process alone writes, by the paths by which it knows them
 
 
-class NotRegular(OSError):
-    """A link, a pipe, a device or a folder where a regular file belongs."""
+class _Named(OSError):
+    """An error whose own words follow the file or folder that it is of."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
 
 
-class FolderReplaced(OSError):
+class NotRegular(_Named):
+    """A link, a pipe, a device or a folder where a regular file belongs."""
+
+
+class FolderReplaced(_Named):
     """The path of a folder that this process holds leads elsewhere."""
 
     def __init__(self, folder: Path, now: Path | None) -> None:
         moved = f"moved to {now}" if now else "removed"
         super().__init__(errno.ESTALE, f"the folder was {moved} while it was being written", str(folder))
-
-    def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}"
 
 
 @contextmanager

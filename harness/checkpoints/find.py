@@ -88,10 +88,11 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
             f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
         )
+    checkpoints.sort(key=lambda checkpoint: checkpoint.updates)
     if not by_prefix:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints[:_MAX_NAMED])
         raise CheckpointError(f"--restore-path {path}: no such checkpoint; names that begin so: {names}")
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
+    return checkpoints
 
 
 def _runs_in(folder: Path) -> str:

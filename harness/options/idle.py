@@ -96,13 +96,12 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
         ("eight_bit_io", "hostside_norm"), lambda run: run.dataset.synthetic_data, "--synthetic-data has no host input"
     ),
 )  # fmt: skip
-_NAMES = frozenset(field.name for field in dataclasses.fields(TrainingOptions))
 USED_WITHOUT_TRAINING = frozenset(
     ("micro_batch_size", "gradient_accumulation_count", "global_batch_size", "iterations", "label_smoothing", "stable_norm",
      "distributed", "worker_timeout", "bind", "offload_fp32_weight_copy")
 )  # fmt: skip
 FOR_TRAINING = (
-    *sorted(_NAMES - USED_WITHOUT_TRAINING),
+    *(field.name for field in dataclasses.fields(TrainingOptions) if field.name not in USED_WITHOUT_TRAINING),
     *("mixup_alpha", "cutmix_lambda", "cutmix_version", "hostside_image_mixing", "train_with_valid_preprocessing"),
     *("ckpts_per_epoch", "epochs_per_ckpt", "ckpt_epochs_offset", "ckpt_all_instances", "max_ckpts_to_keep"),
     *("keep_best_ckpt", "patience", "safety_ckpt_minutes", "mtbf_hours", "validation", "logs_per_epoch", "log_freq"),
