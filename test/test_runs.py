@@ -263,7 +263,9 @@ def test_a_folder_that_is_not_there_or_has_no_runs(tmp_path):
     assert called(tmp_path).out == f"There are no runs below {tmp_path}\n"
 
 
-@pytest.mark.parametrize("call", ["validation --predict photo.png", "inference_embedded --iterations 1"])
+@pytest.mark.parametrize(
+    "call", ["validation --predict photo.png", "inference_embedded --iterations 1", "export --to frozen"]
+)
 def test_one_network_is_not_another_s_whose_name_begins_so(call, logs):
     made(logs / "many", 36)
     script, *words = call.split()

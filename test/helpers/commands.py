@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+import export
 import finetune
 import inference_embedded
 import plan
@@ -34,7 +35,7 @@ Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
     "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main, "report": report.main,
-    "runs": runs.main, "sweep": sweep.main,
+    "runs": runs.main, "sweep": sweep.main, "export": export.main,
 }  # fmt: skip
 
 

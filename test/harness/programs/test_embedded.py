@@ -13,6 +13,7 @@ from commands import rows, run, succeed, variables
 
 from base.errors import OptionError
 from base.process import versions
+from base.storage.locks import is_locked
 from harness.checkpoints import write
 from harness.commands import cli
 from harness.processes import consistency
@@ -21,6 +22,7 @@ from harness.programs.build import frozen_program, validation_batches_uint8
 from harness.programs.embedded import Batches, Served, load
 from harness.run.resolve import prepare
 from ipu_utils import FrozenProgram
+from log import RunLog
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
 
@@ -45,6 +47,8 @@ def accuracy(folder) -> str:
 @pytest.mark.parametrize("precision", ["32.32", "16.16"])
 def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision):
     monkeypatch.chdir(tmp_path)
+    locked, write_row = [], RunLog.validation_row
+    monkeypatch.setattr(RunLog, "validation_row", lambda of, row: (locked.append(is_locked(of.folder)), write_row(of, row)))
     words = ("--restore-path", trained / "ckpt-2", "--precision", precision)
     succeed("validation", *words, "--logs-path", tmp_path / "v")
     result = infer(tmp_path / "i", *words, "--iterations", 40)  # 40 micro-batches of 50 are all of the 2,000 pictures
@@ -54,6 +58,7 @@ def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision
     assert float(row["top5_acc"]) == pytest.approx(float(validated["top5_acc"]), abs=1e-9)
     assert float(row["loss"]) == pytest.approx(float(validated["loss"]), rel=1e-5)
     assert (row["name"], row["iteration"], row["val_size"]) == ("ckpt-2", "2", "2000")
+    assert locked == [True, True] and not any(is_locked(tmp_path / name) for name in ("i", "v"))
     named = ("avg", "99th percentile", "99.9th percentile", "max")  # the original's line, whole
     told = re.search("^Latencies - " + ", ".join(rf"{name}: ([\d.]+) ms" for name in named) + "$", result.out, re.MULTILINE)
     assert told and float(told[1]) > 0 and float(told[2]) <= float(told[3]) <= float(told[4])
