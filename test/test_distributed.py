@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -270,6 +271,7 @@ class Instance:
     name: str
     cluster: Cluster
     folders: tuple[str, ...] = ()
+    run_id: str = ""
 
 
 class Told:
@@ -333,6 +335,42 @@ def test_a_copied_folder_goes_on_beside_the_first_one_s(instance, tmp_path):
         goes_on, folder = folders.resume(run, Told(instance, [{}, {}], told), first)
         assert goes_on.folders == tuple(listed)
         assert folder == (tmp_path / listed[1] if instance else first)
+
+
+RECORD = {"instance": 1, "run_id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("files_there", "said"),
+    [
+        ({"arguments.json": json.dumps({**RECORD, "run_id": "b"})}, "holds another run;"),
+        ({"arguments_restore.json": json.dumps({**RECORD, "instance": 0})}, "holds another run;"),
+        ({"report.html": "mine"}, "holds report.html;"),
+        ({"training.csv": "mine"}, "holds training.csv;"),
+        ({"arguments.json": json.dumps(RECORD), "training.csv": ""}, ""),
+        ({"arguments.json": json.dumps({"instance": 1})}, ""),  # of a version without ids
+        ({"notes.txt": "mine"}, ""),
+    ],
+)
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_later_instance_goes_on_in_no_other_run_s_folder(files_there, said, branch, tmp_path):
+    """A branch, which goes on in a copy of the first one's folder, has nothing there yet."""
+    first, later = tmp_path / ("branch" if branch else "run"), tmp_path / ("branch_worker1" if branch else "run_worker1")
+    of_all = {"instance": 0, "run_id": "a", "instance_folders": ["run", "run_worker1"]}
+    for folder in {tmp_path / "run", first}:
+        folder.mkdir()
+        (folder / "arguments.json").write_text(json.dumps(of_all))
+    later.mkdir()
+    for name, text in files_there.items():
+        (later / name).write_text(text)
+    options = Asked(LoggingOptions(log_all_instances=True), CheckpointOptions())
+    run = Instance(options, "N", Cluster(("a:1", "b:1"), 1, source="TF_CONFIG"), run_id="a")
+    told = Told(1, [{}, {}], [str(first), [] if branch else of_all["instance_folders"]])
+    said = said or ("holds another run;" if branch and "notes.txt" not in files_there else "")
+    refused = pytest.raises(folders.FolderError, match=f"{later}, where instance 1 of this run is to write, {said}")
+    with refused if said else nullcontext():
+        assert folders.resume(run, told, first)[1] == later
+    assert {name: (later / name).read_text() for name in files_there} == files_there
 
 
 # Failures

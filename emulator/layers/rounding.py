@@ -54,8 +54,7 @@ class Rounding:
         bits = tf.bitcast(x, tf.int32)
         size = tf.bitwise.bitwise_and(bits, ~SIGN)
         uniform = _uniform(x, noise[0], salt) if noise else None
-        y = self._shortened(size, uniform) if self.kind == SHORTENED else self._narrowed(size, uniform)
-        y = tf.where_v2(y > self.format.largest, self.beyond, y)
+        y = self._shortened(size, uniform) if self.kind == SHORTENED else self._bounded(self._narrowed(size, uniform))
         signed = tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN))
         if self.kind == UNSIGNED:
             signed = tf.where_v2(tf.equal(y, 0.0), 0, signed)
@@ -93,9 +92,13 @@ class Rounding:
         below = tf.math.floordiv(x, step)
         return (below + tf.cast(uniform < steps - below, tf.float32)) * step
 
+    def _bounded(self, y: tf.Tensor) -> tf.Tensor:
+        return tf.where_v2(y > self.format.largest, self.beyond, y)
+
     def _shortened(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
         """A size, int32 as FP32 has it, with a shorter fraction, by whole numbers alone; NaN stays."""
         unit = 1 << self._dropped
+        largest, beyond = (int(np.float32(number).view(np.int32)) for number in (self.format.largest, self.beyond))
         rest = tf.bitwise.bitwise_and(size, unit - 1)
         if uniform is None:
             even = tf.bitwise.bitwise_and(tf.bitwise.right_shift(size, self._dropped), 1)
@@ -103,6 +106,7 @@ class Rounding:
         else:
             up = uniform * float(unit) < tf.cast(rest, tf.float32)
             rounded_size = size - rest + tf.cast(up, tf.int32) * unit
+        rounded_size = tf.where_v2(rounded_size > largest, beyond, rounded_size)
         return tf.bitcast(tf.where_v2(size > EXPONENT, size, rounded_size), tf.float32)
 
 

@@ -118,9 +118,9 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
     not for one that saved nothing, unless another process writes there. FolderError, too, for another program's files in
     the places of a run's, which would be replaced."""
     saved = list(folder.glob("ckpt-*.index"))
-    rows = any((folder / name).is_file() for name in TABLES)
+    rows = any((folder / name).exists() for name in TABLES)
     locked = locks.is_locked(folder)
-    if saved or rows or (folder / ARGUMENTS[0]).exists():
+    if _content_of_run(folder):
         if anew and not locked and unsaved_run(folder):
             return
         command = (
@@ -134,12 +134,23 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
         if locked:
             instead = "wait for it: it is being written by another process"
         raise FolderError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
-    foreign = [name for name in REPLACED if (folder / name).is_file()]
+    foreign = _foreign(folder)
     if foreign:
         raise FolderError(
             f"--logs-path {folder} holds {foreign[0]}, which is of no run and would be replaced; give another folder, or "
             "move the file away"
         )
+
+
+def _content_of_run(folder: Path) -> str:
+    """Return the name of one of the files by which a folder is a run's, or nothing."""
+    named = (name for name in (ARGUMENTS[0], *TABLES) if (folder / name).exists())
+    return next(named, next((index.name for index in folder.glob("ckpt-*.index")), ""))
+
+
+def _foreign(folder: Path) -> list[str]:
+    """Return the files that a run would replace, which in a folder without a run are another program's."""
+    return [name for name in REPLACED if (folder / name).is_file()]
 
 
 def unsaved_run(folder: Path) -> dict[str, Any]:
@@ -238,9 +249,28 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     if not team.is_first and given.absolute() != everyone[0] and recorded.get("instance") == team.instance:
         folder = given.absolute()
     if writes(run):
+        if not team.is_first:
+            branches = not listed and bool(recorded.get("instance_folders"))
+            _check_own(folder, run, begins=branches)
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder, resuming=True)
     return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
+
+
+def _check_own(folder: Path, run: Run, begins: bool) -> None:
+    """FolderError for the folder of a later instance that holds another run, or another program's files. `begins`: the run
+    goes on in a copy of instance 0's folder, so that this instance has written nothing for it."""
+    instance, recorded = run.cluster.instance, run_record.arguments(folder)
+    owner = run_record.run_id(folder)
+    own = recorded.get("instance", instance) == instance and (not owner or owner == run.run_id)
+    if recorded and own and not begins:
+        return
+    held = "another run" if recorded else _content_of_run(folder) or next(iter(_foreign(folder)), "")
+    if held:
+        raise FolderError(
+            f"{folder}, where instance {instance} of this run is to write, holds {held}; move that folder away, or let "
+            "instance 0 alone write with --no-log-all-instances --no-ckpt-all-instances"
+        )
 
 
 def writes(run: Run) -> bool:

@@ -11,6 +11,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 from base.fields import LENGTH
+from base.storage.run_files import ARGUMENTS
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import averages, compatibility, find, read, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint
@@ -132,7 +133,8 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
     values = _load(context, program, saved)
     meter, invocations = _restored_rows_and_meter(context, checkpoint)
     # recorded after everything that may stop a resume
-    log.arguments({**recorded_values(run, context.folder, checkpoint), INVOCATIONS: invocations}, restored=True)
+    later = any((context.folder / name).exists() for name in ARGUMENTS)  # not where an instance begins to write now
+    log.arguments({**recorded_values(run, context.folder, checkpoint), INVOCATIONS: invocations}, restored=later)
     rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
     return InitialState(meter, invocations, checkpoint, values, rows)
 
