@@ -218,6 +218,13 @@ def test_a_search_looks_at_a_part_of_the_system():
     assert found["fits"] and 1 < found["ipus"] <= 64 and found["global_batch"] == 33
 
 
+def test_what_a_search_finds_trains():
+    """Mixup takes two pictures of a micro-batch; of 3, the memory of an IPU would have one alone."""
+    words = "--model efficientnet --model-size B4 --dataset imagenet --micro-batch-size 3 --search --json -"
+    one, mixed = (json.loads(succeed("plan", *words.split(), *more).out) for more in ((), ("--mixup-alpha", 0.2)))
+    assert (one["micro_batch"], mixed["micro_batch"]) == (1, 3)
+
+
 def test_what_is_odd_in_a_file_is_printed(tmp_path):
     (tmp_path / "old.yml").write_text(
         "q:\n  model: resnet\n  dataset: cifar-10\n  gradient_accumulation: 4\n  batch_size: 8\n"

@@ -425,6 +425,10 @@ def test_stopping_drops_the_unfinished_update(layout, pictures):
         ("--replicas 2 --BN-span 4", "--BN-span 4 must be a power of two that divides the 2 replicas"),
         ("--replicas 3 --BN-span 3", "--BN-span 3 must be a power of two"),
         ("--gradient-accumulation-count 6 --fold 4", "--fold 4 must divide the 6 micro-batches of an update evenly"),
+        (
+            "--replicas 2 --BN-span 2 --gradient-accumulation-count 3 --fold 2",
+            "--fold 2 must divide 3, the 6 micro-batches of an update by the 2 of a batch norm, evenly",
+        ),
         ("--shards 40", "available shards (40)"),
         ("--fold many", "fold is 'many' but must be auto or a whole number above 0"),
     ],

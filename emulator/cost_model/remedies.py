@@ -44,7 +44,7 @@ def _candidates(prediction: Prediction, keeps_global_batch: bool) -> Iterator[tu
         yield "--enable-recomputation", _with(workload, enable_recomputation=True)
     if options.pipeline and plan.schedule == "Grouped":
         yield "--pipeline-schedule Interleaved", variants.scheduled(workload, "Interleaved")
-    if plan.micro_batch_size % 2 == 0:
+    if plan.micro_batch_size % 2 == 0 and plan.micro_batch_size // 2 >= workload.least_micro_batch:
         half, twice = plan.micro_batch_size // 2, plan.accumulation * 2
         if workload.training:
             words = f"--micro-batch-size {half}" + ("" if keeps_global_batch else f" --gradient-accumulation-count {twice}")

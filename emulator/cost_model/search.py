@@ -136,7 +136,7 @@ def _micro_batches(workload: Workload) -> list[int]:
     if keeps_micro_batch(workload):
         return [plan.micro_batch_size]
     most = min(LARGEST_MICRO_BATCH, plan.global_batch)
-    return [size for size in range(1, most + 1) if plan.global_batch % size == 0]
+    return [size for size in range(workload.least_micro_batch, most + 1) if plan.global_batch % size == 0]
 
 
 def _moved_cuts(prediction: Prediction, frontier: Frontier) -> int:

@@ -30,6 +30,7 @@ class Workload:
     images: int = 0  # of the whole training: images of the data set x epochs
     trained: frozenset[str] = frozenset()  # variables that gradients move
     training: bool = True
+    least_micro_batch: int = 1  # pictures that have to be in one
     processes: int | None = None  # that feed the replicas; None: one for two IPUs of the system, as the published runs had
 
     @property

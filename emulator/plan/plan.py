@@ -131,7 +131,7 @@ class ExecutionPlan:
             f"Batch Size: {self.global_batch}",
             f"  micro-batch {self.micro_batch_size} x accumulation {self.accumulation} x replicas {self.options.replicas}"
             + (f" x instances {self.instances}" if self.instances > 1 else "")
-            + (f", {self.fold} micro-batches a pass" if self.fold > 1 else "")
+            + (f", {self.micro_batches_per_pass} micro-batches a pass" if self.fold > 1 else "")
             + (f", batch norm over {self.options.BN_span} replicas" if self.options.BN_span > 1 else "")
             + f"; precision {self.precision.summary(variables)}"
             + (f", up to {self.updates_per_host_step} updates per host step" if self.updates_per_host_step else ""),
@@ -257,7 +257,12 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_bat
     if options.fold != AUTO:
         fold = int(options.fold)
         if micro_batches_for_norm % fold:
-            raise PlanError(f"--fold {fold} must divide the {micro_batches_for_norm} micro-batches of an update evenly")
+            span = options.local_span
+            update = f"{micro_batches_for_norm * span} micro-batches of an update"
+            divided = (
+                f"the {update}" if span == 1 else f"{micro_batches_for_norm}, the {update} by the {span} of a batch norm,"
+            )
+            raise PlanError(f"--fold {fold} must divide {divided} evenly")
         return fold
     samples = micro_batch_size * options.local_span
     seconds = {

@@ -159,7 +159,12 @@ class DatasetOptions:
     @property
     def mixes(self) -> bool:
         """True if mixup or cutmix mixes pictures; all random ones are alike."""
-        return (self.mixup_alpha > 0 or self.cutmix_lambda < 1) and not self.random_data
+        return self.least_micro_batch > 1 and not self.random_data
+
+    @property
+    def least_micro_batch(self) -> int:
+        """The least pictures of a micro-batch: mixup and cutmix need two different ones, and are off with random ones."""
+        return 2 if self.mixup_alpha > 0 or self.cutmix_lambda < 1 else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,10 +114,10 @@ def mixing(resolved: Resolved) -> Iterator[str]:
             yield "--hostside-image-mixing changes nothing: no pictures are mixed"
     elif not options.mixes:
         yield f"{' and '.join(words)} is off: all pictures of generated and synthetic data are alike"
-    elif micro_batch_size < 2:
+    elif micro_batch_size < options.least_micro_batch:
         raise OptionError(
             f"{words[0]} mixes the pictures of one micro-batch, and --micro-batch-size {micro_batch_size} leaves none to "
-            "mix with; give 2 or more"
+            f"mix with; give {options.least_micro_batch} or more"
         )
 
 

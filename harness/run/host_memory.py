@@ -92,7 +92,7 @@ def _smaller_call(run: Run, limit: Limit) -> list[str]:
     """Options of training that take little enough for the same global batch; two of them where one alone does not."""
     plan = run.plan
     smaller = [replace(plan, micro_batch_size=size, accumulation=plan.accumulation * plan.micro_batch_size // size, fold=1)
-               for size in _parts(plan.micro_batch_size)]  # fmt: skip
+               for size in _parts(plan.micro_batch_size) if size >= run.options.dataset.least_micro_batch]  # fmt: skip
     options = _first_fitting(run, limit, smaller)
     if not plan.options.enable_recomputation:
         options += _first_fitting(run, limit, [_recomputing(plan)])

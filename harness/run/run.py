@@ -183,6 +183,7 @@ class Run:
             trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.is_trained(v.name)),
             training=self.trains,
             processes=processes,
+            least_micro_batch=self.options.dataset.least_micro_batch if self.trains else 1,
         )
 
     @property
