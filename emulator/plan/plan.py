@@ -258,10 +258,9 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_bat
         fold = int(options.fold)
         if micro_batches_for_norm % fold:
             span = options.local_span
-            update = f"{micro_batches_for_norm * span} micro-batches of an update"
-            divided = (
-                f"the {update}" if span == 1 else f"{micro_batches_for_norm}, the {update} by the {span} of a batch norm,"
-            )
+            divided = f"the {micro_batches_for_norm * span} micro-batches of an update"
+            if span > 1:
+                divided = f"{micro_batches_for_norm}, {divided} by the {span} of a batch norm,"
             raise PlanError(f"--fold {fold} must divide {divided} evenly")
         return fold
     samples = micro_batch_size * options.local_span

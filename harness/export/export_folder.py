@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -20,9 +20,9 @@ _FINISHING = "stopping when the export is in its place"
 _UNFINISHED = ".unfinished-export-"  # begins the name of a folder
 
 
-def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
+def check(folder: Path, texts: Mapping[str, str], force: bool, written: Collection[str] = FILES) -> None:
     """OptionError for a place that is no folder, or that holds the export of something else: another network, other weights,
-    or other sizes of pictures."""
+    or other sizes of pictures; or a file in the place of one that is to be `written` and is of no export."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise OptionError(f"--output {folder} is no folder; give another name")
     there = [name for name in FILES if os.path.lexists(folder / name)]
@@ -31,12 +31,24 @@ def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
             f"{folder} holds an export of something else ({', '.join(there)}); --force replaces it, --output names another "
             "place"
         )
+    known = _kept_digests(folder)
+    exported = {*texts, *(name.partition("/")[0] for name in known)}
+    foreign = [name for name in there if known and name in written and name not in exported and _has_files(folder / name)]
+    if foreign and not force:
+        raise OptionError(
+            f"{folder} holds {', '.join(foreign)}, which {digests.FILE} does not list, so that no export wrote it; --force "
+            "replaces it, --output names another place"
+        )
 
 
 def _of_these(folder: Path, texts: Mapping[str, str], there: Sequence[str]) -> bool:
     """Return whether the files that are there belong to these texts: an export of them, or one that `put` had begun."""
     told = [name for name in texts if name in there]
     return _holds(folder, {name: texts[name] for name in told}) and (len(told) == len(texts) or len(told) == len(there))
+
+
+def _has_files(path: Path) -> bool:
+    return not path.is_dir() or any(path.iterdir())
 
 
 def _holds(folder: Path, texts: Mapping[str, str]) -> bool:

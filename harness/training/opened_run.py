@@ -11,6 +11,7 @@ from pathlib import Path
 
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
+from base.storage.run_files import ARGUMENTS
 from harness.checkpoints import write
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.checkpoints.write import SaveError, Writer
@@ -76,7 +77,7 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
         log.follow("--wandb", start)
     if logging.mlflow and team.is_first:
         log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))
-    if not saved:
+    if not saved or not any((folder / name).exists() for name in ARGUMENTS):
         folders.keep_options(run, folder, values)
     if logging.logs and folders.writes(run):
         inference_record.record_inference(run, folder, resumed=saved is not None)

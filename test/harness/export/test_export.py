@@ -358,6 +358,10 @@ def test_no_export_of_something_else_is_written_over(trained, tmp_path):
     assert exported(trained, "--to", "frozen,savedmodel", "--output", folder).code == 0
     assert exported(trained, "--to", "savedmodel", "--output", folder).code == 0  # the same: replaced
     before = (folder / "frozen.pb").read_bytes()
+    (folder / "model.tflite").write_text("mine")
+    assert "holds model.tflite, which SHA256SUMS does not list" in refused(trained, "--to", "tflite", "--output", folder)
+    assert (folder / "model.tflite").read_text() == "mine"
+    (folder / "model.tflite").unlink()
     earlier = (trained / "ckpt-0", "--to", "savedmodel", "--output", folder)
     assert "holds an export of something else (labels.txt, preprocessing.json, saved_model, frozen.pb)" in refused(*earlier)
     assert (folder / "frozen.pb").read_bytes() == before
