@@ -118,7 +118,7 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
     not for one that saved nothing, unless another process writes there. FolderError, too, for another program's files in
     the places of a run's, which would be replaced."""
     saved = list(folder.glob("ckpt-*.index"))
-    rows = any((folder / name).exists() for name in TABLES)
+    rows = any((folder / name).is_file() for name in TABLES)
     locked = locks.is_locked(folder)
     if _content_of_run(folder):
         if anew and not locked and unsaved_run(folder):
@@ -144,8 +144,9 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
 
 def _content_of_run(folder: Path) -> str:
     """Return the name of one of the files by which a folder is a run's, or nothing."""
-    named = (name for name in (ARGUMENTS[0], *TABLES) if (folder / name).exists())
-    return next(named, next((index.name for index in folder.glob("ckpt-*.index")), ""))
+    first = ARGUMENTS[0] if (folder / ARGUMENTS[0]).exists() else ""
+    tables = (name for name in TABLES if (folder / name).is_file())
+    return first or next(tables, next((index.name for index in folder.glob("ckpt-*.index")), ""))
 
 
 def _foreign(folder: Path) -> list[str]:
