@@ -349,12 +349,13 @@ RECORD = {"instance": 1, "run_id": "a"}
         ({"training.csv": "mine"}, "holds training.csv;"),
         ({"arguments.json": json.dumps(RECORD), "training.csv": ""}, ""),
         ({"arguments.json": json.dumps({"instance": 1})}, ""),  # of a version without ids
+        ({"arguments.json": json.dumps({**RECORD, "instance_folders": ["run", "run_worker1"]})}, ""),
         ({"notes.txt": "mine"}, ""),
     ],
 )
 @pytest.mark.parametrize("branch", [False, True])
 def test_a_later_instance_goes_on_in_no_other_run_s_folder(files_there, said, branch, tmp_path):
-    """A branch, which goes on in a copy of the first one's folder, has nothing there yet."""
+    """A branch, which goes on in a copy of the first one's folder, has nothing there yet, or a copy of the later one's."""
     first, later = tmp_path / ("branch" if branch else "run"), tmp_path / ("branch_worker1" if branch else "run_worker1")
     of_all = {"instance": 0, "run_id": "a", "instance_folders": ["run", "run_worker1"]}
     for folder in {tmp_path / "run", first}:
@@ -366,7 +367,8 @@ def test_a_later_instance_goes_on_in_no_other_run_s_folder(files_there, said, br
     options = Asked(LoggingOptions(log_all_instances=True), CheckpointOptions())
     run = Instance(options, "N", Cluster(("a:1", "b:1"), 1, source="TF_CONFIG"), run_id="a")
     told = Told(1, [{}, {}], [str(first), [] if branch else of_all["instance_folders"]])
-    said = said or ("holds another run;" if branch and "notes.txt" not in files_there else "")
+    copied = "notes.txt" in files_there or "run_worker1" in files_there.get("arguments.json", "")
+    said = said or ("holds another run;" if branch and not copied else "")
     refused = pytest.raises(folders.FolderError, match=f"{later}, where instance 1 of this run is to write, {said}")
     with refused if said else nullcontext():
         assert folders.resume(run, told, first)[1] == later
@@ -397,10 +399,12 @@ def newest(folder: Path) -> int:
 
 
 def goes_on(folder: Path, instances: int = 2) -> None:
-    """As many instances take up where the newest checkpoint is, and stop after a few updates."""
+    """As many instances take up where the newest checkpoint is, save, and stop after a few updates."""
     last = newest(folder) + 3
-    words = ["--restore-path", folder, "--stop-after", last]
+    words = ["--restore-path", folder, "--stop-after", last, "--ckpt-all-instances"]
     succeeded(by_tf_config("restore.py", [words] * instances)) if instances > 1 else succeed("restore", *words)
+    for k in range(1, instances):  # with a record, so that each can resume from its own folder
+        assert arguments(folder.with_name(f"{folder.name}_worker{k}"))["instance"] == k
     assert (folder / f"ckpt-{last}.index").exists()
 
 

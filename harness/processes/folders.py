@@ -251,20 +251,20 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
         folder = given.absolute()
     if writes(run):
         if not team.is_first:
-            branches = not listed and bool(recorded.get("instance_folders"))
-            _check_own(folder, run, begins=branches)
+            _check_own(folder, run, [] if listed else recorded.get("instance_folders") or [])
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder, resuming=True)
     return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
 
 
-def _check_own(folder: Path, run: Run, begins: bool) -> None:
-    """FolderError for the folder of a later instance that holds another run, or another program's files. `begins`: the run
-    goes on in a copy of instance 0's folder, so that this instance has written nothing for it."""
+def _check_own(folder: Path, run: Run, copied: Sequence[str]) -> None:
+    """FolderError for the folder of a later instance that holds another run, or another program's files. `copied`: the
+    folders that the run has recorded, where it goes on in a copy of instance 0's: this instance's may be copied, too, and
+    else is of an earlier copy that went on by itself."""
     instance, recorded = run.cluster.instance, run_record.arguments(folder)
     owner = run_record.run_id(folder)
     own = recorded.get("instance", instance) == instance and (not owner or owner == run.run_id)
-    if recorded and own and not begins:
+    if recorded and own and (not copied or recorded.get("instance_folders") == copied):
         return
     held = "another run" if recorded else _content_of_run(folder) or next(iter(_foreign(folder)), "")
     if held:
@@ -284,10 +284,10 @@ def all_write(run: Run) -> bool:
     return run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
 
 
-def keep_options(run: Run, folder: Path, values: Config) -> None:
-    """The options of an instance that saves without a log, so that it can resume from its own folder."""
-    if run.options.logging.logs and run.options.checkpoint.ckpt_all_instances and not (folder / "log.txt").exists():
-        record(folder, values, restored=False)
+def keep_options(run: Run, folder: Path, values: Config, restored: bool) -> None:
+    """Record the options of an instance that saves without a log, so that it can resume from its own folder."""
+    if run.options.logging.logs and run.options.checkpoint.ckpt_all_instances:
+        record(folder, values, restored)
 
 
 def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Path:

@@ -18,6 +18,7 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
 from harness.options.sections import flag, with_trait
+from harness.processes import folders
 from harness.processes.team import Team
 from harness.run.length import TrainingLength
 from harness.run.recorded_arguments import CLASSES, INVOCATIONS, RUN_ID, arguments, other_class_names
@@ -134,7 +135,10 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
     meter, invocations = _restored_rows_and_meter(context, checkpoint)
     # recorded after everything that may stop a resume
     later = any((context.folder / name).exists() for name in ARGUMENTS)  # not where an instance begins to write now
-    log.arguments({**recorded_values(run, context.folder, checkpoint), INVOCATIONS: invocations}, restored=later)
+    recorded = {**recorded_values(run, context.folder, checkpoint), INVOCATIONS: invocations}
+    log.arguments(recorded, restored=later)
+    if not log.recorded:
+        folders.keep_options(run, context.folder, recorded, restored=later)
     rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
     return InitialState(meter, invocations, checkpoint, values, rows)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
-from base.storage.run_files import ARGUMENTS
 from harness.checkpoints import write
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.checkpoints.write import SaveError, Writer
@@ -77,8 +76,8 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
         log.follow("--wandb", start)
     if logging.mlflow and team.is_first:
         log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))
-    if not saved or not any((folder / name).exists() for name in ARGUMENTS):
-        folders.keep_options(run, folder, values)
+    if not saved and not log.recorded:
+        folders.keep_options(run, folder, values, restored=False)
     if logging.logs and folders.writes(run):
         inference_record.record_inference(run, folder, resumed=saved is not None)
     return log
