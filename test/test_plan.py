@@ -65,6 +65,14 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert colours and all(f'figure [fill="{colour}"]{{fill:{svg.DARK[colour]}}}' in text for colour in colours)
     for picture in ("Images a second against memory", "Memory of each IPU", "Schedules", "on other systems"):
         assert picture in text
+    bars = re.findall(r"The same global batch on other systems.*?</svg>", text, re.DOTALL)
+    assert len(bars) == 4
+    for bar in bars:  # titles: each of the plan's replicas x accumulation
+        batches = {int(n) * int(a) for n, a in re.findall(r">[\d,]+ img/sec, (\d+) replicas? x (\d+)<", bar)}
+        assert len(batches) == 1
+    told = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
+    for (system, rate), bar in zip(told, bars, strict=True):
+        assert f">{system}: {rate} img/sec" in bar
 
 
 def test_a_run_s_folder_says_what_is_planned(tmp_path):

@@ -33,10 +33,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
-from base.process import command_line, commands  # noqa: E402
+from base.process import command_line  # noqa: E402
 from base.storage import input_files  # noqa: E402
 from Datasets.formats.class_names import IMAGENET_CLASSES  # noqa: E402
 from harness.checkpoints import npz_weights  # noqa: E402
+from harness.commands import hints  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
 from tools.weight_files import ImportFailure  # noqa: E402
 
@@ -124,10 +125,11 @@ def report(match: foreign.Match, output: Path, values: dict[str, np.ndarray]) ->
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if match.without:
         words = f"--model {network['model']} --model-size {network['model_size']} --batch-norm"
-        train = commands.spoken("python train.py")
-        print(f"Try it:  {train} --init-path {output} {words} --dataset imagefolder --data-dir PICTURES")
+        words = [*words.split(), "--dataset", "imagefolder", "--data-dir", "PICTURES"]
+        print(f"Try it:  {hints.command('train', '--init-path', command_line.as_value(output), *words)}")
     else:
-        print(f"Try it:  {commands.spoken('python validation.py')} --restore-path {output} --predict PHOTO.jpg")
+        path = command_line.as_value(output)
+        print(f"Try it:  {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
 
 
 if __name__ == "__main__":

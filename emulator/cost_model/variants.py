@@ -40,16 +40,16 @@ def staged(
 
 
 def scaled(workload: Workload, system: System) -> Workload | None:
-    """Return the workload with as many replicas as the system holds, and the same global batch as far as a whole
-    accumulation count gives it; None if not one replica fits or the global batch is too small for all of them."""
-    plan = workload.plan
-    replicas = system.ipus // plan.options.shards
-    accumulation = plan.global_batch // (replicas * plan.micro_batch_size) if replicas else 0
-    if not accumulation:
-        return None
-    options = replace(plan.options, replicas=replicas, BN_span=min(plan.options.BN_span, replicas))
-    other = replace(plan, options=options, accumulation=accumulation, instances=1, instance=0)
-    return replace(workload, plan=other)
+    """Return the workload with as many replicas as the system holds: of a training, those that divide its global batch and
+    that its batch norm's span divides; None if there are none."""
+    plan, span = workload.plan, workload.plan.options.BN_span
+    micro_batches = plan.global_batch // plan.micro_batch_size
+    for replicas in range(system.ipus // plan.options.shards, 0, -1):
+        if not workload.training or (micro_batches % replicas == 0 and replicas % span == 0):
+            accumulation = micro_batches // replicas if workload.training else plan.accumulation
+            options = replace(plan.options, replicas=replicas)
+            return replace(workload, plan=replace(plan, options=options, accumulation=accumulation, instances=1, instance=0))
+    return None
 
 
 def family(system: System) -> tuple[System, ...]:

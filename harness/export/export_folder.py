@@ -31,6 +31,11 @@ def check(folder: Path, texts: Mapping[str, str], force: bool, written: Collecti
             f"{folder} holds an export of something else ({', '.join(there)}); --force replaces it, --output names another "
             "place"
         )
+    if not there and not force and os.path.lexists(folder / digests.FILE):
+        raise OptionError(
+            f"{folder} holds a {digests.FILE} of other files than an export's; --force replaces it, --output names another "
+            "place"
+        )
     known = _kept_digests(folder)
     exported = {*texts, *(name.partition("/")[0] for name in known)}
     foreign = [name for name in there if known and name in written and name not in exported and _has_files(folder / name)]

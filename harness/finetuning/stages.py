@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ _OWN: Mapping[str, str] = {  # options that have a meaning of their own here, an
     "autoresume": "the same call goes on anyway",
     "distributed": "it trains in one process; train.py trains in several",
     "logs": "the stages hand their weights on in their folders",
+    "validation": "the best weights are those of its validation; it validates anyway",
     **dict.fromkeys(("dataset", "data_dir", "generated_data", "synthetic_data"), "the pictures are those of the folder"),
 }
 
@@ -68,21 +69,22 @@ class Best:
 
 def words(stage: TrainingStage, given: Sequence[str], folder: Path, place: Path, begin_with: Checkpoint | None) -> list[str]:
     """Return the words of train.py for a stage in the folder `place`. `given`: options of the call, which win;
-    `begin_with`: weights of the stage before. OptionError for options that a fine-tuning decides itself."""
+    `begin_with`: weights of the stage before, which go before an --init-path of the call: that is where the first stage
+    begins. OptionError for options that a fine-tuning decides itself."""
     own = ["--config", stage.config, "--data-dir", as_value(folder), "--logs-path", as_value(place), "--autoresume"]
-    own += ["--init-path", as_value(Path(begin_with.prefix))] if begin_with else []
-    return own + _of_stage(stage, given)
+    begun = ["--init-path", as_value(Path(begin_with.prefix))] if begin_with else []
+    return own + begun + _of_stage(stage, given, {"init_path"} if begun else set())
 
 
-def _of_stage(stage: TrainingStage, given: Sequence[str]) -> list[str]:
-    """The words of the call that count for a stage."""
+def _of_stage(stage: TrainingStage, given: Sequence[str], decided: Collection[str]) -> list[str]:
+    """The words of the call that count for a stage, in which the options `decided` have other values."""
     everything = sources.all_options("train").flags()
     words, last_only = [], _LAST_ONLY | set(with_trait(LENGTH)) | _of_schedules()
     for flag, values in sources.tokens(list(given), everything):
         name = everything[flag].option.name
         if name in _OWN:
             raise OptionError(f"command line: {flag} is not for finetune.py: {_OWN[name]}")
-        if stage is NETWORK or name not in last_only:
+        if name not in decided and (stage is NETWORK or name not in last_only):
             words += [flag, *values]
     return words
 

@@ -61,7 +61,7 @@ def _section(planned: Planned) -> str:
     energy = prediction.kilowatt_hours
     facts = [
         (f"{timing.images_per_second:,.0f}", "images a second"),
-        (f"{1e3 * timing.seconds:,.1f} ms", "an update"),
+        (f"{1e3 * timing.seconds:,.1f} ms", table.unit_of_work(prediction)),
         (f"{timing.hours:,.1f}", "hours"),
         (fit, "on the fullest IPU"),
         (f"{100 * timing.idle_share:.0f} %", "idle"),
@@ -159,9 +159,10 @@ def _memory(prediction: Prediction) -> str:
 
 
 def _update(prediction: Prediction) -> str:
-    """The parts of an update's time."""
+    """The parts of an update's time, or of an inference's."""
     rows = [(name.replace("_", " "), seconds) for name, seconds in prediction.update_parts.items() if seconds > 0]
-    return _bars("Where an update's time goes", [(n, 1e3 * v, f"{1e3 * v:,.2f} ms", PLANNED) for n, v in rows])
+    unit = table.unit_of_work(prediction)
+    return _bars(f"Where the time of {unit} goes", [(n, 1e3 * v, f"{1e3 * v:,.2f} ms", PLANNED) for n, v in rows])
 
 
 def _schedules(prediction: Prediction) -> str:
@@ -183,26 +184,23 @@ def _schedules(prediction: Prediction) -> str:
 
 
 def _scaling(prediction: Prediction) -> str:
-    """Bars of images a second, one for each system of the same IPUs: the plan's global batch, on as many replicas as fit."""
-    rows = []
+    """Bars of images a second, one for each system of the same IPUs: the plan on its own system, and on the others as many
+    replicas of it as they hold, of a training with the same global batch."""
+    rows, workload = [], prediction.workload
     for system in variants.family(prediction.system):
-        other = variants.scaled(prediction.workload, system)
+        own = system is prediction.system
+        other = workload if own else variants.scaled(workload, system)
         if other is None:
-            holds = system.ipus >= prediction.workload.plan.options.shards
-            why = "the global batch is too small for its replicas" if holds else "does not hold this plan"
-            rows.append((system.name, 0.0, why, IDEAL))
+            rows.append((system.name, 0.0, "does not hold this plan", IDEAL))
             continue
         throughput = _varied(prediction, other, system).timing.images_per_second
-        own = system is prediction.system
+        replicas = f"{other.plan.total_replicas} replica{'s' if other.plan.total_replicas > 1 else ''}"
+        accumulation = f" x {other.plan.accumulation}" if workload.training else ""
         rows.append(
-            (
-                system.name,
-                throughput,
-                f"{throughput:,.0f} img/sec, accumulation {other.plan.accumulation}",
-                PLANNED if own else IDEAL,
-            )
+            (system.name, throughput, f"{throughput:,.0f} img/sec, {replicas}{accumulation}", PLANNED if own else IDEAL)
         )
-    return _bars("The same global batch on other systems", rows)
+    same = "global batch" if workload.training else "micro-batch"
+    return _bars(f"The same {same} on other systems", rows)
 
 
 def _varied(prediction: Prediction, workload: Workload, system: System) -> Prediction:

@@ -50,11 +50,16 @@ def _comparison(planned: Sequence[Planned]) -> list[str]:
     return lines
 
 
+def unit_of_work(prediction: Prediction) -> str:
+    """Return the work whose seconds a prediction tells, with its article."""
+    return "an update" if prediction.workload.training else "a micro-batch"
+
+
 def one(planned: Planned) -> str:
     """A plan in a few lines."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
-    energy, unit = prediction.kilowatt_hours, "an update" if prediction.workload.training else "a micro-batch"
+    energy, unit = prediction.kilowatt_hours, unit_of_work(prediction)
     replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
     lines = [
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "

@@ -92,6 +92,8 @@ def _of(content: Mapping[str, Any]) -> Evaluation:
         raise ValueError("its checkpoint or its number of classes is none")
     if not isinstance(names, list) or len(names) not in (0, classes) or not all(isinstance(each, str) for each in names):
         raise ValueError("its names are not those of its classes")
+    if not all(isinstance(content[name], dict) for name in ("files", "pictures")):
+        raise ValueError("its files or its pictures have no places")
     labels, records = (np.array(content[name], np.int64) for name in ("labels", "records"))
     answers, probabilities = np.array(content["answers"], np.int64), np.array(content["probabilities"], np.float64)
     n = len(labels)

@@ -362,6 +362,11 @@ def test_no_export_of_something_else_is_written_over(trained, tmp_path):
     assert "holds model.tflite, which SHA256SUMS does not list" in refused(trained, "--to", "tflite", "--output", folder)
     assert (folder / "model.tflite").read_text() == "mine"
     (folder / "model.tflite").unlink()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/SHA256SUMS").write_text(f"{'0' * 64}  big.bin\n")
+    assert "a SHA256SUMS of other files than an export's" in refused(
+        trained, "--to", "tflite", "--output", tmp_path / "other"
+    )
     earlier = (trained / "ckpt-0", "--to", "savedmodel", "--output", folder)
     assert "holds an export of something else (labels.txt, preprocessing.json, saved_model, frozen.pb)" in refused(*earlier)
     assert (folder / "frozen.pb").read_bytes() == before

@@ -11,6 +11,7 @@ from commands import Result, rows, run
 from PIL import Image
 
 from base.errors import DataError
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import stages, survey
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 all the same
@@ -97,6 +98,15 @@ def test_options_of_length_and_rate_are_the_networks():
     assert stages.words(stages.NETWORK, given, Path("p"), Path("l"), None)[-6:] == given
 
 
+def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
+    """Whatever weights the call gives the first stage."""
+    given, best = ["--init-path", "mine.npz", "--seed", "5"], Checkpoint(str(tmp_path / "ckpt-3"))
+    words = stages.words(stages.NETWORK, given, Path("p"), Path("l"), best)
+    assert [words[k + 1] for k, word in enumerate(words) if word == "--init-path"] == [best.prefix]
+    for stage in (stages.CLASSIFIER, stages.NETWORK):
+        assert stages.words(stage, given, Path("p"), Path("l"), None)[-4:] == given
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -106,6 +116,7 @@ def test_options_of_length_and_rate_are_the_networks():
         (["--epochs", "many"], "epochs is 'many'"),
         (["--distributed"], "--distributed is not for finetune.py: it trains in one process"),
         (["--data-dir", "elsewhere"], "--data-dir is not for finetune.py: the pictures are those of the folder"),
+        (["--no-validation"], "--no-validation is not for finetune.py: the best weights are those of its validation"),
         (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
     ],
 )

@@ -246,7 +246,7 @@ def test_what_is_kept_is_of_one_checkpoint_and_whole(reported, trained, tmp_path
         "classes": "3", "pictures": {"0": base64.b64encode(b"<svg>").decode()}, "files": {"99": "x"}, "records": None,
     }  # fmt: skip
     del good["digest"]
-    for name, value in wrong.items():
+    for name, value in (*wrong.items(), ("files", []), ("pictures", 3)):
         content = {**good, name: value}
         (tmp_path / evaluation.FILE).write_text(json.dumps({**content, "digest": state_file.digest_of(content)}))
         found, warning = evaluation.kept(tmp_path, good["fingerprint"])
