@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
         raise OptionError("finetune.py trains in one process: start it without poprun; train.py trains in several")
     folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
+    _check_place(top)
     asks = False
     for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while
         asks = entry.only_asks(cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train").options)
@@ -61,6 +62,15 @@ def main(argv: list[str]) -> int:
         _report(top, reached)
         _finished(top, reached)
     return 0
+
+
+def _check_place(top: Path) -> None:
+    """OptionError for a folder with another program's file in the place of the page."""
+    if os.path.lexists(top / page.FILE) and not any((top / stage.name).is_dir() for stage in (CLASSIFIER, NETWORK)):
+        raise OptionError(
+            f"--logs-path {top} holds {page.FILE}, which is of no fine-tuning and would be replaced; give another folder, "
+            "or move the file away"
+        )
 
 
 def _better(before: Best | None, now: Best | None) -> Best | None:

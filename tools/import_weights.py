@@ -23,6 +23,7 @@ if __name__ == "__main__":  # before what takes time to import
     startup.begin("import_weights.py")
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def main(argv: list[str]) -> int:
         raise ImportFailure(f"--output {output} must end in {npz_weights.SUFFIX}")
     if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
+    if os.path.lexists(output) and not npz_weights.is_own(output):
+        raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
     try:
         match = foreign.identify(weight_files.arrays(arguments.source))
         values = cast(match.values, arguments.half)

@@ -9,6 +9,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from base.process.command_line import as_value
+from base.process.commands import in_shell
 from base.storage import input_files
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
@@ -163,5 +165,6 @@ def _check_own_format(option: str, path: Path) -> None:
     """Other projects' files are named as such."""
     if path.suffix in npz_weights.FOREIGN:
         raise CheckpointError(
-            f"{option} {path}: weights of another project have to be imported first: python tools/import_weights.py {path}"
+            f"{option} {path}: weights of another project have to be imported first: "
+            f"python tools/import_weights.py {in_shell([as_value(path)])}"
         )

@@ -48,6 +48,14 @@ def located(path: Path) -> Path | None:
     return bundled if bundled and not path.exists() else None
 
 
+def is_own(path: Path) -> bool:
+    """Return whether a file holds weights with the options of their network, as only this project writes."""
+    try:
+        return bool(options(path))
+    except (CheckpointError, OSError):
+        return False
+
+
 def options(path: Path) -> dict[str, Any]:
     """The options that were recorded with the weights; empty if there are none."""
     entries = _read(path, lambda name: name == OPTIONS)

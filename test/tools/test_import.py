@@ -159,6 +159,7 @@ def test_the_bundled_weights_come_back(tool, tmp_path):
     assert made.keys() == kept.keys()
     assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
     assert npz_weights.options(tmp_path / "lite.npz") == asked
+    assert tool("theirs.npz", "--output", "lite.npz")[0] == 0  # an import may be made anew
 
 
 # --- Keras ---
@@ -232,6 +233,8 @@ def test_foreign_files_are_pointed_to_the_tool(tmp_path):
             result = run(*words)
             assert result.code == 2
             assert f"tools/import_weights.py {path}" in result.err
+    (tmp_path / "a name.h5").write_bytes(b"x")
+    assert f"import_weights.py '{tmp_path / 'a name.h5'}'" in run("validation", "--restore-path", tmp_path / "a name.h5").err
 
 
 # --- refusals ---
@@ -255,6 +258,8 @@ def test_what_is_refused(tool, tmp_path):
     np.savez(tmp_path / "good.npz", **theirs)
     assert "written over itself" in refused(tool, "good.npz", "--output", "good.npz")
     assert "must end in .npz" in refused(tool, "good.npz", "--output", "good")
+    assert "one.npz is there, and is no import of weights" in refused(tool, "good.npz", "--output", "one.npz")
+    assert list(np.load(tmp_path / "one.npz")) == ["weight"]
     assert not (tmp_path / "out.npz").exists()
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from base.errors import DataError
 from base.fields import printable
-from base.process import command_line
+from base.process import command_line, commands
 from Datasets.formats import conversion_info, image_folder
 from Datasets.formats.image_folder import BadFile, Listing
 from Datasets.sources import splits
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         print(f"{split}: {len(pictures)} pictures in {shards} shard{'s' * (shards > 1)}")
     print(f"{len(listing.classes)} classes, named in {target / 'labels.txt'}")
     if len(listing.classes) > 1:
-        print(f"Train with --dataset imagefolder --data-dir {target}")
+        print(f"Train with --dataset imagefolder --data-dir {commands.in_shell([command_line.as_value(target)])}")
     else:
         print("warning: with one class there is nothing to learn; training needs two or more")
     return 0
