@@ -60,13 +60,13 @@ def main(argv: list[str]) -> int:
         raise ImportFailure(f"--output {output} must end in {npz_weights.SUFFIX}")
     if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
-    if os.path.lexists(output) and not npz_weights.is_own(output):
-        raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
     try:
         match = foreign.identify(weight_files.arrays(arguments.source))
         values = cast(match.values, arguments.half)
     except (ImportFailure, foreign.ForeignError) as error:
         raise ImportFailure(f"{arguments.source}: {error}") from None
+    if os.path.lexists(output) and not npz_weights.is_own(output):
+        raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
     npz_weights.write(output, values, options(match, arguments.symmetric_input))
     report(match, output, values)
     return 0
