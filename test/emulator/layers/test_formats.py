@@ -139,9 +139,9 @@ def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
 
 
 def test_kernels_and_xla_draw_the_same(monkeypatch):
+    """Subnormal numbers of FP32 and numbers that overflow are among the values."""
     if not library.identity():
         pytest.skip("the kernels are not built")
-    """Subnormal numbers of FP32 and numbers that overflow are among the values."""
     for name, saturate in (("bf16", False), ("bf16", True), ("e4m3fnuz", False), ("e5m2", True), ("e6m9", False)):
         number_format = number_formats.by_name(name)
         values = np.concatenate([patterns(number_format)[:300_000], np.float32([3e38, np.inf, -np.inf, np.nan])])
