@@ -24,11 +24,14 @@ from base.errors import OptionError
 from base.fields import printable
 from base.process import command_line
 from base.process.signals import StopRequest
+from harness.checkpoints import run_record
 from harness.cluster import membership
 from harness.commands import cli, entry, hints
 from harness.finetuning import stages, survey
-from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
+from harness.finetuning.stages import CLASSIFIER, NETWORK, Best, TrainingStage
 from harness.report_page import page
+from harness.run.resolve import prepare
+from harness.training.origins import NewRun
 
 
 def main(argv: list[str]) -> int:
@@ -46,6 +49,8 @@ def main(argv: list[str]) -> int:
     for line in pictures.lines:
         print(line)
     given = _for_these_pictures(given, pictures)
+    for stage in chosen[1:]:  # before the first one has trained for it
+        _check_options(stage, given, folder, top / stage.name)
     reached: Best | None = None
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
@@ -71,6 +76,15 @@ def _check_place(top: Path) -> None:
             f"--logs-path {top} holds {page.FILE}, which is of no fine-tuning and would be replaced; give another folder, "
             "or move the file away"
         )
+
+
+def _check_options(stage: TrainingStage, given: Sequence[str], folder: Path, place: Path) -> None:
+    """OptionError, DataError or CheckpointError for options with which the stage cannot begin; a run that is there is
+    resumed anyway."""
+    if not run_record.arguments_file(place).exists():
+        options = cli.parse(stages.words(stage, given, folder, place, None), "train").options
+        NewRun().check_source(options)
+        prepare(options, os.environ)
 
 
 def _better(before: Best | None, now: Best | None) -> Best | None:

@@ -118,10 +118,14 @@ def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
         (["--data-dir", "elsewhere"], "--data-dir is not for finetune.py: the pictures are those of the folder"),
         (["--no-validation"], "--no-validation is not for finetune.py: the best weights are those of its validation"),
         (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
+        (
+            ["--ckpts-per-epoch", "0", *map(str, SMALL)],
+            "averages the run's checkpoints, and --ckpts-per-epoch 0 writes none",
+        ),
     ],
 )
 def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypatch):
-    refused = finetuned(write_pictures(tmp_path / "p", 2), *words, "--logs-path", tmp_path / "logs")
+    refused = finetuned(write_pictures(tmp_path / "p", 5), *words, "--logs-path", tmp_path / "logs")
     assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/report.html").write_text("mine")
