@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
     sweep = block.read(request.file, request.name)
     top = request.logs_path / sweep.name
     ready = trial_runs.of(sweep, trials.of(sweep), request, top)
+    output_files.check_place(top, ready)
     board, shares = Board(sweep, ready, request.metric), workers.shares(request.jobs, workers.cores())
     print(*board.head(top, shares), *trial_runs.notes(ready), sep="\n", flush=True)
     if request.dry_run:
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int, ...]]) -> None:
     """Train every trial that is not complete; the table is written after each."""
-    outputs = files.own_folder(top / "output")
+    outputs = files.own_folder(top / output_files.OUTPUTS)
     left = [one for one in ready if not board.completed(one)]
     works = [workers.Work(one.trial.name, one.folder, one.words, outputs / f"{one.trial.name}.txt") for one in left]
 

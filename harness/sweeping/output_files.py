@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,19 @@ from harness.sweeping.board import Board
 from harness.sweeping.results import Metric, Result
 from harness.sweeping.trial_runs import Planned
 
-TABLE, PAGE, BEST = "sweep.csv", "sweep.html", "best.yml"
+TABLE, PAGE, BEST, OUTPUTS = "sweep.csv", "sweep.html", "best.yml", "output"
 _OF_A_FOLDER = ("log_dir", "name_suffix")
 _NOT_HERE = "python report.py adds them, for a run"
+
+
+def check_place(top: Path, trials: Sequence[Planned]) -> None:
+    """OptionError for a folder without any trial, in which another program's file is in the place of one of a sweep's."""
+    foreign = [name for name in (TABLE, PAGE, BEST) if os.path.lexists(top / name)]
+    if foreign and not any(os.path.lexists(folder) for folder in (top / OUTPUTS, *(each.folder for each in trials))):
+        raise OptionError(
+            f"{top} holds {foreign[0]}, which is of no sweep and would be replaced; give --logs-path another folder, or "
+            "move the file away"
+        )
 
 
 def table(top: Path, board: Board) -> Path:

@@ -264,6 +264,16 @@ def test_a_dry_run_lists_the_trials_and_what_is_to_be_known_of_them(tmp_path):
     assert re.search(r"warning: the learning rate goes up to 4810,.* \(abs-learning-rate=5000\)\n", far)
 
 
+def test_a_file_of_something_else_in_a_sweeps_folder_is_left(tmp_path):
+    mine = tmp_path / "logs" / "s" / "best.yml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    refused = swept(tmp_path, GRID)
+    assert refused.code == 2 and f"{mine.parent} holds best.yml, which is of no sweep and would be replaced" in refused.err
+    (mine.parent / "output").mkdir()  # as every sweep makes first
+    assert swept(tmp_path, GRID).code == 0 and mine.read_text() == "mine"
+
+
 def test_a_trial_that_is_to_save_nothing_is_complete_by_its_rows(tmp_path):
     record = {"run_id": "x", "total_iterations": 3, "ckpts_per_epoch": 0, "epochs_per_ckpt": 0}
     (tmp_path / "arguments.json").write_text(json.dumps(record))
