@@ -337,6 +337,26 @@ def test_a_copied_folder_goes_on_beside_the_first_one_s(instance, tmp_path):
         assert folder == (tmp_path / listed[1] if instance else first)
 
 
+def test_the_folders_of_a_larger_team_are_found_when_all_are_moved(tmp_path):
+    """Those of the instances that came with a resume had been begun anew beside a moved first one."""
+    options, configs = Asked(LoggingOptions(log_all_instances=True), CheckpointOptions()), [{}] * 3
+    names = ["run", "run_worker1"]
+    for top in ("run", "moved"):
+        first = tmp_path / top
+        for k in range(3):
+            run = Instance(options, "N", Cluster(("a:1", "b:1", "c:1"), k, source="TF_CONFIG"))
+            first.mkdir(exist_ok=True)
+            (first / "arguments.json").write_text(json.dumps({"instance": 0, "instance_folders": names}))
+            goes_on, folder = folders.resume(run, Told(k, configs, [str(first), names]), first)
+            assert goes_on.folders == ("run", "run_worker1", "run_worker2")
+            assert folder == (tmp_path / goes_on.folders[k] if k else first)
+            folder.mkdir(exist_ok=True)
+            (folder / "arguments.json").write_text(json.dumps({"instance": k, "instance_folders": goes_on.folders}))
+        names = list(goes_on.folders)
+        if top == "run":
+            first.rename(tmp_path / "moved")
+
+
 RECORD = {"instance": 1, "run_id": "a"}
 
 

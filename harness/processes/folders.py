@@ -254,7 +254,8 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
             _check_own(folder, run, [] if listed else recorded.get("instance_folders") or [])
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder, resuming=True)
-    return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
+    added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # of a larger team than before, too
+    return replace(run, folders=(*listed, *added)), folder
 
 
 def _check_own(folder: Path, run: Run, copied: Sequence[str]) -> None:
