@@ -176,6 +176,16 @@ def test_a_batch_that_cannot_be_halved_is_divided_otherwise(monkeypatch):
         asked(f"{R18} --precision 32.32 --micro-batch-size 75")
 
 
+def test_no_batch_is_named_that_mixing_refuses(monkeypatch):
+    """Two pictures have to be there to be mixed."""
+    with_limits(monkeypatch, machine(2.5))
+    words = f"{R18} --precision 32.32 --micro-batch-size 7 --image-size 672"
+    for mixing, alone in (("", True), ("--mixup-alpha 0.2", False)):
+        with pytest.raises(OptionError) as refused:
+            asked(f"{words} {mixing}")
+        assert ("--micro-batch-size 1 " in str(refused.value)) == alone
+
+
 def test_between_the_prediction_and_what_is_certain_there_is_a_warning(monkeypatch):
     words = f"{R18} --precision 32.32 --micro-batch-size 16"
     peak = prepared(words).memory.peak / 1e9
