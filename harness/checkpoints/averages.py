@@ -73,7 +73,7 @@ def write_average(
 
 def is_of_end(folder: Path, name: str, updates: int) -> bool:
     """Return whether one of `requested_averages` is whole as far as lengths tell, of the run's end after `updates`, and no
-    older than that checkpoint. An earlier version's does not say what it is of."""
+    older than that checkpoint. One that does not say what it is of may be weight_avg.py's, of other checkpoints."""
     prefix, newest = folder / AVERAGES / name, Path(f"{Checkpoint.at(folder, updates).prefix}.index")
     index = prefix.with_name(f"{name}.index")
     if not index.exists() or not manifest.exists(prefix) or manifest.find_truncation(prefix):
@@ -81,7 +81,7 @@ def is_of_end(folder: Path, name: str, updates: int) -> bool:
     if index.stat().st_mtime_ns < newest.stat().st_mtime_ns:
         return False
     of = manifest.average(prefix)
-    return not of or (not read.wrong_average_reason(prefix) and of.get(ITERATION) == updates)
+    return of.get(ITERATION) == updates and not read.wrong_average_reason(prefix)
 
 
 def mean(checkpoints: Sequence[Checkpoint]) -> Values:

@@ -329,6 +329,8 @@ def test_an_average_is_that_of_its_name_its_run_and_its_end(tmp_path):
     for path in one.iterdir():
         os.utime(path, (later, later))
     assert averages.is_of_end(one.parent, names[0], 2) and not averages.is_of_end(one.parent, names[0], 4)
+    write.save_weights_only(one / names[1], draw(9))  # as of weight_avg.py, of whatever checkpoints
+    assert not averages.is_of_end(one.parent, names[1], 2)
     for good in (one / names[0], copied(one / names[0], one / "best"), copied(one / names[0], tmp_path / names[0])):
         assert_same_bits(tensors(good), draw(len(names[0])))
     for wrong, said in (
