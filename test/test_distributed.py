@@ -734,6 +734,21 @@ def test_a_plan_of_several_instances_is_shown_without_any(monkeypatch):
     assert "Batch Size: 32" in out and "micro-batch 8 x accumulation 1 x replicas 2 x instances 2" in out
 
 
+@pytest.mark.parametrize("question", ["--dry-run", "--summary", "--explain", "--help", "--version", "--list-configs=mini"])
+def test_a_question_under_poprun_is_answered_once(question, monkeypatch):
+    given = {
+        "NUM_TOTAL_REPLICAS": 2,
+        "NUM_LOCAL_REPLICAS": 1,
+        "NUM_IPUS_PER_REPLICA": 1,
+        "INSTANCE_ADDRESSES": "a:3000,a:3001",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(f"POPDIST_{name}", str(value))
+    for instance in (0, 1):
+        monkeypatch.setenv("POPDIST_REPLICA_INDEX_OFFSET", str(instance))
+        assert bool(succeed("train", "--config", "quickstart", question).out) == (instance == 0)
+
+
 def test_poprun_alone_decides_the_replicas(monkeypatch, tmp_path):
     for name, value in {"TOTAL_REPLICAS": 4, "LOCAL_REPLICAS": 4}.items():
         monkeypatch.setenv(f"POPDIST_NUM_{name}", str(value))

@@ -20,6 +20,7 @@ from emulator.plan.precision import Precision
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import SaveError
+from harness.cluster import membership
 from harness.commands import cli, compile_only, config_list, describe
 from harness.commands.cli import Parsed
 from harness.evaluation import inference_record, input_benchmark
@@ -76,10 +77,9 @@ def start(
     describing = main.dry_run or main.summary
     run = _checked(run, training, refusing=not describing and not only_compiled)
     if main.dry_run:
-        for line in (*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary()):
-            print(line)
+        _answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
     if main.summary:
-        print(layer_table(run.trace, run.plan))
+        _answer(layer_table(run.trace, run.plan))
     if describing:
         return None
     if only_compiled:
@@ -107,14 +107,20 @@ def parse(
         )
     parsed = cli.parse(argv, script, recorded, record=run_record.arguments_file(folder) if folder else None)
     if parsed.options.main.help:
-        print(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]), end="")
+        _answer(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]).rstrip("\n"))
         return None
     if parsed.options.main.explain:
         precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
-        print("\n".join([cli.explain(parsed.options), "Number formats:", *precision.table()]))
+        _answer(cli.explain(parsed.options), "Number formats:", *precision.table())
         return None
     doubts = run_record.warnings(folder, stale) if folder else []
     return replace(parsed, notes=(*parsed.notes, *doubts))
+
+
+def _answer(*lines: str) -> None:
+    """Print the answer to a question, which all that poprun started were asked, once."""
+    if not (membership.under_poprun(os.environ) and membership.is_later_instance(os.environ)):
+        print(*lines, sep="\n")
 
 
 def only_asks(options: RunOptions) -> bool:
@@ -128,9 +134,9 @@ def answered(argv: list[str], script: str) -> bool:
     """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
     word = sources.optional_value(argv, "list_configs", script)
     if sources.is_given(argv, "version", script):
-        print(version.line())
+        _answer(version.line())
     elif word:
-        print(config_list.text(sources.value_of(argv, "config_path", script) or str(sources.DEFAULT_CONFIG_PATH), word))
+        _answer(config_list.text(sources.value_of(argv, "config_path", script) or str(sources.DEFAULT_CONFIG_PATH), word))
     else:
         return False
     return True
