@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from base.errors import OptionError
+from base.fields import brief
 from base.process.signals import Signals
 from base.storage import files, input_files, locks
 from harness.export import digests
@@ -37,12 +38,11 @@ def check(folder: Path, texts: Mapping[str, str], force: bool, written: Collecti
             "place"
         )
     known = _kept_digests(folder)
-    exported = {*texts, *(name.partition("/")[0] for name in known)}
-    foreign = [name for name in there if known and name in written and name not in exported and _has_files(folder / name)]
+    foreign = [name for each in there if known and each in written for name in _unlisted(folder, each, {*texts, *known})]
     if foreign and not force:
         raise OptionError(
-            f"{folder} holds {', '.join(foreign)}, which {digests.FILE} does not list, so that no export wrote it; --force "
-            "replaces it, --output names another place"
+            f"{folder} holds {brief(', '.join(sorted(foreign)))}, which {digests.FILE} does not list, so that no export "
+            "wrote it; --force replaces it, --output names another place"
         )
 
 
@@ -52,8 +52,11 @@ def _of_these(folder: Path, texts: Mapping[str, str], there: Sequence[str]) -> b
     return _holds(folder, {name: texts[name] for name in told}) and (len(told) == len(texts) or len(told) == len(there))
 
 
-def _has_files(path: Path) -> bool:
-    return not path.is_dir() or any(path.iterdir())
+def _unlisted(folder: Path, name: str, known: Collection[str]) -> list[str]:
+    """The file of that name, or the files in the folder of that name, that are not `known`."""
+    paths = (folder / name).rglob("*") if (folder / name).is_dir() else [folder / name]
+    own = [path.relative_to(folder).as_posix() for path in paths if path.is_symlink() or not path.is_dir()]
+    return [each for each in own if each not in known]
 
 
 def _holds(folder: Path, texts: Mapping[str, str]) -> bool:

@@ -357,11 +357,18 @@ def test_no_export_of_something_else_is_written_over(trained, tmp_path):
     folder = tmp_path / "out"
     assert exported(trained, "--to", "frozen,savedmodel", "--output", folder).code == 0
     assert exported(trained, "--to", "savedmodel", "--output", folder).code == 0  # the same: replaced
-    before = (folder / "frozen.pb").read_bytes()
     (folder / "model.tflite").write_text("mine")
     assert "holds model.tflite, which SHA256SUMS does not list" in refused(trained, "--to", "tflite", "--output", folder)
     assert (folder / "model.tflite").read_text() == "mine"
     (folder / "model.tflite").unlink()
+    (folder / "saved_model/assets.extra").mkdir(exist_ok=True)
+    mine = folder / "saved_model/assets.extra/requests"
+    mine.write_text("mine")
+    unlisted = f"{folder} holds saved_model/assets.extra/requests, which SHA256SUMS does not list"
+    assert unlisted in refused(trained, "--to", "savedmodel", "--output", folder) and mine.read_text() == "mine"
+    assert exported(trained, "--to", "frozen", "--output", folder).code == 0  # which leaves that one alone
+    mine.unlink()
+    before = (folder / "frozen.pb").read_bytes()
     (tmp_path / "other").mkdir()
     (tmp_path / "other/SHA256SUMS").write_text(f"{'0' * 64}  big.bin\n")
     assert "a SHA256SUMS of other files than an export's" in refused(
