@@ -337,6 +337,30 @@ def test_a_copied_folder_goes_on_beside_the_first_one_s(instance, tmp_path):
         assert folder == (tmp_path / listed[1] if instance else first)
 
 
+def test_a_copy_elsewhere_leaves_a_folder_that_was_given_for_a_later_instance(tmp_path):
+    options = Asked(LoggingOptions(log_all_instances=True, logs_path=str(tmp_path / "a/run")), CheckpointOptions())
+    standard = {"name": "N", "name_suffix": None, "log_dir": "logs"}
+    configs = [{**standard, "logs_path": str(tmp_path / path)} for path in ("a/run", "b/other")]
+    run = Instance(options, "N", Cluster(("a:1", "b:1"), 0, source="TF_CONFIG"))
+    begun, first = folders.begin(run, Told(0, configs, ""))
+    other = tmp_path / "b/other"
+    other.mkdir(parents=True)
+    for k, folder in enumerate((first, other)):
+        record = json.dumps({"instance": k, "instance_folders": begun.folders})
+        (folder / "arguments.json").write_text(record)
+
+    def of_all(top: Path) -> tuple[str, ...]:
+        return folders.resume(run, Told(0, configs, ""), top)[0].folders
+
+    copy = shutil.copytree(first, tmp_path / "copy/run")
+    assert of_all(first) == begun.folders and Path(begun.folders[1]) == other
+    assert of_all(copy) == ("run", "run_worker1")
+    shutil.rmtree(copy)
+    (tmp_path / "copy").rmdir()
+    (tmp_path / "a").rename(tmp_path / "copy")  # moved, and no copy
+    assert of_all(copy) == begun.folders
+
+
 def test_the_folders_of_a_larger_team_are_found_when_all_are_moved(tmp_path):
     """Those of the instances that came with a resume had been begun anew beside a moved first one."""
     options, configs = Asked(LoggingOptions(log_all_instances=True), CheckpointOptions()), [{}] * 3

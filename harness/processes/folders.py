@@ -306,16 +306,22 @@ def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pat
 
 
 def _is_copy(top: Path, listed: Sequence[str]) -> bool:
-    """Return whether a folder was copied from instance 0's, which is still beside it as the run has recorded it: the others
-    that are listed belong to that one."""
-    for first in (top.parent / Path(name).name for name in listed[:1]):
-        return first.is_dir() and not first.samefile(top) and run_record.arguments(first).get("instance") == 0
+    """Return whether a folder was copied from instance 0's, which is still where the run has recorded it: the others that
+    are listed belong to that one."""
+    for name in listed[:1]:
+        for first in (top.parent / Path(name).name, *[Path(name)] * os.path.isabs(name)):
+            if first.is_dir() and not first.samefile(top) and run_record.arguments(first).get("instance") == 0:
+                return True
     return False
 
 
 def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders as a run records them: those beside the first one by their names."""
-    return tuple(each.name if each.parent == everyone[0].parent else str(each) for each in everyone)
+    """Return the folders as a run records them: those beside the first one by their names. Where another lies elsewhere, the
+    first one is recorded in full, too, so that a copy of it can be told from it wherever it lies."""
+    top = everyone[0].parent
+    in_full = [each.parent != top for each in everyone]
+    in_full[0] = any(in_full)
+    return tuple(str(each) if full else each.name for each, full in zip(everyone, in_full, strict=True))
 
 
 def _names(configs: Sequence[Config], source: str) -> list[str]:
