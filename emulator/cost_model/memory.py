@@ -71,7 +71,8 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     trained = workload.trained_elements[stage]
     element = workload.bytes_per_element
     weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
-    masters = precision.master.bytes > precision.compute.bytes  # kept beside those that the passes use
+    stored = [(precision.stored_format(v).bytes, v.elements) for v in workload.moved(stage)]
+    beside = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # those that passes use
     io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
@@ -80,8 +81,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     state = 0
     if workload.training and not workload.offloads:
         share = plan.total_replicas if options.rts else 1
-        state = trained * (workload.slots * precision.master.bytes + 4 * precision.offload_fp32_weight_copy) // share
-        state += trained * precision.master.bytes * masters
+        state = workload.slot_bytes[stage] // share + beside
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
     images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 and workload.from_host else 0
     exchange_code = EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]

@@ -141,15 +141,10 @@ class Timing:
         workload = self.workload
         if not workload.training:
             return 0.0
-        plan, ipu = workload.plan, self.system.ipu
-        accesses = UPDATE_ACCESSES + SLOT_ACCESSES * workload.slots
-        cycles = (
-            workload.trained_elements_per_ipu
-            * accesses
-            * plan.precision.master.bytes
-            / ipu.tiles
-            / self.constants.memory_bytes
-        )
+        ipu = self.system.ipu
+        moved = UPDATE_ACCESSES * workload.of_fullest_ipu(workload.master_bytes)
+        moved += SLOT_ACCESSES * workload.of_fullest_ipu(workload.slot_bytes)
+        cycles = moved / ipu.tiles / self.constants.memory_bytes
         return (cycles + self.constants.update_cycles) / ipu.clock + self.streamed
 
     @cached_property
@@ -158,10 +153,8 @@ class Timing:
         workload, plan = self.workload, self.workload.plan
         if not workload.offloads:
             return 0.0
-        slots = workload.slots + plan.precision.offload_fp32_weight_copy
-        size = slots * plan.precision.master.bytes * sum(workload.trained_elements)
         share = plan.total_replicas if plan.options.rts else 1
-        return 2 * size / share / (STREAMING / 4 * plan.options.shards)
+        return 2 * sum(workload.slot_bytes) / share / (STREAMING / 4 * plan.options.shards)
 
     @cached_property
     def transfers(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -9,6 +10,7 @@ from itertools import chain
 from emulator.plan import schedules
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Operation, Trace
+from Models._layers import Variable
 
 DEFAULT_PROPORTION, MIN_PROPORTION = 0.6, 0.01  # of tile memory for temporaries: the SDK's, and what any plan needs
 # what --internal-exchange-optimisation-target does to the time of an exchange and to the size of its code: the directions
@@ -42,18 +44,37 @@ class Workload:
         """The operations of a stage."""
         return tuple(chain.from_iterable(self.trace.by_segment[name] for name in self.plan.stages[stage]))
 
+    def moved(self, stage: int) -> Iterator[Variable]:
+        """The variables of a stage that gradients move."""
+        return (v for o in self.operations(stage) for v in o.variables if v.name in self.trained)
+
     @cached_property
     def trained_elements(self) -> tuple[int, ...]:
         """Weights of each stage that gradients move."""
+        return tuple(sum(v.elements for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+
+    @cached_property
+    def slot_bytes(self) -> tuple[int, ...]:
+        """Bytes of each stage's optimiser slots, FP32 copies of narrow weights among them."""
+        precision = self.plan.precision
         return tuple(
-            sum(v.elements for o in self.operations(stage) for v in o.variables if v.name in self.trained)
-            for stage in range(len(self.plan.stages))
+            sum(precision.bytes_of_slots(v, self.slots) for v in self.moved(stage)) for stage in range(len(self.plan.stages))
         )
+
+    @cached_property
+    def master_bytes(self) -> tuple[int, ...]:
+        """Bytes of the weights of each stage that updates move, without FP32 copies of narrow ones."""
+        stored = self.plan.precision.stored_format
+        return tuple(sum(stored(v).bytes * v.elements for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+
+    def of_fullest_ipu(self, by_stage: Sequence[int]) -> int:
+        """Return the most that an IPU has of what each stage has."""
+        return sum(by_stage) if self.one_device else max(by_stage)
 
     @property
     def trained_elements_per_ipu(self) -> int:
         """Weights that gradients move on the IPU that has most of them."""
-        return sum(self.trained_elements) if self.one_device else max(self.trained_elements)
+        return self.of_fullest_ipu(self.trained_elements)
 
     @property
     def one_device(self) -> bool:

@@ -168,6 +168,11 @@ class Precision:
             return FP32
         return self.slot or self.stored_format(variable)
 
+    def bytes_of_slots(self, variable: Variable, slots: int) -> int:
+        """Return the bytes of a variable's slots, `slots` of the optimiser for each weight and the FP32 copy, if there is
+        one."""
+        return (slots + self.has_fp32_copy(variable)) * self.slot_format(variable).bytes * variable.elements
+
     @property
     def label(self) -> str:
         """The part of a run's name: _noSR where stochastic rounding is switched off, _SR where it is everywhere."""

@@ -127,8 +127,7 @@ def _is_fused_norm(operation: Operation) -> bool:
 
 def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> int:
     """Bytes of a weight and its slots in a checkpoint."""
-    slots_bytes = (slots + precision.has_fp32_copy(variable)) * precision.slot_format(variable).bytes
-    return (precision.stored_format(variable).bytes + slots_bytes) * variable.elements
+    return precision.stored_format(variable).bytes * variable.elements + precision.bytes_of_slots(variable, slots)
 
 
 def _activations(trace: Trace, plan: ExecutionPlan) -> int:

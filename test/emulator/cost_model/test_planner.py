@@ -19,7 +19,7 @@ from emulator.cost_model.kernels import Kernels, SegmentCosts, _block
 from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.remedies import remedies
-from emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
+from emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
 from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.schedules import BACKWARD, FORWARD
@@ -79,6 +79,29 @@ def test_memory_of_stages_by_hand():
     # offloaded state is not on the chip
     offloaded = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=False)))
     assert of(offloaded).memories[0].optimiser_state == 0 and of(offloaded).timing.streamed > 0
+
+
+@pytest.mark.parametrize(
+    ("formats", "bytes_of_state", "bytes_of_slots"),
+    [
+        ("--precision 16.16", 2 * 2, 2 * 2),
+        ("--precision 16.16 --slot-format fp32", 2 * 4, 2 * 4),
+        ("--precision 16.16 --offload-fp32-weight-copy", 3 * 4, 3 * 4),
+        ("--precision 16.16 --force-weight-to-fp32 /", 2 * 4 + 4, 2 * 4),
+        ("--precision 16.32", 2 * 4 + 4, 2 * 4),
+        ("--precision 16.32 --slot-format fp16", 2 * 2 + 4, 2 * 2),
+        ("--precision 32.32", 2 * 4, 2 * 4),
+    ],
+)
+def test_state_is_counted_in_its_own_formats(formats, bytes_of_state, bytes_of_slots):
+    """Two slots for each weight, FP32 copies, and weights that lie beside those of the passes; slots alone are offloaded."""
+    words = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 --optimiser LAMB --abs-learning-rate 1 " \
+            f"--gradient-accumulation-count 2 {formats}"  # fmt: skip
+    work = run_of(words.split()).workload()
+    trained = sum(v.elements for v in work.trace.variables if v.trainable)
+    here = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=True)))
+    assert of(here).memories[0].optimiser_state == int(UNEVEN * bytes_of_state * trained)
+    assert of(work).timing.streamed == pytest.approx(2 * bytes_of_slots * trained / (STREAMING / 4))
 
 
 def test_cycles_of_a_convolution_by_hand():
