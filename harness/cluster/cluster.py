@@ -59,7 +59,7 @@ def check_addresses(addresses: Sequence[Any], where: str) -> tuple[str, ...]:
     """The addresses; OptionError for what is not host:port, or there twice."""
     for address in addresses:
         matched = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-        if not matched or not 0 < int(matched[2]) < 65536:
+        if not matched or not address.isprintable() or not 0 < int(matched[2]) < 65536:
             raise OptionError(f"{where}: '{brief(address)}' is not host:port with a port from 1 to 65535, as in host0:2222")
     twice = next((address for address, count in Counter(addresses).items() if count > 1), None)
     if twice:

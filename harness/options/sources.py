@@ -18,7 +18,10 @@ from harness.options.configs import Block, Entry
 from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, flag
 
-COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "output", "help")
+# read from the words before anything else is known, or an answer's place
+COMMAND_LINE_ONLY = (
+    "config", "config_path", "release", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
+)  # fmt: skip
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
 EARLIER_CHOICES = {"profile": "gc_profile"}  # keys of another option in their time, whose choices tell
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"

@@ -25,6 +25,7 @@ DARK = {
 }  # fmt: skip
 BRIGHT = "#fefefe"  # of letters on a colour that is dark enough in both schemes
 _COLOUR = re.compile(r'(?:fill|stroke)="(#[0-9a-f]{3,6})"')
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _LETTER = 0.52  # of a letter's size: its usual width in Helvetica and Arial; a bold one is wider
 _BOLD = 0.57
 
@@ -66,7 +67,16 @@ def text(
     """A line of text whose base line begins, or lies as `anchor` says, at x, y. `halo`: in front of lines, which it cuts."""
     style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
     around = f' stroke="{PAPER}" stroke-width="5" stroke-linejoin="round" paint-order="stroke"' if halo else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}{around}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}{around}>{escaped(text)}</text>'
+
+
+def escaped(text: str) -> str:
+    """A text as XML has it, with escapes for what XML cannot hold, as a folder's name may."""
+    return escape(_NO_XML.sub(_shown, text))
+
+
+def _shown(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def text_width(text: str, size: int = SIZE, weight: str = "normal") -> float:
@@ -124,8 +134,8 @@ def inline(width: float, height: float, parts: Iterable[str], title: str = "") -
 
 def _document(width: float, height: float, parts: Sequence[str], title: str, alone: bool) -> str:
     size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
-    named = f' role="img" aria-label={quoteattr(title)}' if title else ""
+    named = f' role="img" aria-label={quoteattr(_NO_XML.sub(_shown, title))}' if title else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}{named} font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
-    title_element = [f"<title>{escape(title)}</title>"] if title and alone else []
+    title_element = [f"<title>{escaped(title)}</title>"] if title and alone else []
     rules = [f"<style>{dark_rules(''.join(parts))}</style>"] if alone else []
     return "\n".join([head, *title_element, *rules, *parts, "</svg>\n"])

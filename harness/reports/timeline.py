@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from emulator.plan import schedules, timings
 from emulator.plan.plan import ExecutionPlan
@@ -111,4 +110,4 @@ def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
     label = ""
     if width > svg.text_width(number, _NUMBERS) + 3:
         label = svg.text(x + width / 2, y + ROW / 2 + 5, number, size=_NUMBERS, anchor="middle", fill=svg.BRIGHT)
-    return f"<g><title>{escape(says)}</title>{box}{label}</g>"
+    return f"<g><title>{svg.escaped(says)}</title>{box}{label}</g>"

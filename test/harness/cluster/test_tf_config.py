@@ -105,6 +105,7 @@ def test_an_mpirun_inside_of_slurm_goes_before_its_helpers_variables():
         (environ({"worker": HOSTS, "extra": HOSTS}), "has the jobs extra: only cluster.worker is known"),
         (environ({"chief": HOSTS[:2], "worker": HOSTS}), "TF_CONFIG's cluster.chief has 2 leaders, but must have one"),
         (environ({"chief": ["a:1"], "master": ["b:1"]}), "cluster.chief and cluster.master has 2 leaders"),
+        (environ({"worker": ["a\0:1", "b:2"]}, {"type": "worker", "index": 0}), "'a\\x00:1' is not host:port with a port"),
         (environ({"chief": ["a:1"], "worker": "b:1"}), "has no list cluster.worker"),
         (environ({"chief": ["a:1"], "worker": ["a:1"]}), "cluster.chief and worker has a:1 twice"),
         (environ({"worker": HOSTS}, {"type": "chief", "index": 0}), "but is {\"type\": \"chief\", \"index\": 0}: cluster has no such"),

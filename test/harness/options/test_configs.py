@@ -354,6 +354,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("lr_schedule: step", "FILE:3: no learning-rate schedule 'step': LR_Schedules/step.py not found; did you mean stepped?"),
         ("model_size: 21", "configuration a (FILE:3): no model size 21 for cifar-sized data; did you mean 32, 29 or 20?"),
         ("restore_path: logs/x", "FILE:3: a: restore_path has a meaning on the command line only"),
+        ("autoresume: true", "FILE:3: a: autoresume has a meaning on the command line only"),
         ("config: b", "FILE:3: a: config has a meaning on the command line only"),
         ("epochs: 1\n  epochs: x", "FILE:4: 'epochs' is given twice in configuration 'a', first at FILE:3; keep one of them"),
         ("<<: {seed: 1, seed: 1}", "FILE:3: 'seed' is given twice in what '<<' merges, first at FILE:3; keep one of them"),

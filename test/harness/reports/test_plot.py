@@ -79,6 +79,12 @@ def test_picture_holds_every_series():
     assert "best validation top-1: 70.00 % at epoch 7" in texts(picture)
 
 
+def test_a_name_that_xml_cannot_hold_is_escaped():
+    picture = run_svg(training(2), [], "a\x1b[31m & \udcff\uffff")
+    assert "a\\x1b[31m & \\udcff\\uffff" in texts(picture)
+    assert "\\x1b[31m & " in ET.fromstring(picture).get("aria-label")
+
+
 def test_a_legend_tells_the_value_at_which_its_curve_ends():
     """The heights at which the curves end, by the panel's axis, against the words beside their colours."""
     pictures = (
