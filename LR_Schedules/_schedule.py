@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from functools import cache
 from typing import Any, Protocol
 
 from base.fields import at_least, exact, opt
@@ -69,6 +70,7 @@ def highest(rate: Rate, iterations: int) -> tuple[float, int]:
     """The highest rate of a run, and the first update that has it. Samples find the tips of a long curve, and all updates
     around the highest ones are looked at: a sample alone misses the end of a warm-up. NaN counts as 0."""
 
+    @cache
     def known(i: int) -> float:
         value = rate(i)
         return value if value > 0 else 0.0
@@ -81,12 +83,15 @@ def highest(rate: Rate, iterations: int) -> tuple[float, int]:
 
 
 def _tips(rate: Rate, updates: range, most: int) -> list[range]:
-    """The updates around the highest ones of those samples that are below none of their neighbours."""
+    """The updates around the highest ones of those samples that are below none of their neighbours, and around as many of
+    the highest samples as have MAX_RATES updates around them: a drop hides a tip where the curve rises on."""
     step = len(updates) // (MAX_RATES // 2) + 1
     samples = [(rate(i), i) for i in (*updates[::step], updates[-1])]
     around = zip([(-math.inf, 0), *samples], samples, [*samples[1:], (-math.inf, 0)])
     tips = sorted((-here, i) for (before, _), (here, i), (after, _) in around if here > before and here >= after)
-    return [range(max(updates.start, i - step), min(updates.stop, i + step + 1)) for _, i in tips[:most]]
+    high = sorted((-here, i) for here, i in samples)[: MAX_RATES // (2 * step)]
+    looked_at = dict.fromkeys(i for _, i in (*tips[:most], *high))
+    return [range(max(updates.start, i - step), min(updates.stop, i + step + 1)) for i in looked_at]
 
 
 def exactly(formula: Callable[..., Decimal], *numbers: float) -> float:
