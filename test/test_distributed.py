@@ -359,6 +359,9 @@ def test_a_copy_elsewhere_leaves_a_folder_that_was_given_for_a_later_instance(tm
     (tmp_path / "copy").rmdir()
     (tmp_path / "a").rename(tmp_path / "copy")  # moved, and no copy
     assert of_all(copy) == begun.folders
+    first.mkdir(parents=True)  # another run has that name now
+    (first / "arguments.json").write_text(json.dumps({"instance": 0, "run_id": "b"}))
+    assert of_all(copy) == begun.folders
 
 
 def test_the_folders_of_a_larger_team_are_found_when_all_are_moved(tmp_path):

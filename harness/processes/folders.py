@@ -310,7 +310,8 @@ def _is_copy(top: Path, listed: Sequence[str]) -> bool:
     are listed belong to that one."""
     for name in listed[:1]:
         for first in (top.parent / Path(name).name, *[Path(name)] * os.path.isabs(name)):
-            if first.is_dir() and not first.samefile(top) and run_record.arguments(first).get("instance") == 0:
+            its_own = first.is_dir() and run_record.arguments(first).get("instance") == 0
+            if its_own and not first.samefile(top) and run_record.run_id(first) == run_record.run_id(top):
                 return True
     return False
 
