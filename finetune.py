@@ -51,15 +51,20 @@ def main(argv: list[str]) -> int:
     given = _for_these_pictures(given, pictures)
     for stage in chosen[1:]:  # before the first one has trained for it
         _check_options(stage, given, folder, top / stage.name)
+    try:
+        return _tune(chosen, given, folder, top, asks)
+    except StopRequest:
+        print(f"Go on with the whole: {hints.command('finetune', *argv)}")
+        raise
+
+
+def _tune(chosen: Sequence[TrainingStage], given: Sequence[str], folder: Path, top: Path, asks: bool) -> int:
+    """Train the stages, and tell of the best of them; the exit code. `asks`: they only answer a question."""
     reached: Best | None = None
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
         words = stages.words(stage, given, folder, top / stage.name, reached.checkpoint if reached else None)
-        try:
-            code = train.main(words)
-        except StopRequest:
-            print(f"Go on with the whole: {hints.command('finetune', *argv)}")
-            raise
+        code = train.main(words)
         if code:
             return code
         reached = _better(reached, stages.best(top / stage.name))

@@ -56,11 +56,11 @@ EVERY_RUN: tuple[Rule[Resolved], ...] = (
     device_checks.fp32_copy,
     device_checks.saturation,
     device_checks.native_arithmetic,
-    update_checks.more_than_an_epoch,
     device_checks.pipeline_on_one_device,
     device_checks.memory_proportions,
 )
 TRAINING: tuple[Rule[Resolved], ...] = (
+    update_checks.more_than_an_epoch,
     data_checks.mixing,
     data_checks.cutmix_version,
     update_checks.averages,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from commands import Result, rows, run
 from PIL import Image
 
+import finetune
 from base.errors import DataError
+from base.process.signals import StopRequest
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import stages, survey
 
@@ -138,6 +142,21 @@ def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypat
     for none in ((), ("",)):
         refused = finetuned(*none)
         assert refused.code == 2 and "as the first word: python finetune.py pictures" in refused.err
+
+
+@pytest.mark.parametrize("during", ["train", "report"])
+def test_a_fine_tuning_that_is_stopped_says_how_to_go_on(during, tmp_path, monkeypatch):
+    def stopped(_words: list[str]) -> int:
+        raise StopRequest(signal.SIGTERM)
+
+    best = stages.Best(Checkpoint(str(tmp_path / "ckpt-3")), 50.0, 4)
+    monkeypatch.setattr(finetune.stages, "best", lambda _: best)
+    for name in ("train", "report"):
+        monkeypatch.setattr(getattr(finetune, name), "main", stopped if name == during else lambda _: 0)
+    call = ["finetune", write_pictures(tmp_path / "p"), *map(str, SMALL), "--logs-path", tmp_path / "logs"]
+    result = run(*call)
+    assert result.code == 143
+    assert re.search(rf"^Go on with the whole: .*finetune\.py {' '.join(map(str, call[1:]))}$", result.out, re.M)
 
 
 @pytest.mark.sampled(2, "commands")
