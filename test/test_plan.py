@@ -231,6 +231,10 @@ def test_what_a_search_finds_trains():
     words = "--model efficientnet --model-size B4 --dataset imagenet --micro-batch-size 3 --search --json -"
     one, mixed = (json.loads(succeed("plan", *words.split(), *more).out) for more in ((), ("--mixup-alpha", 0.2)))
     assert (one["micro_batch"], mixed["micro_batch"]) == (1, 3)
+    given = ("plan", "--model", "resnet", "--dataset", "imagenet", "--micro-batch-size", 1, "--mixup-alpha", 0.2)
+    refused = run(*given)
+    assert refused.code == 2 and "--micro-batch-size 1 leaves none to mix with; give 2 or more" in refused.err
+    assert run(*given, "--generated-data").code == run(*given, "--inference").code == 0
 
 
 def test_what_is_odd_in_a_file_is_printed(tmp_path):

@@ -19,7 +19,7 @@ from harness.cluster import membership
 from harness.commands import cli, entry
 from harness.options import sources
 from harness.options.sections import flag
-from harness.run import data, resolve
+from harness.run import data, data_checks, resolve
 from harness.run.run import Run
 
 MAX_PROCESSES = 65536  # of the host
@@ -136,6 +136,8 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         options = replace(options, training=replace(options.training, distributed=False))
         assumed.append("--distributed: the replicas of one process are planned; give those of all as --replicas")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
+    if training and generates:  # which train.py will not
+        data_checks.check_mixable(run.options.dataset, run.plan.micro_batch_size)
     return replace(run, notes=(*notes, *assumed))
 
 

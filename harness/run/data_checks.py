@@ -9,7 +9,7 @@ from base import plugins
 from base.errors import OptionError
 from Datasets._spec import DataSource
 from Datasets.sources.catalogue import published_spec
-from harness.options.sections import RunOptions, flag
+from harness.options.sections import DatasetOptions, RunOptions, flag
 from harness.run.data import family
 
 if TYPE_CHECKING:
@@ -106,19 +106,29 @@ def normalised_on_device(resolved: Resolved) -> Iterator[str]:
 
 def mixing(resolved: Resolved) -> Iterator[str]:
     """Mixup and cutmix need two different pictures."""
-    options, micro_batch_size = resolved.run.options.dataset, resolved.run.plan.micro_batch_size
-    words = [f"--mixup-alpha {options.mixup_alpha:g}"] * (options.mixup_alpha > 0)
-    words += [f"--cutmix-lambda {options.cutmix_lambda:g}"] * (options.cutmix_lambda < 1)
+    options, words = resolved.run.options.dataset, _words_of_mixing(resolved.run.options.dataset)
     if not words:
         if options.hostside_image_mixing:
             yield "--hostside-image-mixing changes nothing: no pictures are mixed"
     elif not options.mixes:
         yield f"{' and '.join(words)} is off: all pictures of generated and synthetic data are alike"
-    elif micro_batch_size < options.least_micro_batch:
+    else:
+        check_mixable(options, resolved.run.plan.micro_batch_size)
+
+
+def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
+    """OptionError for micro-batches of which no picture has another one to be mixed with."""
+    if micro_batch_size < options.least_micro_batch:
         raise OptionError(
-            f"{words[0]} mixes the pictures of one micro-batch, and --micro-batch-size {micro_batch_size} leaves none to "
-            f"mix with; give {options.least_micro_batch} or more"
+            f"{_words_of_mixing(options)[0]} mixes the pictures of one micro-batch, and --micro-batch-size "
+            f"{micro_batch_size} leaves none to mix with; give {options.least_micro_batch} or more"
         )
+
+
+def _words_of_mixing(options: DatasetOptions) -> list[str]:
+    """The options that mix pictures."""
+    mixup = [f"--mixup-alpha {options.mixup_alpha:g}"] * (options.mixup_alpha > 0)
+    return mixup + [f"--cutmix-lambda {options.cutmix_lambda:g}"] * (options.cutmix_lambda < 1)
 
 
 def cutmix_version(resolved: Resolved) -> Iterator[str]:
