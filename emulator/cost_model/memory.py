@@ -78,10 +78,9 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass
     launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
-    state = 0
+    state = beside if workload.training else 0  # which the passes read, wherever slots and FP32 copies lie
     if workload.training and not workload.offloads:
-        share = plan.total_replicas if options.rts else 1
-        state = workload.slot_bytes[stage] // share + beside
+        state += workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1)
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
     images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 and workload.from_host else 0
     exchange_code = EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
