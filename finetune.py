@@ -76,7 +76,8 @@ def _tune(chosen: Sequence[TrainingStage], given: Sequence[str], folder: Path, t
 
 def _check_place(top: Path) -> None:
     """OptionError for a folder with another program's file in the place of the page."""
-    if os.path.lexists(top / page.FILE) and not any((top / stage.name).is_dir() for stage in (CLASSIFIER, NETWORK)):
+    begun = any(run_record.arguments_file(top / stage.name).exists() for stage in (CLASSIFIER, NETWORK))
+    if os.path.lexists(top / page.FILE) and not begun:
         raise OptionError(
             f"--logs-path {top} holds {page.FILE}, which is of no fine-tuning and would be replaced; give another folder, "
             "or move the file away"

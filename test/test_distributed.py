@@ -774,6 +774,8 @@ def test_a_question_under_poprun_is_answered_once(question, monkeypatch):
     for instance in (0, 1):
         monkeypatch.setenv("POPDIST_REPLICA_INDEX_OFFSET", str(instance))
         assert bool(succeed("train", "--config", "quickstart", question).out) == (instance == 0)
+    monkeypatch.setenv("POPDIST_ONLY_OUTPUT", "1")
+    assert succeed("train", "--config", "quickstart", question).out
 
 
 def test_poprun_alone_decides_the_replicas(monkeypatch, tmp_path):

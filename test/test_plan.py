@@ -192,8 +192,10 @@ def test_a_run_s_own_files_are_not_written_over(tmp_path):
 
 def test_made_data_stay_in_the_block_that_is_found(tmp_path):
     words = ("--model", "resnet", "--model-size", 8, "--dataset", "cifar-10", "--batch-size", 16)
-    given, assumed = (succeed("plan", *words, *more, "--search").out for more in (("--generated-data",), ()))
+    of_one_call = ("--autoresume", "--logs-path", tmp_path / "run", "--profile")
+    given, assumed = (succeed("plan", *words, *more, "--search").out for more in (("--generated-data", *of_one_call), ()))
     assert "generated_data: true" in given and "generated_data" not in assumed
+    assert not any(f"  {name}:" in given for name in ("autoresume", "logs_path", "profile"))
     assert "on POD4: 1 Mk2 IPU," in given  # four stages are no faster
 
 

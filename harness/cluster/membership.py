@@ -36,6 +36,12 @@ def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> b
     return distributed and slurm.in_step(environ) and environ.get(slurm.RANK, "0") != "0"
 
 
+def answers_for_all(environ: Mapping[str, str]) -> bool:
+    """Return whether this is the instance of those that poprun started whose answers are seen: the first, or the one whose
+    output alone is shown."""
+    return not is_later_instance(environ) or bool(environ.get(poprun_environment.SHOWN))
+
+
 def call_is_of_later_instance(argv: list[str], script: str) -> bool:
     """Return `is_later_instance` for a call of a script."""
     return is_later_instance(os.environ, sources.is_given(argv, "distributed", script))

@@ -14,6 +14,7 @@ IPUS, UNIFORM, PLACE = (
     "POPDIST_LOCAL_INSTANCE_INDEX",
 )
 ADDRESSES = "POPDIST_INSTANCE_ADDRESSES"
+SHOWN = "POPDIST_ONLY_OUTPUT"  # set for the one instance whose output is shown, if that is another than the first
 
 
 def started(environ: Mapping[str, str]) -> bool:

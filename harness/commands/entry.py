@@ -119,7 +119,7 @@ def parse(
 
 def _answer(*lines: str) -> None:
     """Print the answer to a question, which all that poprun started were asked, once."""
-    if not (membership.under_poprun(os.environ) and membership.is_later_instance(os.environ)):
+    if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
         print(*lines, sep="\n")
 
 

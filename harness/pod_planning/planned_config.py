@@ -11,18 +11,17 @@ from typing import Any
 import yaml
 
 from base.errors import OptionError
+from base.fields import ONE_CALL
 from emulator.cost_model import search
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.remedies import remedies
 from emulator.plan.number_formats import FP16
 from harness.options.exclusive import alone_in_their_groups
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
 from harness.pod_planning import plan_options
 from harness.pod_planning.plan_options import PlanRequest
 from harness.run.run import Run
 
-# not of the network and its training, but of one call
-_OF_THE_CALL = ("config", "config_path", "release", "explain", "dry_run", "summary", "help", "restore_path")
 _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 
@@ -51,10 +50,11 @@ class Planned:
     def block(self) -> str:
         """The plan as a block for configs.yml."""
         options, plan = self.run.options, self.prediction.workload.plan
+        left_out = with_trait(ONE_CALL)
         values: dict[str, Any] = {
             name: value
             for name, value in options.values().items()
-            if name not in _OF_THE_CALL and options.sources.get(name, "").startswith(_GIVEN) and value is not None
+            if name not in left_out and options.sources.get(name, "").startswith(_GIVEN) and value is not None
         }
         values |= {
             "micro_batch_size": plan.micro_batch_size,

@@ -208,7 +208,8 @@ def mpi_command(
     passed += ["-x", orphans.MARK] * marked
     command = head
     for k, host in enumerate(topology.hosts):
-        variables = [word for name, value in topology.variables(k).items() for word in ("-x", f"{name}={value}")]
+        given = {**topology.variables(k), **_shown(k, only_output_from)}
+        variables = [word for name, value in given.items() for word in ("-x", f"{name}={value}")]
         placed = [] if topology.local else ["--host", host]
         command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *variables, *passed, *local_args]
         command += [*_silenced(k, only_output_from), *program]
@@ -222,6 +223,11 @@ def host_is_reachable(mpirun: str, host: str, global_args: Sequence[str] = ()) -
         asked = subprocess.run(command, env={**os.environ, **place}, capture_output=True, timeout=_ANSWER)
         return asked.returncode == 0
     return False
+
+
+def _shown(instance: int, only_output_from: int | None) -> dict[str, str]:
+    """Return the variable by which a later instance knows that its output alone is shown."""
+    return {poprun_environment.SHOWN: "1"} if instance and instance == only_output_from else {}
 
 
 def _silenced(instance: int, only_output_from: int | None) -> list[str]:
@@ -288,7 +294,8 @@ def run_directly(
     path = executable or shutil.which(program[0], path=environ.get("PATH")) or program[0]
     with _Children() as children:
         for k in range(topology.instances):
-            variables = {**environ, **topology.variables(k), orphans.MARK: orphans.mark()}
+            own = {**topology.variables(k), **_shown(k, only_output_from)}
+            variables = {**environ, **own, orphans.MARK: orphans.mark()}
             hidden = subprocess.DEVNULL if only_output_from not in (None, k) else None
             children.start([path, *program[1:]], variables, f"instance {k}", hidden)
         return children.wait()

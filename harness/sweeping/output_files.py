@@ -14,7 +14,7 @@ from base import bounds
 from base.errors import OptionError
 from base.fields import ONE_CALL, brief
 from base.process import command_line, commands
-from base.storage import files
+from base.storage import files, locks
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import cli, hints
 from harness.options.exclusive import alone_in_their_groups
@@ -32,9 +32,10 @@ _NOT_HERE = "python report.py adds them, for a run"
 
 
 def check_place(top: Path, trials: Sequence[Planned]) -> None:
-    """OptionError for a folder without any trial, in which another program's file is in the place of one of a sweep's."""
+    """OptionError for a folder that no sweep has locked and that has none of the trials, with another program's file in the
+    place of one of a sweep's."""
     foreign = [name for name in (TABLE, PAGE, BEST) if os.path.lexists(top / name)]
-    if foreign and not any(os.path.lexists(folder) for folder in (top / OUTPUTS, *(each.folder for each in trials))):
+    if foreign and not any(os.path.lexists(own) for own in (top / locks.FILE, *(each.folder for each in trials))):
         raise OptionError(
             f"{top} holds {foreign[0]}, which is of no sweep and would be replaced; give --logs-path another folder, or "
             "move the file away"

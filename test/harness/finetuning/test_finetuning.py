@@ -131,7 +131,7 @@ def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
 def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypatch):
     refused = finetuned(write_pictures(tmp_path / "p", 5), *words, "--logs-path", tmp_path / "logs")
     assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
-    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/network").mkdir(parents=True)
     (tmp_path / "mine/report.html").write_text("mine")
     kept = finetuned(tmp_path / "p", "--logs-path", tmp_path / "mine")
     assert kept.code == 2 and "holds report.html, which is of no fine-tuning and would be replaced" in kept.err

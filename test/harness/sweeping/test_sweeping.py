@@ -270,7 +270,9 @@ def test_a_file_of_something_else_in_a_sweeps_folder_is_left(tmp_path):
     mine.write_text("mine")
     refused = swept(tmp_path, GRID)
     assert refused.code == 2 and f"{mine.parent} holds best.yml, which is of no sweep and would be replaced" in refused.err
-    (mine.parent / "output").mkdir()  # as every sweep makes first
+    (mine.parent / "output").mkdir()
+    assert swept(tmp_path, GRID).code == 2
+    (mine.parent / ".lock").write_text("pid 1\n")  # as every sweep writes first
     assert swept(tmp_path, GRID).code == 0 and mine.read_text() == "mine"
 
 
