@@ -1,5 +1,5 @@
-"""conversion.json beside converted shards: how many records each of them has, and the digests of the names beside them, so
-that what is lost or changed is noticed."""
+"""conversion.json beside converted shards: how many records and bytes each of them has, its digest, and those of the names
+beside them, so that what is lost or changed is noticed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from base import bounds
 from base.errors import DataError
@@ -22,26 +22,51 @@ CHANGED = f"has other names than were converted, by {FILE}; copy it again, or co
 FORMAT = 1
 SPLITS = ("train", "validation")
 DIGESTS = "sha256"  # the entry of the texts beside the shards: SHA-256 by file name
+SHARDS = "shards"  # the entry of the shards that are written: bytes and SHA-256 by file name
 MAX_SHARDS = 99_999  # five digits
 _MAX_PICTURES = 1 << 40
+_MAX_BYTES = 16 << 20  # of the file, with so many shards
+
+
+class WrittenShard(NamedTuple):
+    """The bytes of a shard: how many, and their SHA-256."""
+
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, file: Path) -> WrittenShard:
+        """Return those of a file, which is read whole."""
+        with input_files.open_regular_file(file) as stream:
+            digest = input_files.sha256(stream)
+            return cls(stream.tell(), digest)
 
 
 @dataclass(frozen=True)
 class ConversionInfo:
-    """The account of a conversion. `records`: of each shard, by file name. `digests`: of the texts beside them, by name."""
+    """The account of a conversion. `records`: of each shard, by file name. `digests`: of the texts beside them, by name.
+    `shards`: those whose bytes are known, by name."""
 
     folder: Path
     classes: int
     records: Mapping[str, int]
     digests: Mapping[str, str]
+    shards: Mapping[str, WrittenShard]
 
-    def difference(self, name: str, records: int) -> str | None:
-        """The fault of a shard with this number of records; None if the conversion wrote as many."""
-        wanted = self.records.get(name)
-        if wanted == records:
-            return None
-        recorded = f"tells of {wanted}" if wanted is not None else "does not tell of it"
-        return f"holds {records} record{'s' * (records != 1)}, and {FILE} beside it {recorded}; copy or convert it again"
+    def difference(self, file: Path, records: int, whole: bool = False) -> str | None:
+        """The fault of a shard with this number of records; None if the conversion wrote as many, and as many bytes.
+        `whole`: the bytes themselves are compared, too."""
+        wanted, written = self.records.get(file.name), self.shards.get(file.name)
+        if wanted != records:
+            recorded = f"tells of {wanted}" if wanted is not None else "does not tell of it"
+            return f"holds {records} record{'s' * (records != 1)}, and {FILE} beside it {recorded}; copy or convert it again"
+        with suppress(OSError):
+            size = file.stat().st_size
+            if written and size != written.size:
+                return f"has {size} bytes, and {FILE} beside it tells of {written.size}; copy or convert it again"
+            if written and whole and WrittenShard.of(file) != written:
+                return f"has other bytes than were converted, by {FILE} beside it; copy or convert it again"
+        return None
 
     def lost(self, there: Iterable[str]) -> list[str]:
         """The splits without any shard; other gaps show in the shards' own numbering."""
@@ -84,7 +109,7 @@ def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
 def content(file: Path) -> dict[str, Any] | None:
     """The JSON object of a conversion.json; None if there is no such file."""
     try:
-        entries = bounds.json_value(input_files.content(file, bounds.TEXT))
+        entries = bounds.json_value(input_files.content(file, _MAX_BYTES))
         if not isinstance(entries, dict):
             raise ValueError("it holds no JSON object")
     except FileNotFoundError:
@@ -110,7 +135,19 @@ def read(folder: Path) -> ConversionInfo | None:
     if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
         raise DataError(f"{folder / FILE} is damaged: '{DIGESTS}' must be digests by file name; convert again")
     own = {name: digest for name, digest in digests.items() if name in (class_names.FILE, *map(names_file, SPLITS))}
-    return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records, own)
+    return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records, own, written_shards(entries))
+
+
+def written_shards(entries: Mapping[str, Any]) -> dict[str, WrittenShard]:
+    """Return the shards whose bytes a conversion.json tells of, by name; one of an earlier version tells of none. Entries of
+    another form tell nothing."""
+    told = entries.get(SHARDS)
+    pairs = told.items() if isinstance(told, dict) else ()
+    return {
+        name: WrittenShard(*each)
+        for name, each in pairs
+        if isinstance(each, list) and [type(part) for part in each] == [int, str]
+    }
 
 
 def _number(folder: Path, entries: Mapping[str, Any], key: str, most: int) -> int:
@@ -131,9 +168,9 @@ def warnings(folder: Path, train: RecordIndex, validation: RecordIndex | None, t
         return ()
     counts = train.counts() | (validation.counts() if validation else {})
     differences = [
-        f"{folder / name} {difference}"
+        f"{file} {difference}"
         for name, count in counts.items()
-        if (difference := described.difference(name, count))
+        if (difference := described.difference(file := folder / name, count))
     ]
     differences += [f"{folder} {difference}" for difference in described.lost(counts)]
     named = class_names.read(folder)

@@ -815,7 +815,13 @@ def test_an_interrupted_conversion_goes_on_where_it_was_killed(tmp_path):
 def test_a_second_conversion_into_the_same_folder_is_refused(tmp_path, monkeypatch):
     write_tree(tmp_path / "pets")
     inner: list[Result] = []
-    monkeypatch.setattr(convert.shard_writer, "write", lambda *_: inner.append(command("convert", *_call(tmp_path))))
+    write = convert.shard_writer.write
+
+    def write_twice(*words: object) -> None:
+        inner.append(command("convert", *_call(tmp_path)))
+        write(*words)
+
+    monkeypatch.setattr(convert.shard_writer, "write", write_twice)
     converted(*_call(tmp_path))
     assert inner[0].code == 2 and "another conversion is writing into" in inner[0].err
 
@@ -972,6 +978,33 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     code, found, last = verified(tmp_path)
     assert found[0] == f"{tmp_path}: lacks 1 of 2 train shards: train-00001-of-00002"
     assert found[-1] == "validation-00000-of-00001: is empty" and last.endswith("2 files, 6 records, 5 damaged or missing")
+
+
+def test_a_shard_in_the_place_of_another_is_noticed(tmp_path):
+    """The training took it, and verification found nothing, as long as it had as many records."""
+    write_tree(tmp_path / "pets", per_class=4)
+    words = tmp_path / "pets", tmp_path / "out", "--validation", 0.25, "--shards", 3
+    converted(*words)
+    out, whole = tmp_path / "out", contents(tmp_path / "out")
+    train, other, held_out = out / "train-00000-of-00003", out / "train-00001-of-00003", out / "validation-00000-of-00001"
+    assert len(found_payloads(train)) == len(found_payloads(other)) == len(found_payloads(held_out)) == 3
+    for there in (other, held_out):
+        shutil.copy(train, there)
+        size = f"has {train.stat().st_size} bytes, and conversion.json beside it tells of {len(whole[there.name])}; copy or"
+        code, found, _ = verified(out, "--no-decode")
+        assert code == 1 and len(found) == 1 and found[0].startswith(f"{there.name}: {size}")
+        with pytest.raises(DataError, match=size):
+            opened(out, "imagefolder")
+        assert "3 of 4 shards are there already\n1 shard had lost" in converted(*words).out and contents(out) == whole
+    payloads = found_payloads(train)
+    train.write_bytes(b"".join(map(framed, payloads[::-1])))  # as long, and of the same records
+    assert verified(out, "--no-decode")[1] == [
+        f"{train.name}: has other bytes than were converted, by conversion.json beside it; copy or convert it again"
+    ]
+    train.unlink()
+    (out / "conversion.json").write_text(json.dumps({**json.loads(whole["conversion.json"]), "shards": None}))
+    converted(*words)  # of an earlier version, which told of no bytes
+    assert contents(out) == whole
 
 
 def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_path):

@@ -146,7 +146,7 @@ def _checked_shard(
             if reason:
                 findings.append(Finding(file, number, reason))
     damaged = any(isinstance(stretch, Damage) for stretch in stretches)  # which may hide how many records there were
-    lost = described.difference(file.name, len(stretches)) if described and stretches and not damaged else None
+    lost = described.difference(file, len(stretches), whole=True) if described and stretches and not damaged else None
     return Checked(len(stretches), [*findings, *[Finding(file, None, lost)] * bool(lost)])
 
 

@@ -1,7 +1,7 @@
 """Writes TFRecord shards of a listing: the same bytes every time, and only shards that are missing or cut short.
 
 A shard has a temporary name until it is whole and on the disc. conversion.json describes the pictures and options, which a
-second call compares before it goes on.
+second call compares before it goes on, and, when all shards are there, their bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from base.process import tf_runtime
 from base.process.progress import Progress
 from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, file_names, tfrecord
+from Datasets.formats.conversion_info import WrittenShard
 from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources.splits import shuffled
@@ -51,10 +52,10 @@ class Plan:
     manifest: dict[str, Any]
     names: dict[str, str]
 
-    @property
-    def texts(self) -> dict[str, str]:
-        """The contents of all files beside the shards, by name."""
-        return {conversion_info.FILE: json.dumps(self.manifest, indent=2) + "\n", **self.names}
+    def account(self, written: Mapping[str, WrittenShard]) -> str:
+        """The content of conversion.json, with the bytes of these of the shards."""
+        own = {shard.name: written[shard.name] for shard in self.shards if shard.name in written}
+        return json.dumps({**self.manifest, **({conversion_info.SHARDS: own} if own else {})}, indent=2) + "\n"
 
 
 def plan(
@@ -89,7 +90,8 @@ def plan(
 
 @contextmanager
 def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
-    """Lock the folder for this conversion; yield the shards that it lacks, or has cut short."""
+    """Lock the folder for this conversion; yield the shards that it lacks, or has cut short. When they are written, their
+    bytes are told of."""
     target.mkdir(parents=True, exist_ok=True)
     folder = os.open(target, os.O_RDONLY)
     try:
@@ -97,16 +99,16 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
-        _check_content(target, plan)
-        for name, text in plan.texts.items():
-            if not _holds(target / name, text):
-                with files.naming(target / name):
-                    _new(target / (name + PARTIAL)).write_text(text, encoding="utf-8")
-                    _finish(target / name)
+        written = _check_content(target, plan)
+        for name, text in ((conversion_info.FILE, plan.account(written)), *plan.names.items()):
+            _put(target / name, text)
         with ThreadPoolExecutor(_WALKERS) as pool:
-            whole = pool.map(lambda shard: _is_whole(target / shard.name, len(shard.pictures)), plan.shards)
+            whole = list(pool.map(lambda shard: _is_whole(target, shard, written.get(shard.name)), plan.shards))
             missing = [shard for shard, there in zip(plan.shards, whole) if not there]
-        yield missing
+            yield missing
+            anew = {shard.name for shard in missing} | {shard.name for shard in plan.shards} - written.keys()
+            written |= zip(anew, pool.map(lambda name: WrittenShard.of(target / name), anew))
+        _put(target / conversion_info.FILE, plan.account(written))
     finally:
         os.close(folder)
 
@@ -120,10 +122,19 @@ def _holds(file: Path, text: str) -> bool:
         return False
 
 
-def _is_whole(file: Path, pictures: int) -> bool:
-    """Return whether a shard is there and has a record for each of its pictures."""
+def _put(file: Path, text: str) -> None:
+    if not _holds(file, text):
+        with files.naming(file):
+            _new(file.with_name(file.name + PARTIAL)).write_text(text, encoding="utf-8")
+            _finish(file)
+
+
+def _is_whole(target: Path, shard: Shard, written: WrittenShard | None) -> bool:
+    """Return whether a shard is there, as long as it was written, and has a record for each of its pictures."""
+    file = target / shard.name
     try:
-        return file.exists() and tfrecord.count(file) == pictures
+        there = file.exists() and (written is None or file.stat().st_size == written.size)
+        return there and tfrecord.count(file) == len(shard.pictures)
     except DataError:  # it is cut within a record
         return False
 
@@ -195,14 +206,15 @@ def _finish(file: Path) -> None:
             os.close(descriptor)
 
 
-def _check_content(target: Path, plan: Plan) -> None:
-    """DataError for a folder that holds anything but this conversion, as far as it has come. conversion.json is written
-    first: without it even files of the right names and sizes are of something else."""
-    ours = {*plan.texts, *(shard.name for shard in plan.shards)}
+def _check_content(target: Path, plan: Plan) -> dict[str, WrittenShard]:
+    """Return the bytes of shards that conversion.json tells of. DataError for a folder that holds anything but this
+    conversion, as far as it has come. conversion.json is written first: without it even files of the right names and sizes
+    are of something else."""
+    ours = {conversion_info.FILE, *plan.names, *(shard.name for shard in plan.shards)}
     recorded = conversion_info.content(target / conversion_info.FILE)
     there = plan.manifest if recorded is None else recorded
     names = [name for name in {**there, **plan.manifest} if there.get(name) != plan.manifest.get(name)]
-    names = [name for name in names if name != conversion_info.DIGESTS]  # which follow from the listing
+    names = [name for name in names if name not in (conversion_info.DIGESTS, conversion_info.SHARDS)]  # which follow
     if names:
         found, wanted = (brief(described.get(names[0])) for described in (there, plan.manifest))
         changed = f"its {brief(names[0])} is {found}, not {wanted}"
@@ -216,6 +228,7 @@ def _check_content(target: Path, plan: Plan) -> None:
             f"{target} holds other things already: {others[0]}; give a new or empty folder, or one of an interrupted "
             "conversion"
         )
+    return conversion_info.written_shards(recorded or {})
 
 
 def _shard_count(split: str, pictures: int, size: int, wanted: int | None) -> int:
