@@ -71,6 +71,28 @@ def test_an_observation_that_a_kill_prevented_is_made_when_the_run_goes_on(tmp_p
     assert [each.updates for each in record.read(folder)] == [2, 4] and "is complete" in succeed("train", *again).out
 
 
+def test_observations_of_any_number_are_cut_where_a_run_goes_on(tmp_path):
+    """A run whose file had grown beyond what was read at once could not go on."""
+    file, seen = tmp_path / record.NAME, (2, 4, 6, 4)
+    for updates in seen:
+        record.append(tmp_path, Observation(updates, 1.0, ()))
+    lines = file.read_bytes().splitlines(keepends=True)
+    with file.open("r+b") as stream:
+        stream.truncate(300 << 20)  # of a disk that lost the rest
+    assert (
+        not record.is_missing(tmp_path, 6, 2) and record.is_missing(tmp_path, 8, 2) and not record.is_missing(tmp_path, 7, 2)
+    )
+    record.truncate_after(tmp_path, 6)
+    assert file.read_bytes() == b"".join(lines)
+    record.truncate_after(tmp_path, 4)  # one in between goes
+    assert file.read_bytes() == lines[0] + lines[1] + lines[3]
+    file.write_bytes(lines[0] + lines[1].rstrip())  # killed before the line's end
+    assert record.is_missing(tmp_path, 4, 2)
+    record.truncate_after(tmp_path, 4)
+    assert file.read_bytes() == lines[0]
+    record.truncate_after(tmp_path / "none", 4)
+
+
 def test_weights_are_those_of_the_update(tmp_path):
     succeed("train", *WORDS, "--numerics", 5, "--logs-path", tmp_path / "run")
     (observation,) = record.read(tmp_path / "run")
