@@ -1001,6 +1001,7 @@ def test_a_shard_in_the_place_of_another_is_noticed(tmp_path):
     assert verified(out, "--no-decode")[1] == [
         f"{train.name}: has other bytes than were converted, by conversion.json beside it; copy or convert it again"
     ]
+    assert "1 shard had lost records and is written again" in converted(*words).out and contents(out) == whole
     train.unlink()
     (out / "conversion.json").write_text(json.dumps({**json.loads(whole["conversion.json"]), "shards": None}))
     converted(*words)  # of an earlier version, which told of no bytes

@@ -130,12 +130,14 @@ def _put(file: Path, text: str) -> None:
 
 
 def _is_whole(target: Path, shard: Shard, written: WrittenShard | None) -> bool:
-    """Return whether a shard is there, as long as it was written, and has a record for each of its pictures."""
+    """Return whether a shard is there as it was written, or, where that is not known, with a record for each of its
+    pictures."""
     file = target / shard.name
+    if not file.exists():
+        return False
     try:
-        there = file.exists() and (written is None or file.stat().st_size == written.size)
-        return there and tfrecord.count(file) == len(shard.pictures)
-    except DataError:  # it is cut within a record
+        return WrittenShard.of(file) == written if written else tfrecord.count(file) == len(shard.pictures)
+    except (DataError, OSError):  # it is cut within a record, or no file
         return False
 
 
