@@ -1002,10 +1002,10 @@ def test_a_shard_in_the_place_of_another_is_noticed(tmp_path):
         f"{train.name}: has other bytes than were converted, by conversion.json beside it; copy or convert it again"
     ]
     assert "1 shard had lost records and is written again" in converted(*words).out and contents(out) == whole
-    train.unlink()
+    # of an earlier version, which told of no bytes
     (out / "conversion.json").write_text(json.dumps({**json.loads(whole["conversion.json"]), "shards": None}))
-    converted(*words)  # of an earlier version, which told of no bytes
-    assert contents(out) == whole
+    shutil.copy(train, other)
+    assert "2 of 4 shards are there already\n2 shards had lost" in converted(*words).out and contents(out) == whole
 
 
 def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_path):

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,10 +105,13 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             _put(target / name, text)
         with ThreadPoolExecutor(_WALKERS) as pool:
             whole = list(pool.map(lambda shard: _is_whole(target, shard, written.get(shard.name)), plan.shards))
-            missing = [shard for shard, there in zip(plan.shards, whole) if not there]
+            untold = [shard.name for shard, there in zip(plan.shards, whole) if there and shard.name not in written]
+            written |= zip(untold, pool.map(lambda name: WrittenShard.of(target / name), untold))
+            times = Counter(written.values())
+            copies = {name for name in untold if times[written[name]] > 1}  # one in the place of another
+            missing = [shard for shard, there in zip(plan.shards, whole) if not there or shard.name in copies]
             yield missing
-            anew = {shard.name for shard in missing} | {shard.name for shard in plan.shards} - written.keys()
-            written |= zip(anew, pool.map(lambda name: WrittenShard.of(target / name), anew))
+            written |= {shard.name: WrittenShard.of(target / shard.name) for shard in missing}
         _put(target / conversion_info.FILE, plan.account(written))
     finally:
         os.close(folder)
