@@ -25,7 +25,7 @@ DIGESTS = "sha256"  # the entry of the texts beside the shards: SHA-256 by file 
 SHARDS = "shards"  # the entry of the shards that are written: bytes and SHA-256 by file name
 MAX_SHARDS = 99_999  # five digits
 _MAX_PICTURES = 1 << 40
-_MAX_BYTES = 16 << 20  # of the file, with so many shards
+_MAX_BYTES = 64 << 20  # of the file, with as many shards of both splits
 
 
 class WrittenShard(NamedTuple):

@@ -26,7 +26,7 @@ def append(folder: Path, observation: Observation) -> None:
         "loss_scale": observation.scale,
         "tensors": [tensor.as_record() for tensor in observation.tensors],
     }
-    with files.append(folder / NAME) as file:
+    with files.naming(folder / NAME), files.append(folder / NAME) as file:
         file.write((json.dumps(line) + "\n").encode())
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import xml.etree.ElementTree as xml
 from collections import Counter
 
 import numpy as np
+import pytest
 from commands import assert_same_bits, run, succeed, variables
 
 from base.storage import run_files
@@ -91,6 +93,17 @@ def test_observations_of_any_number_are_cut_where_a_run_goes_on(tmp_path):
     record.truncate_after(tmp_path, 4)
     assert file.read_bytes() == lines[0]
     record.truncate_after(tmp_path / "none", 4)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            record.append(tmp_path, Observation(2, 1.0, ()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename == str(tmp_path / record.NAME)
 
 
 def test_weights_are_those_of_the_update(tmp_path):
