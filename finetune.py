@@ -64,7 +64,7 @@ def _tune(chosen: Sequence[TrainingStage], given: Sequence[str], folder: Path, t
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
         words = stages.words(stage, given, folder, top / stage.name, reached.checkpoint if reached else None)
-        code = train.main(words)
+        code = train.main(words, extended_by_restore=stage is CLASSIFIER)  # the call's length is the network's
         if code:
             return code
         reached = _better(reached, stages.best(top / stage.name))

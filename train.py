@@ -32,15 +32,15 @@ from harness.training.profiling import UpdateProfiler
 from harness.training.validating import Validator
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], extended_by_restore: bool = False) -> int:
     """A new run; with --restore-path, the same as restore.py. On a signal, prints the command that repeats or resumes the
-    call."""
+    call. `extended_by_restore`: a complete run is not extended by the call's own options, but by restore.py."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, repeated = _run_to_resume(argv)
         if folder is None:
             return run_training(argv, "train", NewRun())
     with hints.resumable("train", argv, alone=not repeated):
-        return run_training(argv, "train", SavedRun(folder, argv, "train", repeated))
+        return run_training(argv, "train", SavedRun(folder, argv, "train", repeated, extended_by_restore))
 
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before what takes time to import
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -22,8 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base import bounds
 from base.errors import OptionError
 from base.process import command_line
+from base.storage import input_files
 from harness.checkpoints import state_file
 from harness.reports import plot
+
+_USUAL, _PICTURE = "compared.svg", b"<svg"
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.COLOURS)}")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="the runs' names (default: the folders')")
     parser.add_argument("--title", default="", help="above the picture")
-    parser.add_argument("--output", default="compared.svg", metavar="FILE")
+    parser.add_argument("--output", metavar="FILE", help=f"(default: {_USUAL})")
     arguments = parser.parse_args(argv)
     folders = [Path(run) for run in arguments.runs]
     labels = arguments.labels or [folder.resolve().name for folder in folders]
@@ -48,15 +52,25 @@ def main(argv: list[str]) -> int:
         reason = state_file.contradiction(folder)
         if reason:
             print(f"warning: {folder}: {reason}", file=sys.stderr)
+    target = Path(_USUAL if arguments.output is None else arguments.output)
     try:
-        print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
+        if arguments.output is None:
+            _check_usual()
+        print(plot.write_comparison(list(zip(labels, folders)), arguments.title, target))
     except OptionError as error:
         parser.error(f"--output {error}")
     except ValueError as error:
         parser.error(bounds.reason(error))
     except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        parser.error(f"--output {arguments.output} cannot be written: {error.strerror}; give the name of a file")
+        parser.error(f"--output {target} cannot be written: {error.strerror}; give the name of a file")
     return 0
+
+
+def _check_usual() -> None:
+    """OptionError where a file of something else has the name of a picture that nobody named."""
+    with suppress(FileNotFoundError), input_files.open_regular_file(_USUAL) as there:
+        if there.read(len(_PICTURE)) != _PICTURE:
+            raise OptionError(f"FILE is needed, as {_USUAL} is there and no picture of runs")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from harness.checkpoints import compatibility, find, read, run_record, state_fil
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.cluster import membership
-from harness.commands import autoresume, entry
+from harness.commands import autoresume, entry, hints
 from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.folders import check_writable
@@ -91,12 +91,15 @@ class NewRun(TrainingOrigin):
 class SavedRun(TrainingOrigin):
     """The newest whole checkpoint of the run in a folder."""
 
-    def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
-        """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again."""
+    def __init__(
+        self, folder: Path, argv: list[str], script: str, repeated: bool = False, extended_by_restore: bool = False
+    ) -> None:
+        """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again.
+        `extended_by_restore`: as of `train.main`."""
         self._follows = membership.call_is_of_later_instance(argv, script)
         if not self._follows:
             find.run_checkpoints(folder)  # a folder without checkpoints is no run
-        self.folder, self._repeated = folder, repeated
+        self.folder, self._repeated, self._extended_by_restore = folder, repeated, extended_by_restore
         self.recorded = entry.recorded_options(folder, argv, script)
         self.total_replicas = self.recorded.get("total_replicas")
 
@@ -158,7 +161,10 @@ class SavedRun(TrainingOrigin):
         stop_after = run.options.training.stop_after
         limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
-        return _completion(self.folder, f"{self.updates} updates", warnings, differing, f"a larger --{larger} extends it")
+        longer = f"a larger --{larger}"
+        if self._extended_by_restore:
+            longer = hints.command("restore", *hints.restoring(self.folder), f"--{larger}", "NUMBER")
+        return _completion(self.folder, f"{self.updates} updates", warnings, differing, f"{longer} extends it")
 
     def check_run(self, run: Run) -> list[str]:
         """Raise an OptionError for options that the run cannot resume with; return the lines of `override_notes`."""

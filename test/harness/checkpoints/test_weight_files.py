@@ -543,7 +543,7 @@ def compared(*words: object) -> int:
     return command_line.run("compare_runs", compare_runs.main, [str(word) for word in words], ())
 
 
-def test_comparing_runs(tmp_path, capsys):
+def test_comparing_runs(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     run.mkdir()
     odd = ["1e308", "-1e308", "1e-320", "-5e-324", "nan", "inf", "", "x", "1e30", "1"]
@@ -555,6 +555,14 @@ def test_comparing_runs(tmp_path, capsys):
     assert compared(run, "--output", tmp_path / "file" / "a.svg") == 2
     assert compared(run, "--output", tmp_path) == 2
     assert compared(run, "--labels", "a", "b") == 2
+    monkeypatch.chdir(tmp_path)
+    assert compared(run) == compared(run) == 0 and Path("compared.svg").read_text().startswith("<svg")
+    Path("compared.svg").write_text("mine")  # which nobody named
+    assert compared(run) == 2 and Path("compared.svg").read_text() == "mine"
+    assert compared(run, "--output", "compared.svg") == 0
+    Path("compared.svg").unlink()
+    Path("compared.svg").mkdir()
+    assert compared(run) == 2
     assert compared(tmp_path) == 2
     for content, said in ((b"epoch\n\xff", "can't decode"), (b'"' + b"x" * 200_000, "field larger")):
         (run / "training.csv").write_bytes(content)

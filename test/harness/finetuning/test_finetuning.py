@@ -146,13 +146,13 @@ def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypat
 
 @pytest.mark.parametrize("during", ["train", "report"])
 def test_a_fine_tuning_that_is_stopped_says_how_to_go_on(during, tmp_path, monkeypatch):
-    def stopped(_words: list[str]) -> int:
+    def stopped(*_: object, **__: object) -> int:
         raise StopRequest(signal.SIGTERM)
 
     best = stages.Best(Checkpoint(str(tmp_path / "ckpt-3")), 50.0, 4)
     monkeypatch.setattr(finetune.stages, "best", lambda _: best)
     for name in ("train", "report"):
-        monkeypatch.setattr(getattr(finetune, name), "main", stopped if name == during else lambda _: 0)
+        monkeypatch.setattr(getattr(finetune, name), "main", stopped if name == during else lambda *_, **__: 0)
     call = ["finetune", write_pictures(tmp_path / "p"), *map(str, SMALL), "--logs-path", tmp_path / "logs"]
     result = run(*call)
     assert result.code == 143
@@ -171,7 +171,11 @@ def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     assert best.accuracy > 50 and best.pictures == 4
     assert f"The best weights: {best.checkpoint.prefix}, {best.accuracy:.2f}% of 4 validation pictures" in done.out
     page = (logs / "report.html").read_text()
-    assert best.checkpoint.name in page and "onfus" in page and f"\n{logs / 'report.html'}\n" in done.out
+    assert (
+        best.checkpoint.name in page
+        and "Which class is taken for which" in page
+        and f"\n{logs / 'report.html'}\n" in done.out
+    )
     assert len(rows(logs / "classifier" / "training.csv")) and (logs / "network" / "ckpt").is_dir()
     others = shutil.copytree(top, tmp_path / "others")
     (others / "blue" / "0.png").unlink()
@@ -180,6 +184,8 @@ def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     shutil.rmtree(logs / "network")  # as if it had been killed between the stages
     again = finetuned(*call)
     assert f"The run in {logs / 'classifier'} is complete" in again.out
+    longer = re.search(r"restore\.py --restore-path \S+/classifier --(epochs|patience) NUMBER extends it", again.out)
+    assert longer, again.out  # as --epochs and --patience of the call are the network's
     assert stages.best(logs / "network") == best
     before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file()}
     for question in ("--dry-run", "--explain"):
