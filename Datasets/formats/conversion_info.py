@@ -22,10 +22,9 @@ CHANGED = f"has other names than were converted, by {FILE}; copy it again, or co
 FORMAT = 1
 SPLITS = ("train", "validation")
 DIGESTS = "sha256"  # the entry of the texts beside the shards: SHA-256 by file name
-SHARDS = "shards"  # the entry of the shards that are written: bytes and SHA-256 by file name
+SHARDS = "shards"  # the entry of the shards that are written: bytes and SHA-256 by file name; none where they are too many
 MAX_SHARDS = 99_999  # five digits
 _MAX_PICTURES = 1 << 40
-_MAX_BYTES = 64 << 20  # of the file, with as many shards of both splits
 
 
 class WrittenShard(NamedTuple):
@@ -109,7 +108,7 @@ def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
 def content(file: Path) -> dict[str, Any] | None:
     """The JSON object of a conversion.json; None if there is no such file."""
     try:
-        entries = bounds.json_value(input_files.content(file, _MAX_BYTES))
+        entries = bounds.json_value(input_files.content(file, bounds.TEXT))
         if not isinstance(entries, dict):
             raise ValueError("it holds no JSON object")
     except FileNotFoundError:

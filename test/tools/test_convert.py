@@ -37,14 +37,14 @@ from base.storage import checksums, run_files
 from base.storage.input_files import Slices
 from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, image_folder, tf_example, tfrecord_recovery
+from Datasets.formats import class_names, conversion_info, image_folder, tf_example, tfrecord_recovery
 from Datasets.formats.tfrecord_recovery import Damage, Record
 from Datasets.pipeline import decoding, photograph_stream
 from Datasets.sources import generated
 from harness.commands import cli
 from harness.evaluation import predictions
 from harness.run import data
-from tools.datasets import convert, listings, verify
+from tools.datasets import convert, listings, shard_writer, verify
 from tools.datasets.example_checks import ExampleChecker
 
 ROOT = plugins.ROOT
@@ -1006,6 +1006,16 @@ def test_a_shard_in_the_place_of_another_is_noticed(tmp_path):
     (out / "conversion.json").write_text(json.dumps({**json.loads(whole["conversion.json"]), "shards": None}))
     shutil.copy(train, other)
     assert "2 of 4 shards are there already\n2 shards had lost" in converted(*words).out and contents(out) == whole
+
+
+def test_an_account_of_more_shards_than_can_be_read_tells_of_no_bytes(tmp_path):
+    shards = [shard_writer.Shard(name, []) for name in conversion_info.cuts("train", 20_000, 10_000)]
+    plan = shard_writer.Plan(("a",), shards, {"train pictures": 20_000, "train shards": 10_000, "classes": 1}, {})
+    written = {shard.name: conversion_info.WrittenShard(1 << 20, "0" * 64) for shard in shards}
+    for told, count in ((written, 0), ({"train-00007-of-10000": written["train-00007-of-10000"]}, 1)):
+        (tmp_path / conversion_info.FILE).write_text(plan.account(told))
+        info = conversion_info.read(tmp_path)
+        assert len(info.shards) == count and len(info.records) == 10_000
 
 
 def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_path):

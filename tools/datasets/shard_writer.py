@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from base import bounds
 from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
@@ -54,9 +55,10 @@ class Plan:
     names: dict[str, str]
 
     def account(self, written: Mapping[str, WrittenShard]) -> str:
-        """The content of conversion.json, with the bytes of these of the shards."""
+        """The content of conversion.json, with the bytes of these of the shards as long as it can be read."""
         own = {shard.name: written[shard.name] for shard in self.shards if shard.name in written}
-        return json.dumps({**self.manifest, **({conversion_info.SHARDS: own} if own else {})}, indent=2) + "\n"
+        texts = [json.dumps({**self.manifest, **more}, indent=2) + "\n" for more in ({conversion_info.SHARDS: own}, {})]
+        return texts[0] if own and len(texts[0]) <= bounds.TEXT else texts[1]
 
 
 def plan(
