@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int, ...]]) -> None:
     """Train every trial that is not complete; the table is written after each."""
-    outputs = files.own_folder(top / output_files.OUTPUTS)
+    outputs = files.own_folder(top / "output")
     left = [one for one in ready if not board.completed(one)]
     works = [workers.Work(one.trial.name, one.folder, one.words, outputs / f"{one.trial.name}.txt") for one in left]
 

@@ -72,11 +72,11 @@ def text(
 
 def escaped(text: str) -> str:
     """A text as XML has it, with escapes for what XML cannot hold, as a folder's name may."""
-    return escape(_NO_XML.sub(_shown, text))
+    return escape(_shown(text))
 
 
-def _shown(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _shown(text: str) -> str:
+    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def text_width(text: str, size: int = SIZE, weight: str = "normal") -> float:
@@ -134,7 +134,7 @@ def inline(width: float, height: float, parts: Iterable[str], title: str = "") -
 
 def _document(width: float, height: float, parts: Sequence[str], title: str, alone: bool) -> str:
     size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
-    named = f' role="img" aria-label={quoteattr(_NO_XML.sub(_shown, title))}' if title else ""
+    named = f' role="img" aria-label={quoteattr(_shown(title))}' if title else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}{named} font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
     title_element = [f"<title>{escaped(title)}</title>"] if title and alone else []
     rules = [f"<style>{dark_rules(''.join(parts))}</style>"] if alone else []

@@ -26,7 +26,7 @@ from harness.sweeping.board import Board
 from harness.sweeping.results import Metric, Result
 from harness.sweeping.trial_runs import Planned
 
-TABLE, PAGE, BEST, OUTPUTS = "sweep.csv", "sweep.html", "best.yml", "output"
+TABLE, PAGE, BEST = "sweep.csv", "sweep.html", "best.yml"
 _OF_A_FOLDER = ("log_dir", "name_suffix")
 _NOT_HERE = "python report.py adds them, for a run"
 
