@@ -73,14 +73,24 @@ class RunLog:
             finally:  # also where the reader of the output has gone: log.txt alone tells why the run ends
                 self.file_only(text)
 
+    def warn(self, text: str) -> None:
+        """A line for standard error, also of an instance whose log shows nothing, and for log.txt; from any thread."""
+        with self._one:
+            self._bar.clear()
+            with suppress(OSError):  # nobody reads it: no reason to end a run
+                print(text, file=sys.stderr, flush=True)
+            self.file_only(text)
+
     def ending(self) -> None:
         """The run ends early: further lines go to the console and to log.txt, whether the other takes them or not."""
         self._ending = True
 
     def file_only(self, text: str) -> None:
-        """A line for log.txt alone. OSError if it cannot be written, unless the run is `ending`; then later lines go to the
-        console only."""
-        if self._text:
+        """A line for log.txt alone, from any thread. OSError if it cannot be written, unless the run is `ending`; then later
+        lines go to the console only."""
+        with self._one:
+            if not self._text:
+                return
             try:
                 with files.naming(self.folder / "log.txt"):
                     self._text.write(text + "\n")

@@ -51,7 +51,8 @@ class OpenRequest:
 
     `percentage`: the share of the shards to use, from the first on. `num_classes`: the number of classes, where the files do
     not have it. `skip_bad`: the number of unusable records and damaged places to pass over, each with a line on
-    standard error. `validation_split`: the part of every class of a folder that validates instead of training.
+    standard error and in the run's log. `validation_split`: the part of every class of a folder that validates instead of
+    training.
     """
 
     data_dir: str | None = None

@@ -96,7 +96,8 @@ def options(match: foreign.Match, symmetric: bool) -> dict[str, Any]:
 
 
 def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
-    """FP32, or with `half` FP16 except the moving statistics; ImportFailure for values beyond the type."""
+    """FP32, or with `half` FP16 except the moving statistics; ImportFailure for values beyond the type, and for negative
+    variances."""
     arrays = {}
     for name, value in values.items():
         kind = np.float16 if half and "/moving_" not in name else np.float32
@@ -104,6 +105,8 @@ def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
         largest = max(abs(float(value.min(initial=0))), abs(float(value.max(initial=0))))
         if not np.isfinite(value).all():
             raise ImportFailure(f"{name} holds numbers that are not finite")
+        if name.endswith("moving_variance") and value.min(initial=0) < 0:
+            raise ImportFailure(f"{name} holds {value.min():.6g}: a variance is never negative")
         if largest > most:
             called, advice = ("FP16", "; leave out --half") if kind is np.float16 else ("FP32", "")
             raise ImportFailure(f"{name} holds {largest:.6g}, more than {called}'s largest, {most:.6g}{advice}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 from base.errors import DataError
+from base.fields import printable
 
 REMEDY = "mend or remove it, or pass over some with --skip-bad-records NUMBER"
 
@@ -16,10 +18,12 @@ class Tolerance:
     def __init__(self, most: int) -> None:
         self.most = most
         self._places: set[str] = set()
+        self._warnings: list[str] = []
+        self._keep: Callable[[str], None] = self._warnings.append
         self._lock = threading.Lock()
 
     def add(self, place: str, reason: str) -> None:
-        """Count a place and print a warning; DataError beyond `most` places."""
+        """Count a place, and print a warning on standard error; DataError beyond `most` places."""
         with self._lock:
             if place in self._places:
                 return
@@ -28,7 +32,17 @@ class Tolerance:
         if count > self.most:
             beyond = f"; that makes {count}, and --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
             raise DataError(f"{place} cannot be used: {reason}{beyond}")
-        print(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})", file=sys.stderr, flush=True)
+        warning = printable(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})")
+        print(warning, file=sys.stderr, flush=True)
+        with self._lock:
+            self._keep(warning)
+
+    def follow(self, keep: Callable[[str], None]) -> None:
+        """Hand the warnings so far to `keep`, and each later one from the thread that finds the place."""
+        with self._lock:
+            for warning in self._warnings:
+                keep(warning)
+            self._keep = keep
 
     def known(self, place: str) -> bool:
         """Return whether the place is counted already."""

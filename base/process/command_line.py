@@ -245,6 +245,6 @@ def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, fail
         remedy = "" if where else _remedy(error)
         return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)
     except Exception as error:
-        if not type(error).__module__.startswith("tensorflow"):
+        if not tf_runtime.is_of_tensorflow(error):
             raise
         return report(tf_runtime.device_error(error), 1)

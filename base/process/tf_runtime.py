@@ -22,6 +22,7 @@ _LESS = (
     "give a smaller --micro-batch-size, with --gradient-accumulation-count for the same global batch, "
     "--enable-recomputation, --fold 1 or a smaller --image-size"
 )
+_OF_DATA, _NO_MEMORY = "DataError: ", "OOM when allocating"  # in a line of TensorFlow's messages
 _THREADS = 14  # at the same time, beside the first: the smallest training has 17 on one core, 23 on two
 # of the loader, and of Python; some libraries give it as one of several tries, in quotation marks
 _STARVED = re.compile(
@@ -91,18 +92,33 @@ def _try_threads(count: int) -> None:
             thread.join()
 
 
+def is_of_tensorflow(error: BaseException | None) -> bool:
+    """Return whether TensorFlow has raised the error."""
+    return type(error).__module__.startswith("tensorflow")
+
+
 def device_error(error: Exception) -> str:
     """TensorFlow's error in one line: the DataError of a reader inside of it, or its first line with a reason."""
-    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
-    if any(KERNELS in line for line in lines):
+    if any(KERNELS in line for line in _lines(error)):
         no_room = "no room for what XLA compiles; TMPDIR names another folder, --no-executable-cache does without"
         return f"{telling_line(error)}: {no_room}"
-    for marker in ("DataError: ", "OOM when allocating"):
-        for line in lines:
-            if marker in line:
-                message = line[line.index(marker) :].removeprefix("DataError: ")
-                return f"{message} (out of memory: {_LESS})" if marker.startswith("OOM") else message
+    unusable = data_error(error)
+    if unusable is not None:
+        return unusable
+    for line in _lines(error):
+        if _NO_MEMORY in line:
+            return f"{line[line.index(_NO_MEMORY) :]} (out of memory: {_LESS})"
     return f"{type(error).__name__}: {telling_line(error)}"
+
+
+def data_error(error: BaseException) -> str | None:
+    """Return the message of the DataError that a reader has raised within TensorFlow; None for any other error."""
+    found = (line.partition(_OF_DATA) for line in _lines(error)) if is_of_tensorflow(error) else ()
+    return next((message for _, marker, message in found if marker), None)
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
 
 
 def starved_message(error: BaseException) -> str | None:

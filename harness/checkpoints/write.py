@@ -63,7 +63,7 @@ def write_checkpoint(
                 os.replace(file, prefix.parent / file.name)
             _sync(prefix.parent)
     except Exception as error:
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("tensorflow"):
+        if not isinstance(error, OSError) and not tf_runtime.is_of_tensorflow(error):
             raise
         raise SaveError(_reason(prefix, values, error)) from error
 

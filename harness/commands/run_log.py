@@ -36,6 +36,9 @@ def open_run_log(
     log.file_only(f"Options:\n{cli.explain(run.options)}")
     for line in (*run.notes, *head):
         log.note(line)
+    tolerance = getattr(run.data_source, "tolerance", None)
+    if tolerance is not None:  # its warnings are on standard error
+        tolerance.follow(log.file_only)
     return log
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from base.fields import brief, printable
 from base.process import tf_runtime
 from Datasets._spec import ReadRequest
 from harness.checkpoints import compatibility, read
-from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.evaluation import inference_record, predict_inputs, predictions_file
 from harness.evaluation.predict_inputs import Photographs
 from harness.evaluation.predictions_file import ImagePrediction
@@ -66,7 +67,8 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
         names = inference_record.names(run, checkpoint)
         network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
         probabilities = _probabilities(program, batch, listed, run, request, log)
-        tell(network, ((path, best(each, names)) for path, each in probabilities), options.output, log.note)
+        answers = ((path, best(finite(each, checkpoint.prefix), names)) for path, each in probabilities)
+        tell(network, answers, options.output, log.note)
     finally:
         program.close()
 
@@ -130,6 +132,13 @@ def tell(
     note(f"Predictions of {network}:")
     for path, answer in answers_by_name:
         note(table(path, answer))
+
+
+def finite(probabilities: np.ndarray, weights: object, advice: str = "give another checkpoint") -> np.ndarray:
+    """The probabilities; CheckpointError if they are not finite. `weights`: the file that has given them."""
+    if not math.isfinite(probabilities.sum()):
+        raise CheckpointError(f"{weights} answers with numbers that are not finite; {advice}")
+    return probabilities
 
 
 def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[ImagePrediction, ...]:

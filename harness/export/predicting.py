@@ -115,9 +115,7 @@ def predict(file: ExportedFile) -> int:
             with _running(file):
                 probabilities = run(np.stack([*pictures.values()]))
             _check_names(file, probabilities.shape[-1], names)
-            if not np.isfinite(probabilities).all():
-                raise CheckpointError(f"{file.path} answers with numbers that are not finite; export the network again")
-            for path, row in zip(pictures, probabilities):
+            for path, row in zip(pictures, predictions.finite(probabilities, file.path, "export the network again")):
                 yield path, predictions.best(row, names)
 
     predictions.tell(f"{brief(about.get('network'))} in {file.path}, {side}x{side} pixels", found(), file.output, print)

@@ -76,7 +76,7 @@ class Team:
                     raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
             self.group.send_message(f"{self.instance} {error.number}", self._heartbeat.responsive())
-        if _of_tensorflow(error):
+        if tf_runtime.is_of_tensorflow(error) and tf_runtime.data_error(error) is None:
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
         if self._leaving.is_set():
@@ -89,7 +89,9 @@ class Team:
 
     def is_peer_failure(self, error: BaseException | None) -> bool:
         """Return whether the error is TensorFlow's of a peer that is lost."""
-        return bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _PEER_ERRORS
+        if self.group is None or not tf_runtime.is_of_tensorflow(error) or tf_runtime.data_error(error) is not None:
+            return False
+        return type(error).__name__.removesuffix("Error") in _PEER_ERRORS
 
     def _why_lost(self, error: BaseException) -> str:
         """Return a line on an error of the runtime between the instances, and on those that are not there."""
@@ -234,10 +236,6 @@ class Team:
         time.sleep(min(2.0, 0.05 * self._timeout))  # so that the others notice the same one first
         sys.stdout.flush()
         os._exit(128 + stop.number if stop else 1)
-
-
-def _of_tensorflow(error: BaseException | None) -> bool:
-    return type(error).__module__.startswith("tensorflow")
 
 
 def check_port(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from harness.run.run import Run
 from log import RunLog
 
 if TYPE_CHECKING:
-    from ipu_utils import CacheEntry, InferenceProgram, TrainingProgram, WorkerGroup
+    from ipu_utils import InferenceProgram, TrainingProgram, WorkerGroup
 
 
 def training_program(
@@ -52,11 +52,13 @@ def _import_builder(run: Run) -> list[PhaseEnd]:
 def _compile(
     program: TrainingProgram | InferenceProgram,
     imports: list[PhaseEnd],
-    cache_entry: CacheEntry | None,
+    cache_entry: program_cache.DiskCacheEntry | None,
     log: RunLog,
     line: str,
 ) -> None:
     """Make a program ready to run. `line`: of the log, with the seconds since the imports."""
+    if cache_entry:
+        cache_entry.warn = log.warn
     program.compile()
     program.phase_ends[:0] = imports
     for text in (line.format(time.perf_counter() - imports[-1].at), *(cache_entry.report() if cache_entry else ())):

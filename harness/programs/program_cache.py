@@ -23,10 +23,10 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,7 @@ class DiskCacheEntry:
         self._files: dict[str, bytes] = {}
         self._kernels: frozenset[str] = frozenset()  # that were in the entry
         self._begun = time.perf_counter()
+        self.warn: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)  # once the program runs
 
     @property
     def keeps_kernels(self) -> bool:
@@ -161,7 +162,7 @@ class DiskCacheEntry:
             earlier = len(self.warnings)
             self._write()
             for warning in self.warnings[earlier:]:
-                print(warning, file=sys.stderr, flush=True)
+                self.warn(warning)
         self._files = {}
 
     def report(self) -> list[str]:

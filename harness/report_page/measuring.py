@@ -43,7 +43,7 @@ def evaluated(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     except entry.WRONG_INPUT as error:
         raise Missing(str(error).splitlines()[0].removeprefix("--restore-path ")) from error
     except Exception as error:
-        if not type(error).__module__.startswith("tensorflow"):
+        if not tf_runtime.is_of_tensorflow(error):
             raise
         raise Missing(tf_runtime.device_error(error).splitlines()[0]) from error  # as of a record that is damaged
 
@@ -92,6 +92,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
     if not len(records):
         raise OptionError("none of the validation pictures can be read")
     rows = rows[records]
+    predictions.finite(rows[:, 1 + most :], checkpoint.prefix)
     return Evaluation(
         "", checkpoint.name, classes, tuple(inference_record.names(run, checkpoint)), rows[:, 0].astype(np.int64),
         records, rows[:, 1 : 1 + most].astype(np.int64), rows[:, 1 + most :],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from base.process import tf_runtime
 from base.process.signals import StopRequest
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
@@ -84,7 +84,8 @@ class TrainingLoop:
             self._save_unsaved()
             raise
         except Exception as error:
-            if self._context.team.is_peer_failure(error):
+            # both come of an update's passes, or of their all-reduce: no weight has moved since the update before
+            if self._context.team.is_peer_failure(error) or tf_runtime.data_error(error) is not None:
                 self._save_unsaved()
             raise
         finally:
@@ -232,7 +233,7 @@ class TrainingLoop:
         received = self._context.team.broadcast(own)
         if write.fingerprint(own) != write.fingerprint(received):
             instance = self._context.team.instance
-            print(f"warning: instance {instance} had other weights than instance 0", file=sys.stderr, flush=True)
+            self._context.log.warn(f"warning: instance {instance} had other weights than instance 0")
         self._program.load(received)
 
     def _finish(self, done: int) -> None:

@@ -9,15 +9,18 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
+from base import bounds
+from base.process import tf_runtime
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
 from harness.checkpoints import write
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.checkpoints.write import SaveError, Writer
-from harness.commands import run_log
-from harness.diagnostics.divergence import remedies
+from harness.commands import entry, run_log
+from harness.diagnostics import divergence
 from harness.evaluation import inference_record
 from harness.processes import folders
+from harness.processes.heartbeat import PeerError
 from harness.processes.team import Team
 from harness.reports import mlperf, profile, trackers
 from harness.run.run import Run
@@ -26,12 +29,8 @@ from harness.training.context import TrainingContext
 from harness.training.initial_state import recorded_values
 from log import RunLog
 
-_RESUMABLE_ERRORS = (
-    StopRequest,
-    FloatingPointError,
-    SaveError,
-    OSError,
-)  # errors with which a run ends, and says how to resume
+_SKIP = "--skip-bad-records"
+_SAID_AS_THEY_ARE = (StopRequest, FloatingPointError, SaveError, OSError)
 
 
 @contextmanager
@@ -51,9 +50,10 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
             yield context
         except BaseException as error:
             log.ending()
-            if isinstance(error, _RESUMABLE_ERRORS):
+            reason = _reason_to_stop(error, team)
+            if reason is not None:
                 context.mlperf.log_run_stop("aborted")
-                stopped(str(error), *remedies(error, run))
+                stopped(reason, *_remedies(error, run))
             if isinstance(error, StopRequest):
                 error.hinted = bool(writer.latest)
             raise
@@ -61,6 +61,25 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
             log.close()
             if team.is_first and not run.options.logging.logs:
                 locks.remove_if_empty(folder)
+
+
+def _reason_to_stop(error: BaseException, team: Team) -> str | None:
+    """The reason for the log, after which it says how to resume. None for a refusal, with which nothing has begun, and for
+    errors of the runtime between instances, of which one may be lost: of that the team tells."""
+    if isinstance(error, _SAID_AS_THEY_ARE):
+        return str(error)
+    if isinstance(error, (*entry.WRONG_INPUT, PeerError)) or not isinstance(error, Exception):
+        return None
+    if tf_runtime.is_of_tensorflow(error):
+        return tf_runtime.data_error(error) if team.group else tf_runtime.device_error(error)
+    return tf_runtime.starved_message(error) or f"{type(error).__name__}: {bounds.reason(error)}"
+
+
+def _remedies(error: BaseException, run: Run) -> list[str]:
+    """Options with which the run does not end at the same update again, as far as there are any."""
+    if _SKIP in (tf_runtime.data_error(error) or ""):
+        return [_SKIP, str(max(1, 2 * run.options.dataset.skip_bad_records))]
+    return divergence.remedies(error, run)
 
 
 def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None) -> RunLog:

@@ -12,7 +12,7 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import assert_same_bits, framed, run, succeed, variables
+from commands import assert_same_bits, framed, run, succeed, timeless, variables
 from streams import assert_equal, joined, opened, small, take
 
 from base.errors import DataError
@@ -259,12 +259,21 @@ def test_a_bad_record_is_passed_over(kind, copy, folder, capfd):
 
 
 def test_one_bad_record_too_many_is_an_error(copy):
+    """What was done until then is saved, and the command that is printed goes on to the same bits; log.txt tells all."""
     for record in (0, 3):
         strike(copy, "train-00002-of-00004", record, "undecodable")
-    words = (*TRAIN, "--iterations", 8, "--data-dir", copy, "--no-validation", "--no-logs", "--skip-bad-records")
-    result = run("train", *words, 1)
-    assert result.code == 1 and "that makes 2, and --skip-bad-records is 1" in result.err
-    succeed("train", *words, 2)
+    words = (*TRAIN, "--iterations", 10, "--batches-per-step", 5, "--log-freq", 1, "--data-dir", copy, "--no-validation")
+    result = run("train", *words, "--skip-bad-records", 1, "--logs-path", copy / "run")
+    reason = "that makes 2, and --skip-bad-records is 1"
+    assert result.code == 1 and reason in result.err
+    log = (copy / "run/log.txt").read_text()
+    assert f"{reason}\n" in log and re.search(r"^The newest checkpoint is ckpt-[1-9]\.$", log, re.MULTILINE)
+    told = re.search(r"^Go on: +\S+ \S*restore\.py (.*)$", result.out, re.MULTILINE)[1]
+    succeed("restore", *told.split())
+    succeed("train", *words, "--skip-bad-records", 2, "--logs-path", copy / "whole")
+    assert_same_bits(variables(copy / "run", 10), variables(copy / "whole", 10))
+    assert timeless(copy / "run/training.csv") == timeless(copy / "whole/training.csv")
+    assert (copy / "whole/log.txt").read_text().count("is skipped: ") == 2
 
 
 def test_where_nothing_can_stand_in_the_search_ends(copy):

@@ -255,6 +255,9 @@ def test_what_is_refused(tool, tmp_path):
         np.savez(tmp_path / "spoilt.npz", **spoilt)
         line = refused(tool, "spoilt.npz", *words, "--output", "out.npz")
         assert "all/b0/batch_norm/beta holds" in line and message in line
+    np.savez(tmp_path / "spoilt.npz", **{**theirs, "bn1.running_var": np.full(64, -1, np.float32)})
+    line = refused(tool, "spoilt.npz", "--output", "out.npz")
+    assert "all/b0/batch_norm/moving_variance holds -1: a variance is never negative" in line
     np.savez(tmp_path / "good.npz", **theirs)
     assert "written over itself" in refused(tool, "good.npz", "--output", "good.npz")
     assert "must end in .npz" in refused(tool, "good.npz", "--output", "good")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import photos
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
@@ -283,6 +284,19 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # it needs no folder to write nothing
         shown = succeed("validation", *BASE.split(), "--generated-data", "--no-logs", "--restore-path", tmp_path / "w.npz")
         assert f"warning: weights {tmp_path}/w.npz: {name} holds {said}\n" in shown.out
+        (tmp_path / "a.jpg").write_bytes(photos.jpegs(1)[0])
+        words = (
+            "--no-logs",
+            "--restore-path",
+            tmp_path / "w.npz",
+            "--predict",
+            tmp_path / "a.jpg",
+            "--output",
+            tmp_path / "a.json",
+        )
+        asked = run("validation", *BASE.split(), *words)
+        assert asked.code == 2 and f"{tmp_path}/w.npz answers with numbers that are not finite" in asked.err
+        assert not (tmp_path / "a.json").exists()
 
 
 def test_weights_without_a_classifier_are_something_to_begin_with():
