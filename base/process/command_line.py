@@ -8,6 +8,7 @@ import errno
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -128,7 +129,8 @@ def run(
 ) -> int:  # fmt: skip
     """main(argv) with every foreseeable error as one line on standard error: those of `wrong` input, `failures`, and what
     the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
-    characters that standard output lacks.
+    characters that standard output lacks. An error with `ends_process` leaves the interpreter no time to tidy up:
+    the process becomes one that does nothing for as many seconds, if any, and ends with the exit code.
     """
     prog = commands.prog(prog)
     startup.begun(prog)
@@ -146,14 +148,35 @@ def run(
                 return code
             except Exception as error:
                 try:
-                    return _told(prog, words, error, wrong, failures)
+                    return _ended(error, _told(prog, words, error, wrong, failures))
                 except Exception:
                     stop.raise_if_received()  # a library may have made something else of the request
+                    if _ends_process(error):
+                        traceback.print_exception(error)
+                        _ended(error, 1)
                     raise
     except signals.StopRequest as request:
         with suppress(OSError):
             print(f"{prog}: stopped by {request}", file=sys.stderr)
-        return 128 + request.number
+        return _ended(request, 128 + request.number)
+
+
+def _ends_process(error: BaseException) -> bool:
+    return getattr(error, "ends_process", None) is not None
+
+
+def _ended(error: BaseException, code: int) -> int:
+    """Return the exit code, unless the process must end with it at once."""
+    if _ends_process(error):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                stream.flush()
+        if error.ends_process:
+            with suppress(OSError):
+                wait = f"import time; time.sleep({error.ends_process}); raise SystemExit({code})"
+                os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", wait])
+        os._exit(code)
+    return code
 
 
 def _of_path(error: Exception) -> Exception:

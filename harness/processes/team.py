@@ -22,6 +22,7 @@ from base.process import commands, tf_runtime
 from base.process.signals import Signals, StopRequest, for_others
 from emulator.plan import machine
 from harness.cluster.cluster import ALONE, SLURM, Cluster
+from harness.cluster.ranks import OPENMPI
 from harness.processes import bind_address, consistency, heartbeat, job_token
 from harness.run.run import Run
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ipu_utils import WorkerGroup
 
 _STATUS_SECONDS = 20.0  # seconds in which another instance reads the status of this one, however busy its host
+_FAILED = re.compile(r"([0-9]{1,6}): (.*)", re.DOTALL)  # a message: an instance, and why it cannot go on
+_LAST_FETCH = 0.2  # seconds for values that the others have yet to fetch from here
 _PEER_ERRORS = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
@@ -64,6 +67,7 @@ class Team:
             self._leave(error)
         except StopRequest as request:  # an instance is lost, and the launcher ends the others before the heartbeat tells
             request.hinted = request.hinted or self._call_before_exit(str(request))
+            request.ends_process = 0
             raise
 
     def _leave(self, error: BaseException | None) -> None:
@@ -76,16 +80,29 @@ class Team:
                     raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
             self.group.send_message(f"{self.instance} {error.number}", self._heartbeat.responsive())
+        elif tf_runtime.data_error(error) is not None:
+            self.group.send_message(f"{self.instance}: {tf_runtime.data_error(error)}", self._heartbeat.responsive())
         if tf_runtime.is_of_tensorflow(error) and tf_runtime.data_error(error) is None:
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
         if self._leaving.is_set():
             time.sleep(self._timeout)
         self._heartbeat.stop()
+        if error is not None and not self.agreed_to_stop:
+            # Python would close the session, which would wait for instances that wait for this one: its server still answers
+            error.ends_process = self._pause_at_end()
+            time.sleep(_LAST_FETCH)
         if self.is_peer_failure(error):
             reason = self._why_lost(error)
             self._call_before_exit(reason)
-            raise heartbeat.PeerError(reason) from error
+            lost = heartbeat.PeerError(reason)
+            lost.ends_process = 0
+            raise lost from error
+
+    def _pause_at_end(self) -> float:
+        """Seconds in which the others may notice that this instance has failed, save and end, before it gives its exit code:
+        mpirun kills them then."""
+        return 0.25 * self._timeout if any(name in os.environ for name in OPENMPI) else 0
 
     def is_peer_failure(self, error: BaseException | None) -> bool:
         """Return whether the error is TensorFlow's of a peer that is lost."""
@@ -214,7 +231,7 @@ class Team:
         if self.group:
             self.group.all_gather("done")
             self._heartbeat.stop()
-            time.sleep(0.2)  # for values that the others have yet to fetch from here
+            time.sleep(_LAST_FETCH)
 
     def _call_before_exit(self, reason: str) -> bool:
         """Call `before_exit`, once; return whether there was anything to do."""
@@ -225,9 +242,13 @@ class Team:
     def _end_process(self, reason: str) -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
-        messages = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.received_messages())
-        stopped = next((match for match in messages if match), None)  # an instance, and the signal that it got
+        messages = self.group.received_messages()
+        matches = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in messages)
+        stopped = next((match for match in matches if match), None)  # an instance, and the signal that it got
         stop = StopRequest(for_others(int(stopped[2])), int(stopped[1])) if stopped else None
+        failed = next((match for match in map(_FAILED.fullmatch, messages) if match), None)
+        if failed:
+            reason = f"{self.cluster.name_of(int(failed[1]))} cannot go on: {failed[2]}"
         message = str(stop or f"{reason}: no instance can go on without it")
         worker = threading.Thread(target=self._call_before_exit, args=(message,), daemon=True)
         worker.start()

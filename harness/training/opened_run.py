@@ -45,11 +45,17 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
         log = _open_log(run, team, folder, saved)
         context = TrainingContext(run, team, folder, log, writer, signals, mlperf.Events(run, log), request)
         stopped = partial(endings.stopped, context, call)
-        team.before_exit = stopped  # where another instance is lost
+
+        def lost(reason: str) -> None:
+            stopped(reason, *_passing_over(reason, run))
+            log.close()
+
+        team.before_exit, told_by_team = lost, False  # where another instance is lost
         try:
             yield context
         except BaseException as error:
             log.ending()
+            told_by_team = _is_told_by_team(error, team)
             reason = _reason_to_stop(error, team)
             if reason is not None:
                 context.mlperf.log_run_stop("aborted")
@@ -58,28 +64,38 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
                 error.hinted = bool(writer.latest)
             raise
         finally:
-            log.close()
+            if not told_by_team:
+                log.close()
             if team.is_first and not run.options.logging.logs:
                 locks.remove_if_empty(folder)
 
 
 def _reason_to_stop(error: BaseException, team: Team) -> str | None:
-    """The reason for the log, after which it says how to resume. None for a refusal, with which nothing has begun, and for
-    errors of the runtime between instances, of which one may be lost: of that the team tells."""
+    """The reason for the log, after which it says how to resume. None for a refusal, with which nothing has begun, and where
+    the team tells."""
     if isinstance(error, _SAID_AS_THEY_ARE):
         return str(error)
-    if isinstance(error, (*entry.WRONG_INPUT, PeerError)) or not isinstance(error, Exception):
+    if isinstance(error, entry.WRONG_INPUT) or not isinstance(error, Exception) or _is_told_by_team(error, team):
         return None
     if tf_runtime.is_of_tensorflow(error):
-        return tf_runtime.data_error(error) if team.group else tf_runtime.device_error(error)
+        return tf_runtime.device_error(error)
     return tf_runtime.starved_message(error) or f"{type(error).__name__}: {bounds.reason(error)}"
+
+
+def _is_told_by_team(error: BaseException, team: Team) -> bool:
+    """Return whether the error is one of the runtime between instances: most likely one is lost."""
+    of_runtime = tf_runtime.is_of_tensorflow(error) and tf_runtime.data_error(error) is None
+    return isinstance(error, PeerError) or (team.group is not None and of_runtime)
 
 
 def _remedies(error: BaseException, run: Run) -> list[str]:
     """Options with which the run does not end at the same update again, as far as there are any."""
-    if _SKIP in (tf_runtime.data_error(error) or ""):
-        return [_SKIP, str(max(1, 2 * run.options.dataset.skip_bad_records))]
-    return divergence.remedies(error, run)
+    return divergence.remedies(error, run) or _passing_over(tf_runtime.data_error(error) or "", run)
+
+
+def _passing_over(reason: str, run: Run) -> list[str]:
+    """Return the option that passes over more bad records, if the reason speaks of it."""
+    return [_SKIP, str(max(1, 2 * run.options.dataset.skip_bad_records))] if _SKIP in reason else []
 
 
 def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None) -> RunLog:
