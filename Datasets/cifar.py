@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from Datasets._spec import DataSpec, OpenRequest
@@ -38,12 +39,25 @@ SPECS = {"cifar-10": _spec("cifar-10", 10, _TEN_NAMES), "cifar-100": _spec("cifa
 
 def _open(name: str, request: OpenRequest) -> BinarySource:
     files = BINARY_FILES[name]
-    wanted = (*files.train, *files.validation)
-    top = locate.folder_given(name, ", ".join(wanted), request)
-    folder = locate.holding_folder(name, top, files.folder, wanted)
-    return BinarySource(
-        SPECS[name], [folder / file for file in files.train], [folder / file for file in files.validation], files.layout
-    )
+    top = locate.folder_given(name, ", ".join((*files.train, *files.validation)), request)
+    folder = locate.holding_folder(name, top, files.folder, files.train)
+    train, validation = ([folder / file for file in split] for split in (files.train, files.validation))
+    if not any(file.exists() for file in validation):
+        missing = f"{folder} lacks {', '.join(files.validation)}"
+        return BinarySource(SPECS[name], train, [], files.layout, missing)
+    return _with_note(BinarySource(SPECS[name], train, validation, files.layout))
+
+
+def _with_note(source: BinarySource) -> BinarySource:
+    """The source, with a note where the files have other numbers of pictures than the published ones."""
+    spec, published = source.spec, SPECS[source.spec.name]
+    if (spec.train_images, spec.validation_images) != (published.train_images, published.validation_images):
+        note = (
+            f"note: {spec.train_images:,} training and {spec.validation_images:,} validation pictures are in the files; the "
+            f"published {spec.name} has {published.train_images:,} and {published.validation_images:,}"
+        )
+        source.spec = replace(spec, notes=(*spec.notes, note))
+    return source
 
 
 DATASETS = {name: partial(_open, name) for name in BINARY_FILES}

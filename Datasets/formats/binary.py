@@ -5,7 +5,9 @@ Every label is read before training: a file of more than `MAX_RECORDS` is refuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +108,18 @@ class Gatherer:
         labels[~there] = -1
         planes = rows[:, self._layout.label_bytes :].reshape(-1, 3, SIDE, SIDE)
         return np.stack([planes[:, 0], planes[:, 1], planes[:, 2]], axis=-1), labels  # twice as fast as a transpose
+
+
+def blocks_digest(splits: Iterable[Iterable[Iterator[np.ndarray]]]) -> str:
+    """32 hex digits over all records of each split, however they lie in files, a file being its blocks of records."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for files in splits:
+        count = 0
+        for block in itertools.chain.from_iterable(files):
+            hasher.update(block)
+            count += len(block)
+        hasher.update(f"{count} records".encode())
+    return hasher.hexdigest()
 
 
 def record(files: Sequence[RecordFile], i: int) -> bytes:

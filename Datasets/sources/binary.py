@@ -8,17 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from base.errors import DataError
 from Datasets._spec import DataSpec, InputStage, ReadRequest, digest, whole_stream
-from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, checked, record
+from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, blocks_digest, checked, record
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
 
 class BinarySource:
-    """Data of fixed-length records; the sizes of its `spec` are counted from the files."""
+    """Data of fixed-length records; the sizes of its `spec` are counted from the files. `missing`: the error of a validation
+    without pictures."""
 
-    def __init__(self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: RecordLayout) -> None:
+    def __init__(
+        self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: RecordLayout, missing: str = ""
+    ) -> None:
+        self.missing = missing
         self._layout = layout
         self._train = [checked(file, layout, spec.num_classes) for file in train]
         self._validation = [checked(file, layout, spec.num_classes) for file in validation]
@@ -32,6 +37,8 @@ class BinarySource:
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import small_images
 
+        if not self._validation:
+            raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
         gather = self._gatherer(self._validation, request.dataset_cache)
         return small_images.validation_stream(gather, self.spec.validation_images, request)
 
@@ -40,7 +47,12 @@ class BinarySource:
         return whole_stream(self, request, training)
 
     def digest(self) -> str:
-        """The digest of some records, to compare with another host's."""
+        """The digest of all records, to compare with another host's, and with those of a run that goes on: nothing else
+        notices that files without checksums have changed."""
+        return blocks_digest((file.blocks() for file in files) for files in (self._train, self._validation))
+
+    def sampled_digest(self) -> str:
+        """The digest of some records, which earlier versions recorded."""
         return digest((sum(map(len, files)), partial(record, files)) for files in (self._train, self._validation))
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:

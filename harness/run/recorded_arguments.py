@@ -139,7 +139,7 @@ def trained_options(run: Run) -> dict[str, Any]:
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:
-    """The sizes of a data set's parts, and a digest of some of its records; generated ones have none."""
+    """The sizes of a data set's parts, and a digest of its records, of photographs of some; generated ones have none."""
     digest = source.digest() if hasattr(source, "digest") else None
     return {**{name: getattr(source.spec, name) for name in PARTS}, RECORDS: digest}
 
@@ -150,9 +150,14 @@ def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequenc
     now = data_identity(source)
     before = {name: recorded.get(name) for name in now}
     sizes = [name for name in PARTS if before[name] not in (None, now[name])]
-    if not sizes and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]:
+    if not sizes and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] not in _digests(source, now):
         return ["as many pictures, but others or in another order"]
     return [f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}" for name in sizes if name in parts]
+
+
+def _digests(source: DataSource, now: Mapping[str, Any]) -> set[str]:
+    """Return the digests that a run may have recorded of these records: earlier versions had sampled all kinds of data."""
+    return {now[RECORDS], source.sampled_digest()} if hasattr(source, "sampled_digest") else {now[RECORDS]}
 
 
 def names_digest(spec: DataSpec) -> str | None:

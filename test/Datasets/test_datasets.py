@@ -14,15 +14,19 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import Result, run
 from splitmix import reference_below
 from streams import assert_equal, joined, opened, records, request, small, take
 
 from base import draws, plugins
 from base.errors import DataError
+from Datasets import cifar
+from Datasets._spec import OpenRequest
 from Datasets.formats import idx, tfrecord
 from Datasets.pipeline import augmentation
 from Datasets.sources import generated, locate
 from Datasets.sources.catalogue import published_spec
+from harness.run.recorded_arguments import changed_data, data_identity
 from tools.datasets import rebuild_fashion_mnist
 
 _TRAIN = 200  # 5 files of 40
@@ -173,6 +177,31 @@ def test_cifar_100_uses_the_fine_label_and_is_found_below_a_link(tmp_path):
     assert (source.spec.train_images, source.spec.validation_images, source.spec.num_classes) == (20, 10, 100)
     labels = joined(take(lambda: source.validation(request(batch_size=10))))["label"]
     assert labels.tolist() == records(10, 2, 2, 100)[:, 1].tolist()
+
+
+def test_any_changed_byte_of_small_pictures_is_noticed_when_a_run_goes_on(cifar_dir):
+    """Also by runs that recorded the digest of some records, as far as those tell."""
+    first = cifar.DATASETS["cifar-10"](OpenRequest(str(cifar_dir), {}))
+    recorded, sampled = data_identity(first), {**data_identity(first), "records_digest": first.sampled_digest()}
+    assert changed_data(first, recorded) == changed_data(first, sampled) == []
+    file = cifar_dir / "data_batch_2.bin"
+    content = file.read_bytes()
+    for place in (1, len(content) // 2, len(content) - 1):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        again = cifar.DATASETS["cifar-10"](OpenRequest(str(cifar_dir), {}))
+        assert changed_data(again, recorded) == ["as many pictures, but others or in another order"]
+
+
+def test_other_numbers_of_small_pictures_than_the_published_are_noted_and_none_to_validate_on_are_allowed(cifar_dir):
+    def head(*words: str) -> Result:
+        return run("train", "--dataset", "cifar-10", "--data-dir", cifar_dir, "--model-size", 8, "--dry-run", *words)
+
+    assert "validation pictures are in the files; the published cifar-10 has 50,000 and 10,000" in head().out
+    (cifar_dir / "test_batch.bin").unlink()
+    assert "lacks" not in head("--no-validation").out
+    assert f"warning: data set cifar-10: {cifar_dir} lacks test_batch.bin" in head().out
 
 
 @pytest.mark.parametrize(
