@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import csv
 import functools
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,9 +36,13 @@ os.environ.pop("DATA_DIR", None)  # the tests say themselves where data lies
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run all tests, also those that take minutes or are sampled")
     parser.addoption("--slow-for", type=float, metavar="SECONDS", help="run only those, from the sample's on, for so long")
+    parser.addoption("--store-durations", action="store_true", help="note in test/durations.csv how long the tests took")
     parser.addoption("--phases", metavar="FILE", help="note where the time goes: python test/phases.py FILE prints it")
     parser.addoption(
-        "--sample", type=int, default=_changes(), help="which part of the large grids runs (the commits so far)"
+        "--sample",
+        type=int,
+        default=_changes(),
+        help="which part of the long tests and large grids runs (the commits so far)",
     )
 
 
@@ -45,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         import phases
 
         config.pluginmanager.register(phases.Recorder(Path(config.getoption("--phases"))))
+    if config.getoption("--store-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Durations())
 
 
 def _changes() -> int:
@@ -57,7 +65,7 @@ def _changes() -> int:
 
 def pytest_report_header(config: pytest.Config) -> str:
     sample = config.getoption("--sample")
-    return f"sample {sample} of the large grids: --sample {sample} runs the same, --slow runs all of them"
+    return f"sample {sample} of the long tests and large grids: --sample {sample} runs the same, --slow runs all of them"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,6 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     sample, limit = config.getoption("--sample"), config.getoption("--slow-for")
     left_out = {item for item in items if item.get_closest_marker("slow")} | _not_sampled(items, sample)
+    if {Path(name).resolve() for name in config.args} <= {config.rootpath, config.rootpath / "test"}:
+        left_out |= _of_other_parts(items, sample)
     if limit is not None:
         chosen = [item for item in items if item in left_out]
         first = sample * _STEP % max(1, len(chosen))
@@ -92,6 +102,54 @@ def _not_sampled(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
         for k, item in enumerate(rows)
         if (k - sample) % item.get_closest_marker("sampled").args[0]
     }
+
+
+_DURATIONS = Path(__file__).with_name("durations.csv")
+_LONG = 1  # second, from which on a test is one of the long ones
+_PARTS = 8  # of the long tests, one of which runs after each commit
+
+
+def _of_other_parts(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
+    """Of the long tests, which no marker names, all but one part, another with the next sample. The longest are dealt out first,
+    each to the part that has least to do, so that all parts take as long."""
+    seconds = _stored_durations()
+    markers = ("slow", "sampled", "always", "hypothesis")
+    long = [item for item in items if item.nodeid in seconds and not any(map(item.get_closest_marker, markers))]
+    parts: list[set[pytest.Item]] = [set() for _ in range(_PARTS)]
+    loads = [0.0] * _PARTS
+    for item in sorted(long, key=lambda item: (-seconds[item.nodeid], item.nodeid)):
+        least = loads.index(min(loads))
+        parts[least].add(item)
+        loads[least] += seconds[item.nodeid]
+    return set(long) - parts[sample % _PARTS]
+
+
+def _stored_durations() -> dict[str, float]:
+    """Seconds of each long test, by its name."""
+    with open(_DURATIONS, newline="", encoding="utf-8") as file:
+        return {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
+
+
+class _Durations:
+    """A plug-in of pytest that writes the file anew: with the seconds of the tests that ran, those of before for the tests that
+    were left out, and nothing of tests that are no more."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._left_out: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration
+        if report.skipped:
+            self._left_out.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        before = _stored_durations()
+        now = {**self._seconds, **{name: before.get(name, 0) for name in self._left_out}}
+        with open(_DURATIONS, "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["seconds", "test"])
+            rows.writerows([f"{now[name]:.1f}", name] for name in sorted(now) if now[name] >= _LONG)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -81,7 +81,7 @@ def assert_close(ours, theirs, dtype):
 # --- timm ---
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "model", "size"),
     [

@@ -100,7 +100,7 @@ def test_twenty_updates_against_float64(rule, name):
         assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
     found = []
@@ -116,7 +116,7 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
             assert np.abs(one[name] - other[name]).max() <= 0.02 * np.abs(one[name] - start[name]).max() + 1e-6, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("rule", "precision"),
     [

@@ -653,7 +653,7 @@ def outcomes():
     return find
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("key", BUILT)
 def test_option_changes_what_the_program_does(key, outcomes):
     base, words, expected = BUILT[key]

@@ -487,7 +487,7 @@ def writer(folder: Path) -> int:
     return int((folder / ".lock").read_text().split()[1])
 
 
-@pytest.mark.sampled(2, "commands")
+@pytest.mark.sampled(6, "commands")
 def test_a_killed_sweep_leaves_nothing_running_and_ends_by_the_same_call(tmp_path):
     """One trial fails, and is a row; the other ends with the bits of a training that nobody killed."""
     call = [
