@@ -189,6 +189,9 @@ def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkey
     monkeypatch.setattr(machine, "cores", lambda: 77)
     told = succeed(*resumed).out
     assert "ckpt-1 was computed with " in told and "77 cores: from here on the last places" in told
+    told = succeed(*resumed[:-1]).out
+    assert "77 cores: from here on the last places" in told and told.count("was computed with") == 1
+    assert "77 cores: from here on" in (tmp_path / "run/log.txt").read_text()
 
 
 SHORT = shlex.split(

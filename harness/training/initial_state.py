@@ -25,7 +25,7 @@ from harness.run.recorded_arguments import CLASSES, INVOCATIONS, RUN_ID, argumen
 from harness.run.run import Run
 from harness.training.context import TrainingContext
 from harness.training.meter import Meter, state_of_rows
-from harness.training.origins import changed_data_warnings, override_notes
+from harness.training.origins import changed_arithmetic_notes, changed_data_warnings, override_notes
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -124,12 +124,14 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
     """The weights, rows and averages of a checkpoint."""
     run, team, log, checkpoint = context.run, context.team, context.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
+    goes_on = checkpoint.updates < run.length.iterations
     for line in (
         *override_notes(run, run_record.options(context.folder)),
         *changed_data_warnings(run, run_record.arguments(context.folder)),
+        *(changed_arithmetic_notes(run, checkpoint) if goes_on and team.is_first else ()),
     ):
         log.note(line)
-    if checkpoint.updates == run.length.iterations:
+    if not goes_on:
         log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(context, program, saved)
     meter, invocations = _restored_rows_and_meter(context, checkpoint)

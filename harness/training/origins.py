@@ -197,7 +197,7 @@ class SavedRun(TrainingOrigin):
             raise read_error
         check_writable(self.folder, resuming=True)
         write.check_writable(self.folder, self.updates)
-        elsewhere = _changed_arithmetic_notes(run, latest) if latest and not self._is_complete(run) else []
+        elsewhere = changed_arithmetic_notes(run, latest) if latest and not self._is_complete(run) else []
         return [*override_notes(run, self.recorded), *changed_data_warnings(run, recorded), *elsewhere]
 
     def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
@@ -302,7 +302,7 @@ def _check_seed(run: Run, latest: Checkpoint) -> None:
         )
 
 
-def _changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
+def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
     """A line where a checkpoint was computed in another way than this call computes."""
     before = state_file.read(latest).get(ARITHMETIC)
     if before in (None, run.arithmetic):
