@@ -42,10 +42,9 @@ def _open(name: str, request: OpenRequest) -> BinarySource:
     top = locate.folder_given(name, ", ".join((*files.train, *files.validation)), request)
     folder = locate.holding_folder(name, top, files.folder, files.train)
     train, validation = ([folder / file for file in split] for split in (files.train, files.validation))
-    if not any(file.exists() for file in validation):
-        missing = f"{folder} lacks {', '.join(files.validation)}"
-        return BinarySource(SPECS[name], train, [], files.layout, missing)
-    return _with_note(BinarySource(SPECS[name], train, validation, files.layout))
+    there = [file for file in validation if file.exists()]
+    missing = "" if there else f"{folder} lacks {', '.join(files.validation)}"
+    return _with_note(BinarySource(SPECS[name], train, there, files.layout, missing))
 
 
 def _with_note(source: BinarySource) -> BinarySource:

@@ -51,6 +51,10 @@ class BinarySource:
         notices that files without checksums have changed."""
         return blocks_digest((file.blocks() for file in files) for files in (self._train, self._validation))
 
+    def validation_digest(self) -> str:
+        """The digest of all validation records."""
+        return blocks_digest([(file.blocks() for file in self._validation)])
+
     def sampled_digest(self) -> str:
         """The digest of some records, which earlier versions recorded."""
         return digest((sum(map(len, files)), partial(record, files)) for files in (self._train, self._validation))

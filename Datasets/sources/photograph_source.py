@@ -72,6 +72,10 @@ class PhotographSource:
         """The digest of some records, to compare with another host's."""
         return digest((len(split), split.payload) for split in (self._train, self._validation) if split is not None)
 
+    def validation_digest(self) -> str | None:
+        """The digest of some validation records; None without any."""
+        return digest([(len(self._validation), self._validation.payload)]) if self._validation else None
+
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""
         from Datasets.pipeline import normalisation

@@ -29,9 +29,9 @@ ARITHMETIC = "arithmetic"  # which the last places of every sum depend on; in ev
 OPTIONS = "options"  # of the call that saved, by name; in every state
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
-RECORDS = "records_digest"
+RECORDS, VALIDATION_RECORDS = "records_digest", "validation_records_digest"
 PARTS = ("train_images", "validation_images")  # of a data set, by the names of their sizes
-_NULLABLE = (CLASSES, RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
+_NULLABLE = (CLASSES, RECORDS, VALIDATION_RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
 
@@ -74,8 +74,8 @@ _DERIVED: Mapping[str, Rule] = {
     "validation_images": WHOLE,
     **dict.fromkeys(("grad_scale", LR_SCALE), POSITIVE),
     **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
-    **dict.fromkeys((RUN_ID, CLASSES, RECORDS, "name", "command", "summary_str", "checkpoint_path"), TEXT),
-    **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
+    **dict.fromkeys((RUN_ID, CLASSES, RECORDS, VALIDATION_RECORDS, "name", "command", "summary_str"), TEXT),
+    **dict.fromkeys(("checkpoint_path", "datetime", "hostname", "restored_from"), TEXT),
     INVOCATIONS: PAIRS,
     **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), _TEXTS),
 }  # fmt: skip
@@ -139,9 +139,13 @@ def trained_options(run: Run) -> dict[str, Any]:
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:
-    """The sizes of a data set's parts, and a digest of its records, of photographs of some; generated ones have none."""
-    digest = source.digest() if hasattr(source, "digest") else None
-    return {**{name: getattr(source.spec, name) for name in PARTS}, RECORDS: digest}
+    """The sizes of a data set's parts, and digests of its records, of photographs of some: of both parts together, and of
+    those for validation. Generated ones have none."""
+    return {
+        **{name: getattr(source.spec, name) for name in PARTS},
+        RECORDS: source.digest() if hasattr(source, "digest") else None,
+        VALIDATION_RECORDS: source.validation_digest() if hasattr(source, "validation_digest") else None,
+    }
 
 
 def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequence[str] = PARTS) -> list[str]:
@@ -150,7 +154,12 @@ def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequenc
     now = data_identity(source)
     before = {name: recorded.get(name) for name in now}
     sizes = [name for name in PARTS if before[name] not in (None, now[name])]
-    if not sizes and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] not in _digests(source, now):
+    if parts == PARTS[1:] and None not in (before[VALIDATION_RECORDS], now[VALIDATION_RECORDS]):
+        sizes = [name for name in sizes if name in parts]
+        others = before[VALIDATION_RECORDS] != now[VALIDATION_RECORDS]
+    else:  # earlier versions recorded the digest of both parts alone
+        others = None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] not in _digests(source, now)
+    if others and not sizes:
         return ["as many pictures, but others or in another order"]
     return [f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}" for name in sizes if name in parts]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base import bounds
+from base.process import commands
 from base.storage import files
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
@@ -74,5 +75,6 @@ def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> 
         log.note(f"Go on:           {recorded if log.recorded else call}")
     else:
         logging = run.options.logging
-        delete = "; delete it before the same call" if logging.logs_path and not logging.autoresume else ""
-        log.note(f"There is no checkpoint in {folder}{delete}")
+        in_the_way = logging.logs_path and not logging.autoresume
+        again = "; delete it before the same call" if in_the_way else "; make the same call" if changed else ""
+        log.note(f"There is no checkpoint in {folder}{again}{f' with {commands.in_shell(changed)}' if changed else ''}")

@@ -60,6 +60,8 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
             if reason is not None:
                 context.mlperf.log_run_stop("aborted")
                 stopped(reason, *_remedies(error, run))
+            elif isinstance(error, entry.WRONG_INPUT):
+                log.file_only(f"error: {error}")
             if isinstance(error, StopRequest):
                 error.hinted = bool(writer.latest)
             raise

@@ -361,6 +361,11 @@ def test_validation_tells_of_other_pictures():
     ):  # fmt: skip
         recorded = {"train_images": train_images, "validation_images": validation_images, "records_digest": digest}
         assert entry.other_pictures(run, recorded) == told
+    run.data_source.validation_digest = lambda: "v"
+    others = [f"{begin} (as many pictures, but others or in another order)"]
+    for train_images, digest, told in ((3, "v", []), (9, "v", []), (9, "w", others), (3, "w", others)):
+        recorded = {"train_images": train_images, "validation_images": 2, "records_digest": "a"}
+        assert entry.other_pictures(run, {**recorded, "validation_records_digest": digest}) == told
     options.checkpoint.predict = "photo.jpg"
     assert not entry.other_pictures(run, recorded)
 
