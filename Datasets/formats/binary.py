@@ -6,8 +6,7 @@ Every label is read before training: a file of more than `MAX_RECORDS` is refuse
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,15 +109,12 @@ class Gatherer:
         return np.stack([planes[:, 0], planes[:, 1], planes[:, 2]], axis=-1), labels  # twice as fast as a transpose
 
 
-def blocks_digest(splits: Iterable[Iterable[Iterator[np.ndarray]]]) -> str:
-    """32 hex digits over all records of each split, however they lie in files, a file being its blocks of records."""
+def records_digest(files: Sequence[RecordFile]) -> str:
+    """32 hex digits over all records, however they lie in the files."""
     hasher = hashlib.blake2b(digest_size=16)
-    for files in splits:
-        count = 0
-        for block in itertools.chain.from_iterable(files):
+    for file in files:
+        for block in file.blocks():
             hasher.update(block)
-            count += len(block)
-        hasher.update(f"{count} records".encode())
     return hasher.hexdigest()
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, InputStage, ReadRequest, digest, whole_stream
-from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, blocks_digest, checked, record
+from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, checked, record, records_digest
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -49,11 +50,16 @@ class BinarySource:
     def digest(self) -> str:
         """The digest of all records, to compare with another host's, and with those of a run that goes on: nothing else
         notices that files without checksums have changed."""
-        return blocks_digest((file.blocks() for file in files) for files in (self._train, self._validation))
+        return hashlib.blake2b("".join(self._digests).encode(), digest_size=16).hexdigest()
 
     def validation_digest(self) -> str:
         """The digest of all validation records."""
-        return blocks_digest([(file.blocks() for file in self._validation)])
+        return self._digests[1]
+
+    @cached_property
+    def _digests(self) -> tuple[str, str]:
+        """Digests of all training records and of all validation records: a resume asks for them several times."""
+        return records_digest(self._train), records_digest(self._validation)
 
     def sampled_digest(self) -> str:
         """The digest of some records, which earlier versions recorded."""

@@ -82,7 +82,7 @@ class Team:
             self.group.send_message(f"{self.instance} {error.number}", self._heartbeat.responsive())
         elif tf_runtime.data_error(error) is not None:
             self.group.send_message(f"{self.instance}: {tf_runtime.data_error(error)}", self._heartbeat.responsive())
-        if tf_runtime.is_of_tensorflow(error) and tf_runtime.data_error(error) is None:
+        if self.is_of_runtime(error):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
         if self._leaving.is_set():
@@ -104,11 +104,14 @@ class Team:
         mpirun kills them then."""
         return 0.25 * self._timeout if any(name in os.environ for name in OPENMPI) else 0
 
+    def is_of_runtime(self, error: BaseException | None) -> bool:
+        """Return whether the error is one of the runtime between instances: most likely one of them is lost."""
+        of_session = tf_runtime.is_of_tensorflow(error) and tf_runtime.data_error(error) is None
+        return self.group is not None and of_session
+
     def is_peer_failure(self, error: BaseException | None) -> bool:
         """Return whether the error is TensorFlow's of a peer that is lost."""
-        if self.group is None or not tf_runtime.is_of_tensorflow(error) or tf_runtime.data_error(error) is not None:
-            return False
-        return type(error).__name__.removesuffix("Error") in _PEER_ERRORS
+        return self.is_of_runtime(error) and type(error).__name__.removesuffix("Error") in _PEER_ERRORS
 
     def _why_lost(self, error: BaseException) -> str:
         """Return a line on an error of the runtime between the instances, and on those that are not there."""

@@ -158,15 +158,15 @@ def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequenc
         sizes = [name for name in sizes if name in parts]
         others = before[VALIDATION_RECORDS] != now[VALIDATION_RECORDS]
     else:  # earlier versions recorded the digest of both parts alone
-        others = None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] not in _digests(source, now)
+        others = None not in (before[RECORDS], now[RECORDS]) and not _same_records(source, before[RECORDS], now[RECORDS])
     if others and not sizes:
         return ["as many pictures, but others or in another order"]
     return [f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}" for name in sizes if name in parts]
 
 
-def _digests(source: DataSource, now: Mapping[str, Any]) -> set[str]:
-    """Return the digests that a run may have recorded of these records: earlier versions had sampled all kinds of data."""
-    return {now[RECORDS], source.sampled_digest()} if hasattr(source, "sampled_digest") else {now[RECORDS]}
+def _same_records(source: DataSource, before: str, now: str) -> bool:
+    """Return whether a recorded digest is that of these records: earlier versions had sampled all kinds of data."""
+    return before == now or (hasattr(source, "sampled_digest") and before == source.sampled_digest())
 
 
 def names_digest(spec: DataSpec) -> str | None:

@@ -20,7 +20,6 @@ from harness.commands import entry, run_log
 from harness.diagnostics import divergence
 from harness.evaluation import inference_record
 from harness.processes import folders
-from harness.processes.heartbeat import PeerError
 from harness.processes.team import Team
 from harness.reports import mlperf, profile, trackers
 from harness.run.run import Run
@@ -55,7 +54,7 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
             yield context
         except BaseException as error:
             log.ending()
-            told_by_team = _is_told_by_team(error, team)
+            told_by_team = team.is_of_runtime(error)
             reason = _reason_to_stop(error, team)
             if reason is not None:
                 context.mlperf.log_run_stop("aborted")
@@ -77,17 +76,11 @@ def _reason_to_stop(error: BaseException, team: Team) -> str | None:
     the team tells."""
     if isinstance(error, _SAID_AS_THEY_ARE):
         return str(error)
-    if isinstance(error, entry.WRONG_INPUT) or not isinstance(error, Exception) or _is_told_by_team(error, team):
+    if isinstance(error, entry.WRONG_INPUT) or not isinstance(error, Exception) or team.is_of_runtime(error):
         return None
     if tf_runtime.is_of_tensorflow(error):
         return tf_runtime.device_error(error)
     return tf_runtime.starved_message(error) or f"{type(error).__name__}: {bounds.reason(error)}"
-
-
-def _is_told_by_team(error: BaseException, team: Team) -> bool:
-    """Return whether the error is one of the runtime between instances: most likely one is lost."""
-    of_runtime = tf_runtime.is_of_tensorflow(error) and tf_runtime.data_error(error) is None
-    return isinstance(error, PeerError) or (team.group is not None and of_runtime)
 
 
 def _remedies(error: BaseException, run: Run) -> list[str]:
