@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         launch.check_startable(topology, program, os.environ)
     if values["export-config"]:
         path = values["export-config"]
-        output.write_atomically(path, poprun_options.exported(path, requested, values["overwrite-config"]))
+        output.write_atomically(path, poprun_options.exported(path, requested, values["overwrite-config"]), output.ANY)
     if values["print-topology"]:
         print(topology.table(), flush=True)
     launcher = Launcher(values, program, shutil.which("mpirun"), topology)

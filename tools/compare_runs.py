@@ -15,7 +15,6 @@ if __name__ == "__main__":  # before what takes time to import
 
 import argparse
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -23,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base import bounds
 from base.errors import OptionError
 from base.process import command_line
-from base.storage import input_files
 from harness.checkpoints import state_file
 from harness.reports import plot
 
-_USUAL, _PICTURE = "compared.svg", b"<svg"
+_USUAL = "compared.svg"
 
 
 def main(argv: list[str]) -> int:
@@ -54,8 +52,6 @@ def main(argv: list[str]) -> int:
             print(f"warning: {folder}: {reason}", file=sys.stderr)
     target = Path(_USUAL if arguments.output is None else arguments.output)
     try:
-        if arguments.output is None:
-            _check_usual()
         print(plot.write_comparison(list(zip(labels, folders)), arguments.title, target))
     except OptionError as error:
         parser.error(f"--output {error}")
@@ -64,13 +60,6 @@ def main(argv: list[str]) -> int:
     except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         parser.error(f"--output {target} cannot be written: {error.strerror}; give the name of a file")
     return 0
-
-
-def _check_usual() -> None:
-    """OptionError where a file of something else has the name of a picture that nobody named."""
-    with suppress(FileNotFoundError), input_files.open_regular_file(_USUAL) as there:
-        if there.read(len(_PICTURE)) != _PICTURE:
-            raise OptionError(f"FILE is needed, as {_USUAL} is there and no picture of runs")
 
 
 if __name__ == "__main__":

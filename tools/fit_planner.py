@@ -39,7 +39,7 @@ from emulator.cost_model.prediction import predict
 from emulator.cost_model.systems import SYSTEMS
 from emulator.cost_model.workload import Workload
 from harness.pod_planning.plan_options import run_of
-from harness.reports import svg
+from harness.reports import output, svg
 
 RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
 STEPS = 30
@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="put the constants into emulator/cost_model/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
     arguments = parser.parse_args(argv)
+    if arguments.svg:
+        output.check(arguments.svg, output.PICTURE)
     workloads = [run_of(row.options.split()).workload() for row in ROWS]
     fitted = fit(workloads, range(len(ROWS)))
     left_out = []
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.write:
         _write(fitted)
     if arguments.svg:
-        Path(arguments.svg).write_text(picture(workloads, fitted, left_out), encoding="utf-8")
+        output.write_atomically(arguments.svg, picture(workloads, fitted, left_out), output.PICTURE)
     return 0
 
 

@@ -165,10 +165,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", metavar="FILE.svg", help="the picture")
     asked = vars(parser.parse_args(argv))
     target = asked.pop("output")
+    if target:
+        output.check(target, output.PICTURE)
     rows = outcomes(Group(**asked))
     print(table(rows))
     if target:
-        output.write_atomically(target, picture(rows))
+        output.write_atomically(target, picture(rows), output.PICTURE)
         print(f"\nThe picture is {target}")
     return 0
 

@@ -32,12 +32,12 @@ def check(target: str | None, photographs: Sequence[str]) -> None:
         raise OptionError(f"--output {target} keeps what --predict finds; give photographs or a folder: --predict DIR")
     if Path(target).suffix.lower() not in _FORMS:
         raise OptionError(f"--output {target}: the name must end in {' or '.join(_FORMS)}")
-    output.check(target)
+    output.check(target, _BEGINNINGS)
 
 
 def write(target: str, answers: PredictionsByFile) -> None:
     """Write predictions in the form that the file's ending says."""
-    output.write_atomically(target, _FORMS[Path(target).suffix.lower()](answers))
+    output.write_atomically(target, _FORMS[Path(target).suffix.lower()](answers), _BEGINNINGS)
 
 
 def _csv(answers: PredictionsByFile) -> str:
@@ -73,3 +73,4 @@ def _printable(file: str) -> str:
 
 
 _FORMS: Mapping[str, Callable[[PredictionsByFile], str]] = {".csv": _csv, ".json": _json}
+_BEGINNINGS = ("file,", "file\n", "[")

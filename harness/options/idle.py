@@ -28,17 +28,20 @@ def _at_random(options: RunOptions) -> bool:
     return options.dataset.random_data
 
 
+IN_EACH_CALL: tuple[IdleOptions, ...] = (
+    IdleOptions(("log_dir", "logs_path"), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
+    IdleOptions(
+        ("log_dir",), lambda run: run.logging.logs and run.logging.logs_path is not None, "--logs-path is the run's folder"
+    ),
+)  # fmt: skip
 IN_TRAINING: tuple[IdleOptions, ...] = (
+    *IN_EACH_CALL,
     IdleOptions(("wandb_project", "wandb_id"), lambda run: not run.logging.wandb, "it is for --wandb, which is not given"),
     IdleOptions(
         ("mlflow_experiment", "mlflow_id"), lambda run: not run.logging.mlflow, "it is for --mlflow, which is not given"
     ),
     IdleOptions(
-        ("numerics", "tensorboard_images", "log_dir", "logs_path"),
-        lambda run: not run.logging.logs, "--no-logs keeps no run folder",
-    ),
-    IdleOptions(
-        ("log_dir",), lambda run: run.logging.logs and run.logging.logs_path is not None, "--logs-path is the run's folder"
+        ("numerics", "tensorboard_images"), lambda run: not run.logging.logs, "--no-logs keeps no run folder",
     ),
     IdleOptions(("valid_batch_size", "latency"), lambda run: not run.checkpoint.validation, "--no-validation"),
     IdleOptions(
@@ -110,6 +113,7 @@ FOR_TRAINING = (
     *("mlperf_logging", "lr_schedule"),
 )
 IN_VALIDATION: tuple[IdleOptions, ...] = (
+    *IN_EACH_CALL,
     IdleOptions(
         ("repeat", "latency", "valid_batch_size", "inference"),
         lambda run: bool(run.checkpoint.predict),

@@ -18,7 +18,7 @@ def json_file(planned: Sequence[Planned], target: str) -> None:
     if target == "-":
         sys.stdout.write(text)
     else:
-        output.write_atomically(target, text)
+        output.write_atomically(target, text, output.JSON)
 
 
 def values(planned: Planned) -> dict[str, Any]:

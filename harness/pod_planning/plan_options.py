@@ -19,6 +19,7 @@ from harness.cluster import membership
 from harness.commands import cli, entry
 from harness.options import sources
 from harness.options.sections import flag
+from harness.reports import output
 from harness.run import data, data_checks, resolve
 from harness.run.run import Run
 
@@ -71,11 +72,13 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     """The request; OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
     _check_answered_elsewhere(rest)
-    for option, target in (("--json", known.json), ("--html", known.html)):
+    for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
         if target == "" or (option, target) == ("--html", "-"):
             raise OptionError(
                 f"{option} needs the name of a file" + ("; standard output, -, is for --json" if target else "")
             )
+        if target and target != "-":
+            output.check(target, kind)
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
         raise OptionError(f"--json and --html both name {known.json}; give two files")
     if known.inference and known.search:

@@ -69,15 +69,16 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 def check(request: ReportRequest) -> None:
     """OptionError for a page that cannot be written, before minutes are spent on it."""
     if request.html:
-        output.check(request.html, may_replace=request.may_replace)
+        output.check(request.html, output.PAGE, may_replace=request.may_replace)
     else:
         elsewhere = "give --html FILE elsewhere, or make the folder writable"
-        output.check(str(request.target), elsewhere, request.may_replace)
+        kind = output.ANY if request.target.is_symlink() else output.PAGE  # the page takes the link's place
+        output.check(str(request.target), kind, elsewhere, request.may_replace)
 
 
 def write(request: ReportRequest, text: str) -> None:
     """Write the page: through a link or into a pipe where --html names one, but through none in a run's folder."""
     if request.html:
-        output.write_atomically(request.html, text, request.may_replace)
+        output.write_atomically(request.html, text, output.PAGE, request.may_replace)
     else:
         files.write_atomically(request.target, text)

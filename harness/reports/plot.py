@@ -108,7 +108,7 @@ def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path)
     """Draw (label, run folder) into one picture, in a folder that is made if need be; OptionError where it cannot be."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
     target.parent.mkdir(parents=True, exist_ok=True)
-    output.write_atomically(str(target), comparison_svg(rows, title))
+    output.write_atomically(str(target), comparison_svg(rows, title), output.PICTURE)
     return target
 
 

@@ -74,7 +74,8 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
     except OSError as error:
         raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
     for name in _names(request):
-        output.check(str(request.target.with_name(name)), "give --profile a folder that may be written", OWN_NAMES)
+        kind = output.PICTURE if name.endswith(".svg") else output.JSON
+        output.check(str(request.target.with_name(name)), kind, "give --profile a folder that may be written", OWN_NAMES)
 
 
 def _names(request: ProfileRequest) -> tuple[str, str]:

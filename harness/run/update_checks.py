@@ -237,6 +237,8 @@ def averages_worth_having(resolved: Resolved) -> Iterator[str]:
         yield "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
     if 0.0 in training.weight_avg_exp:
         yield "warning: --weight-avg-exp 0 is the last checkpoint, and takes nothing of the others; give more than 0"
+    if 0 in training.weight_avg_N:
+        yield "warning: --weight-avg-N 0 takes the checkpoints of the run's last moment alone; give 1 or more"
     most = max(training.weight_avg_N, default=0)
     if most > resolved.run.length.epochs > 1:
         yield f"--weight-avg-N {most:g} takes every checkpoint: the run has {resolved.run.length.epochs:.4g} epochs"

@@ -113,13 +113,21 @@ def test_several_processes_do_not_name_the_same_photographs(instance, trained, p
         ("--predict {photo} --output {folder}.csv", "is a folder"),
         ("--predict {photo} --output missing/a.csv", "there is no folder missing"),
         ("--predict {photo} --output {run}/training.csv", "is the folder of a run"),
+        ("--predict {photo} --output {theirs}", "is there already, as a file of something else"),
         ("--output a.csv", "give photographs or a folder: --predict"),
     ],
 )
 def test_a_slip_is_one_line_before_anything_is_built(words, told, trained, photographs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.csv").mkdir()
-    places = {"empty": tmp_path / "empty", "photo": photographs / "b.png", "folder": tmp_path / "folder", "run": trained}
+    (tmp_path / "theirs.csv").write_text("a,b\n1,2\n")
+    places = {
+        "theirs": tmp_path / "theirs.csv",
+        "empty": tmp_path / "empty",
+        "photo": photographs / "b.png",
+        "folder": tmp_path / "folder",
+        "run": trained,
+    }
     given = [word.format(**places) for word in words.split()]
     result = run("validation", "--restore-path", trained, "--dry-run", *given)
     assert result.code == 2 and told in result.err and result.err.count("\n") == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 
 import pytest
+from commands import SCRIPTS, run, succeed
 
 from base.errors import OptionError
-from base.storage import run_files
+from base.storage import run_files, run_tables
 from harness.evaluation import inference_record
 from harness.numerics import observer, record
 from harness.report_page import evaluation, page
@@ -30,7 +32,7 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
     (tmp_path / "link").symlink_to(a_run / "training.csv")
     (tmp_path / "other").symlink_to(a_run)
     with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself; give another name"):
-        output.write_atomically(str(target[through]), "replaced")
+        output.write_atomically(str(target[through]), "replaced", output.ANY)
     with pytest.raises(OptionError, match="is the folder of a run"):
         plot.write_comparison([("a", a_run)], "", target[through])
     assert (a_run / "training.csv").read_text() == "kept"
@@ -39,8 +41,10 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
 @pytest.mark.parametrize("name", sorted(run_files.NAMES))
 def test_every_file_of_a_run_is_its_own(name, a_run):
     with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself"):
-        output.write_atomically(str(a_run / name), "replaced")
-    assert output.check(str(a_run / name), may_replace=(name,)) and output.check(str(a_run.parent / name))
+        output.write_atomically(str(a_run / name), "replaced", output.ANY)
+    assert output.check(str(a_run / name), output.ANY, may_replace=(name,)) and output.check(
+        str(a_run.parent / name), output.ANY
+    )
 
 
 def test_the_names_of_a_run_s_files_are_listed_once():
@@ -51,20 +55,53 @@ def test_the_names_of_a_run_s_files_are_listed_once():
 
 def test_other_files_are_written_through_a_link(a_run, tmp_path):
     (tmp_path / "link").symlink_to(a_run / "mine.html")
-    output.write_atomically(str(tmp_path / "link"), "new")
+    output.write_atomically(str(tmp_path / "link"), "new", output.ANY)
     assert (a_run / "mine.html").read_text() == "new" and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "earlier"),
+    [
+        ("plan", "--config quickstart --json", '{"name": 1}'),
+        ("plan", "--config quickstart --html", "<!DOCTYPE html>"),
+        ("report", "{run} --no-evaluation --html", "<!DOCTYPE html>"),
+        ("tools.compare_runs", "{run} --output", "<svg"),
+        ("tools.simulate_groups", "--output", "<svg"),
+        ("tools.fit_planner", "--svg", None),  # takes minutes
+        ("train", "--config quickstart --profile", None),
+    ],
+)
+def test_a_file_of_another_kind_keeps_its_place(command, words, earlier, tmp_path, monkeypatch):
+    if command.startswith("tools."):
+        monkeypatch.setitem(SCRIPTS, command, importlib.import_module(command).main)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "arguments.json").write_text('{"model": "resnet"}')
+    lines = ",".join(run_tables.TRAINING_COLUMNS), "1,1,0.1,0.1,3,3,1,1,0.01,100,1"
+    (folder / "training.csv").write_text("\n".join(lines) + "\n")
+    ending = {"--json": ".json", "--html": ".html"}.get(words.split()[-1], ".svg")
+    theirs = tmp_path / f"theirs{ending}"
+    theirs.write_text("of a user's own")
+    call = [*words.format(run=folder).split(), theirs]
+    result = run(command, *call)
+    assert result.code == 2 and f"{theirs} is there already, as a file of something else; move that away" in result.err
+    assert theirs.read_text() == "of a user's own"
+    for begin in ("", earlier) if earlier else ():  # an empty one, as of mktemp, and an earlier one of this kind
+        theirs.write_text(begin)
+        succeed(command, *call)
+        assert theirs.stat().st_size > 100
 
 
 def test_a_pipe_is_written_into_if_somebody_reads(tmp_path):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
     with pytest.raises(OptionError, match=r"pipe cannot be written: nobody reads from that pipe; begin with its reader"):
-        output.write_atomically(str(pipe), "lost")
+        output.write_atomically(str(pipe), "lost", output.ANY)
     opened = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(opened, True)
     with open(pipe, "w"):  # so that the reader waits for more
         reader = threading.Thread(target=lambda: read.append(os.fdopen(opened).read()))
         reader.start()
-        output.write_atomically(str(pipe), "all of it" * 100_000)  # more than a pipe holds
+        output.write_atomically(str(pipe), "all of it" * 100_000, output.ANY)  # more than a pipe holds
     reader.join(60)
     assert read == ["all of it" * 100_000]

@@ -76,6 +76,7 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
         ("--precision 16.16 --master-format e5m2 --force-weight-to-fp32 all/", {}, "--master-format e5m2 changes nothing"),
         ("--precision 16.16 --accumulator-format bf16", {}, "--accumulator-format bf16 changes nothing: an update is one"),
         ("--precision 16.16 --fp32-accumulators", {}, "--fp32-accumulators changes nothing: an update is one pass"),
+        ("--weight-avg-N 0", {}, "warning: --weight-avg-N 0 takes the checkpoints of the run's last moment alone"),
         ("--weight-avg-exp 0", {}, "warning: --weight-avg-exp 0 is the last checkpoint, and takes nothing of the others"),
         ("--epochs 2 --weight-avg-N 5", {}, "--weight-avg-N 5 takes every checkpoint: the run has 2 epochs"),
         ("--optimiser rmsprop --rmsprop-epsilon 1e30", {}, "warning: --rmsprop-epsilon 1e+30 hides the numbers that it is added"),
@@ -231,6 +232,15 @@ def test_options_of_training_are_told_of_where_nothing_is_trained():
     words = ("optimiser LARS", "lr-schedule cosine", "warmup-epochs 3.0", "epochs 2.0", "replicas 2", "no-validation")
     assert sorted(line.split(" change ")[0].split(", ")) == sorted(f"--{word}" for word in words)
     assert not any("nothing is trained" in note for note in notes(f"{given} --abs-learning-rate 1"))
+
+
+@pytest.mark.parametrize("script", ["train", "validation"])
+def test_folders_of_a_call_without_one_are_told_of(script):
+    assert "--logs-path runs changes nothing: --no-logs keeps no run folder" in notes(
+        "--no-logs --logs-path runs", script=script
+    )
+    said = "--log-dir runs changes nothing: --logs-path is the run's folder"
+    assert said in notes("--log-dir runs --logs-path runs/one", script=script)
 
 
 @pytest.mark.parametrize("words", ["--repeat 3", "--latency", "--valid-batch-size 5", "--inference"])

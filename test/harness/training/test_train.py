@@ -214,7 +214,7 @@ def test_validation_script_agrees_with_training(unbroken, tmp_path):
 @pytest.mark.parametrize(
     ("words", "lines"),
     [
-        (["--repeat", "3"], 3),
+        (["--repeat", "3", "--iterations", "5"], 3),
         (["--inference"], 1),
         (["--latency"], 1),
         (["--config", "quickstart", "--model-size", "8", "--dataset", "cifar-10"], 1),
@@ -224,6 +224,7 @@ def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
     result = succeed("validation", "--restore-path", unbroken.folder / "ckpt-240", *words, "--log-dir", tmp_path)
     found = rows(result.folder / "validation.csv")
     assert len(found) == lines
+    assert ("--iterations 5 changes nothing: all validation images count" in result.out) == ("--iterations" in words)
     trained = rows(unbroken.folder / "validation.csv")[-1]
     assert {row["val_acc"] for row in found} == {trained["val_acc"]}
     assert found[0]["top5_acc"] == trained["top5_acc"]
