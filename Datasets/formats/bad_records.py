@@ -19,11 +19,11 @@ class Tolerance:
         self.most = most
         self._places: set[str] = set()
         self._warnings: list[str] = []
-        self._keep: Callable[[str], None] = self._warnings.append
+        self._warn: Callable[[str], None] = self._print
         self._lock = threading.Lock()
 
     def add(self, place: str, reason: str) -> None:
-        """Count a place, and print a warning on standard error; DataError beyond `most` places."""
+        """Count a place, and warn of it; DataError beyond `most` places."""
         with self._lock:
             if place in self._places:
                 return
@@ -33,16 +33,20 @@ class Tolerance:
             beyond = f"; that makes {count}, and --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
             raise DataError(f"{place} cannot be used: {reason}{beyond}")
         warning = printable(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})")
-        print(warning, file=sys.stderr, flush=True)
         with self._lock:
-            self._keep(warning)
+            self._warn(warning)
 
-    def follow(self, keep: Callable[[str], None]) -> None:
-        """Hand the warnings so far to `keep`, and each later one from the thread that finds the place."""
+    def follow(self, keep: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        """Hand the warnings so far, which were printed on standard error, to `keep`, and each later one to `warn`, from the
+        thread that finds the place."""
         with self._lock:
             for warning in self._warnings:
                 keep(warning)
-            self._keep = keep
+            self._warn = warn
+
+    def _print(self, warning: str) -> None:
+        self._warnings.append(warning)
+        print(warning, file=sys.stderr, flush=True)
 
     def known(self, place: str) -> bool:
         """Return whether the place is counted already."""

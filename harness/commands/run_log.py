@@ -37,8 +37,8 @@ def open_run_log(
     for line in (*run.notes, *head):
         log.note(line)
     tolerance = getattr(run.data_source, "tolerance", None)
-    if tolerance is not None:  # its warnings are on standard error
-        tolerance.follow(log.file_only)
+    if tolerance is not None:
+        tolerance.follow(keep=log.file_only, warn=log.warn)
     return log
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,8 +130,10 @@ def tell(
         predictions_file.write(output, answered)
         note(f"Predictions of {network}, for {len(answered)} photographs: {output}")
         return
+    answers = iter(answers_by_name)
+    first = list(itertools.islice(answers, 1))  # before the heading, as weights that answer with NaN are refused here
     note(f"Predictions of {network}:")
-    for path, answer in answers_by_name:
+    for path, answer in itertools.chain(first, answers):
         note(table(path, answer))
 
 

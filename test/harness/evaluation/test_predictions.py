@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from commands import run, succeed
 from PIL import Image
 
+from harness.checkpoints.checkpoint import CheckpointError
 from harness.evaluation import predictions
+from harness.evaluation.predictions_file import ImagePrediction
 
 CLASSES = 10
 
@@ -131,3 +134,15 @@ def test_a_slip_is_one_line_before_anything_is_built(words, told, trained, photo
     given = [word.format(**places) for word in words.split()]
     result = run("validation", "--restore-path", trained, "--dry-run", *given)
     assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+
+
+def test_a_heading_comes_with_an_answer(capsys):
+    def refused():
+        raise CheckpointError("w.npz answers with numbers that are not finite")
+        yield
+
+    with pytest.raises(CheckpointError):
+        predictions.tell("RN8", refused(), None, print)
+    assert capsys.readouterr().out == ""
+    predictions.tell("RN8", iter([("a.png", [ImagePrediction(1, "tree", 0.5)])]), None, print)
+    assert re.fullmatch(r"Predictions of RN8:\n.*a\.png.*tree.*\n", capsys.readouterr().out, re.DOTALL)
