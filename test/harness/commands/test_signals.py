@@ -24,6 +24,7 @@ import train
 from base import plugins
 from base.process.signals import Signals, StopRequest, TolerantStream
 from base.process.startup import BEFORE
+from emulator.plan.plan import PlanError
 from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.write import Writer
@@ -140,6 +141,16 @@ def test_a_run_that_is_stopped_before_it_recorded_its_options_names_the_whole_ca
     assert line.endswith(f"restore.py {' '.join(map(str, words))}") and line in (unbroken / "log.txt").read_text()
 
 
+def test_the_log_tells_of_a_refusal_that_comes_after_its_first_lines(monkeypatch, tmp_path):
+    def refused(*_):
+        raise PlanError("the shards do not suit the network")
+
+    monkeypatch.setattr(compiling, "training_program", refused)
+    result = run("train", *WORDS.split(), "--logs-path", tmp_path / "run")
+    assert result.code == 2 and "error: the shards do not suit the network\n" in result.err
+    assert (tmp_path / "run/log.txt").read_text().endswith("\nerror: the shards do not suit the network\n")
+
+
 def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypatch, tmp_path):
     def stopped(*_):
         raise StopRequest(signal.SIGTERM)
@@ -166,6 +177,16 @@ def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path
                 TrainingContext(stopped, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "SIGTERM"
             )
         assert told in capsys.readouterr().out
+
+
+def test_a_run_that_has_no_checkpoint_names_the_option_with_which_its_call_gets_on(tmp_path, capsys):
+    for place, way in ((str(tmp_path), "; delete it before the same call with"), (None, "; make the same call with")):
+        logging = SimpleNamespace(logs=True, logs_path=place, autoresume=False)
+        run = SimpleNamespace(options=SimpleNamespace(logging=logging), cluster=ALONE)
+        with Writer(None) as writer:
+            context = TrainingContext(run, Team(), tmp_path, RunLog(None), writer, Signals(), None, None)
+            endings.stopped(context, "", "a reason", "--skip-bad-records", "2")
+        assert f"There is no checkpoint in {tmp_path}{way} --skip-bad-records 2\n" in capsys.readouterr().out
 
 
 def test_a_run_says_how_to_go_on_where_its_last_checkpoint_could_not_be_told_of(tmp_path, capsys):

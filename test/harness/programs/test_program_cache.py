@@ -165,6 +165,20 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     assert len(entry.warnings) == 1
 
 
+def test_kernels_that_cannot_be_kept_later_are_warned_of_in_the_run_s_log(tmp_path, monkeypatch):
+    there = tmp_path / "kernels"
+    there.mkdir()
+    monkeypatch.setattr(program_cache, "_kernels", lambda: there)
+    entry, told = kept(tmp_path / "place"), []
+    entry.warn = told.append  # as the log of a run sets it
+    entry.save(MADE)
+    (there / "a.kernel").write_bytes(b"compiled when the program ran")
+    shutil.rmtree(tmp_path / "place")
+    (tmp_path / "place").write_text("in the way")
+    entry.ran()
+    assert [line.startswith("warning: the program is not kept: ") for line in told] == [True]
+
+
 @pytest.mark.parametrize(("free", "longest", "room"), [
     (1 << 30, resource.RLIM_INFINITY, True), (1 << 20, resource.RLIM_INFINITY, False), (1 << 30, 1 << 20, False),
 ])  # fmt: skip
