@@ -581,6 +581,49 @@ group.all_gather("")
 """
 
 
+SLOW_DRAW = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+#define DRAW _ZN10tensorflow24RpcCollectiveExecutorMgr26RefreshStepIdSequenceAsyncElRKSt8functionIFvRKN4absl12lts_202508146StatusEEE
+#define TEXT_OF(name) #name
+#define NAME_OF(name) TEXT_OF(name)
+extern "C" void DRAW(void *manager, long key, void *done) {
+  fprintf(stderr, "draws a number\n");
+  usleep(300000);
+  void *handle = dlopen("libtensorflow_cc.so.2", RTLD_NOLOAD | RTLD_LAZY);
+  ((void (*)(void *, long, void *))dlsym(handle, NAME_OF(DRAW)))(manager, key, done);
+}
+"""
+CALLS = """
+import os, sys, time
+from base.process import tf_runtime
+tf_runtime.import_tensorflow("3")
+import tensorflow.compat.v1 as tf
+from emulator.program.group import WorkerGroup
+group = WorkerGroup(sys.argv[1:3], int(sys.argv[3]))
+group.join("tests")
+print(group.all_gather(sys.argv[3]), group.all_gather_flag(sys.argv[3] == "1"), group.all_reduce_sum({"a": 1.5}))
+options = group.begin_call_sequence()
+with tf.Graph().as_default() as graph, tf.device(f"{group.device}/cpu:0"):
+    print(group.session(graph, tf.ConfigProto()).run(group.all_reduce(tf.constant([2.0])), options=options), flush=True)
+time.sleep(1)  # the other one fetches its sum
+os._exit(0)
+"""
+
+
+def test_instance_0_may_draw_a_call_s_number_while_another_asks_for_it(tmp_path):
+    """TensorFlow's window of microseconds, held open: without an order of the first calls both wait for ever."""
+    (tmp_path / "draw.cc").write_text(SLOW_DRAW)
+    library, team = tmp_path / "draw.so", free_addresses(2)
+    subprocess.run(["c++", "-shared", "-fPIC", tmp_path / "draw.cc", "-o", library, "-ldl"], check=True)
+    slow = {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
+    first, second = ended([started("-c", [CALLS, *team, k], [slow, {}][k]) for k in range(2)], 60)
+    assert first.err.count("draws a number") == 2, first.err  # of the calls between steps, and of one more sequence
+    said = "['0', '1'] [1] {'a': 3.0}\n[4.]\n"
+    assert (first.out, second.out) == (said, said), second.err
+
+
 @pytest.mark.sampled(10, "distributed")
 def test_what_breaks_between_the_instances_is_told(tmp_path):
     """A process that calls collectives in the instances' name makes TensorFlow refuse the next ones, of a validation here."""

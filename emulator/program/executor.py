@@ -75,10 +75,11 @@ class TrainingProgram(Program):
             place=group.device if group else None, group=group, cache_entry=cache_entry,
         )  # fmt: skip
         self.watched = tuple(self._metadata["watched"])
+        self._call_options = group.begin_call_sequence() if group else None
 
     def compile(self) -> None:
         """Optimise the graph and set the executors up, with a host step of no updates: no state moves."""
-        self.session.run(self._names["step"], self._feeds([]))
+        self.session.run(self._names["step"], self._feeds([]), self._call_options)
         self._mark_compiled()
 
     def step(
@@ -96,7 +97,10 @@ class TrainingProgram(Program):
         TensorFlow's record of the session call.
         """
         feeds = self._feeds(learning_rates, recording)
-        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
+        options = self._call_options
+        if trace is not None:
+            options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+            options.MergeFrom(self._call_options or tf.RunOptions())
         outfeed: list[OutfeedRow] = []
         failed: list[Exception] = []
         reader = threading.Thread(target=self._drain, args=(len(learning_rates), outfeed, report, failed), daemon=True)

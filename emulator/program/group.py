@@ -2,9 +2,10 @@
 
 Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
 is counted up, so all instances must build the same graphs, and make collective calls, in the same order; keys begin at a
-number of the group's own, so that a process of another group disturbs nothing. Liveness is not
-watched here: a collective waits for its peers for ever. No timeout is set: TensorFlow keeps a thread for each
-collective until its timeout is over, even when the collective is done, which exhausts the limit on threads.
+number of the group's own, so that a process of another group disturbs nothing. A session call with collectives belongs to a
+call sequence, and takes its options. Liveness is not watched here: a collective waits for its peers for ever. No timeout is
+set: TensorFlow keeps a thread for each collective until its timeout is over, even when the collective is done, which uses up
+the limit on threads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import io
 import itertools
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -56,6 +58,7 @@ class WorkerGroup:
         digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
         self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32, and are counted up
         self._keys = itertools.count(self._first_key + 1)
+        self._between_steps: tf.RunOptions | None = None  # of the call sequence on the host
 
     @property
     def size(self) -> int:
@@ -81,6 +84,39 @@ class WorkerGroup:
         config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
         config.device_filters.append(_task(self.instance))
         return config
+
+    def begin_call_sequence(self) -> tf.RunOptions:
+        """Return the options of session calls with collectives that all instances make in the same order, one after another.
+        All instances begin it at the same place.
+
+        TensorFlow gives each call of a sequence a number that the instances must agree on: the others ask instance 0 for the
+        first one, and count on from there. Instance 0 draws it with its own first call, once more if another one has asked
+        meanwhile, and both would wait for each other for ever (TensorFlow 2.21, RefreshStepIdSequenceAsync). So the others
+        make the first call, of a barrier, when instance 0 is inside of its own."""
+        key = next(self._keys)
+        options = tf.RunOptions(experimental=tf.RunOptions.Experimental(collective_graph_key=key))
+        with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
+            fetches = [self.barrier()]
+            if self.instance == 0:
+                fetches.append(tf.raw_ops.AssignVariableOp(resource=_begun_variable(), value=key))
+            else:
+                self._await_begun(key)
+            with tf.Session(self._server.target, graph=graph, config=self._local_config(tf.ConfigProto())) as session:
+                session.run(fetches, options=options)
+        return options
+
+    def _await_begun(self, key: int) -> None:
+        """Wait until instance 0 has begun the call sequence of this key, or a later one."""
+        pauses = itertools.chain((0.002, 0.005, 0.01, 0.02), itertools.repeat(0.05))  # seconds; it may build a program first
+        while True:
+            with suppress(tf.errors.OpError), self._remote_session(0) as session:
+                handle = _begun_variable()
+                there = tf.raw_ops.VarIsInitializedOp(resource=handle)
+                begun = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int32)
+                while not (session.run(there) and session.run(begun) >= key):
+                    time.sleep(next(pauses))
+                return
+            time.sleep(next(pauses))
 
     def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
         """Return the sum of the instances' x, of all or of the range `among`; the same bits in each."""
@@ -161,7 +197,7 @@ class WorkerGroup:
         with graph.as_default(), tf.device(f"{_task(instance)}/cpu:0"), tf.Session(target, config=config) as session:
             yield session
 
-    # On the host, between the programs' steps.
+    # On the host, between the programs' steps; from one thread, as the calls are a sequence.
 
     def all_gather(self, text: str) -> list[str]:
         """Return every instance's text, in their order."""
@@ -183,7 +219,7 @@ class WorkerGroup:
     def all_gather_flag(self, flag: bool) -> list[int]:
         """Return the instances whose flag is set. A single graph serves all calls: each takes a millisecond or two."""
         fed, rows, session = self._flags
-        return np.flatnonzero(session.run(rows, {fed: [flag]})).tolist()
+        return np.flatnonzero(session.run(rows, {fed: [flag]}, self._host_calls())).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
@@ -221,8 +257,14 @@ class WorkerGroup:
 
     def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
         """Run a graph of its own once, in all instances."""
+        options = self._host_calls()
         with self.session(graph, tf.ConfigProto()) as session:
-            return session.run(fetches, feeds)
+            return session.run(fetches, feeds, options)
+
+    def _host_calls(self) -> tf.RunOptions:
+        """The options of the calls on the host, whose sequence the first of them begins."""
+        self._between_steps = self._between_steps or self.begin_call_sequence()
+        return self._between_steps
 
 
 def elements(x: tf.Tensor) -> int:
@@ -246,6 +288,11 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
 def _status_variable() -> tf.Tensor:
     """The handle of the variable that holds the status of the server that it is placed on."""
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="status")
+
+
+def _begun_variable() -> tf.Tensor:
+    """The handle of the variable that holds the key of the newest call sequence, on instance 0's server."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="begun")
 
 
 def _task(instance: int) -> str:

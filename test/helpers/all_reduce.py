@@ -32,6 +32,7 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
     from emulator.program.group import WorkerGroup
 
     group = WorkerGroup(addresses, instance)
+    options = group.begin_call_sequence()
     with tf.Graph().as_default() as graph, tf.device(f"{group.device}/cpu:0"):
         policy = PrecisionPolicy(SINGLE, 0, tf.float32)
         sent = {
@@ -40,8 +41,8 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
         }
         sums = {name: tf.cast(x, tf.float32) for name, x in group.all_reduce_bucket(sent).items()}
         with group.session(graph, tf.ConfigProto()) as session:
-            np.savez(file, **session.run(sums))
-            session.run(group.barrier())  # before a server is gone
+            np.savez(file, **session.run(sums, options=options))
+            session.run(group.barrier(), options=options)  # before a server is gone
 
 
 if __name__ == "__main__":
