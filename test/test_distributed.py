@@ -624,6 +624,36 @@ def test_instance_0_may_draw_a_call_s_number_while_another_asks_for_it(tmp_path)
     assert (first.out, second.out) == (said, said), second.err
 
 
+STALLED = """
+import sys
+from base.process import tf_runtime
+tf_runtime.import_tensorflow("3")
+from emulator.program.group import WorkerGroup
+from harness.cluster.cluster import Cluster
+from harness.processes import heartbeat, team
+each = team.Team(Cluster(sys.argv[1:3], int(sys.argv[3])), timeout=1.0)
+each.before_exit = lambda reason: print("Stopped:", reason, flush=True)
+each.group = WorkerGroup(sys.argv[1:3], each.instance)
+each.group.join("tests")
+each.group.all_gather("")
+each._heartbeat = heartbeat.Heartbeat(each.cluster, 20.0, each._end_process, each._end_if_stalled)
+each._heartbeat.wait_for_all()
+each._heartbeat.watch()
+if sys.argv[3] == "1":
+    next(each.group._keys)  # so that they wait for different operations
+each.group.all_gather("")
+"""
+
+
+def test_instances_that_wait_for_each_other_for_good_end(tmp_path):
+    team = free_addresses(2)
+    for each in ended([started("-c", [STALLED, *team, k], {"PYTHONPATH": str(ROOT)}) for k in range(2)], 60):
+        assert each.code == 1, each.err
+        told = r"(all 2 instances answer, and have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
+        assert re.fullmatch("Stopped: " + told, each.out), each.out
+        assert re.fullmatch(r"\S+: error: " + told, each.err), each.err
+
+
 @pytest.mark.sampled(10, "distributed")
 def test_what_breaks_between_the_instances_is_told(tmp_path):
     """A process that calls collectives in the instances' name makes TensorFlow refuse the next ones, of a validation here."""

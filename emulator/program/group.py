@@ -28,6 +28,7 @@ from tensorflow.python.ops import collective_ops
 from base.gradient_rules import with_gradient
 
 JOB = "worker"
+_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # variables on a server that all sessions there find
 _DEVICE_TYPES = ("CPU", "GPU")
 _WITHOUT_PROXY = "no_grpc_proxy"  # gRPC's variable of hosts, before no_proxy
 _REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes a message, however busy its host
@@ -59,6 +60,8 @@ class WorkerGroup:
         self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32, and are counted up
         self._keys = itertools.count(self._first_key + 1)
         self._between_steps: tf.RunOptions | None = None  # of the call sequence on the host
+        self._calls = 0  # on the host so far
+        self.waiting: tuple[int, float] | None = None  # the number of such a call, and since when it has lasted, in seconds
 
     @property
     def size(self) -> int:
@@ -98,7 +101,7 @@ class WorkerGroup:
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fetches = [self.barrier()]
             if self.instance == 0:
-                fetches.append(tf.raw_ops.AssignVariableOp(resource=_begun_variable(), value=key))
+                fetches.append(tf.raw_ops.AssignVariableOp(resource=_variable(_BEGUN, tf.int32), value=key))
             else:
                 self._await_begun(key)
             with tf.Session(self._server.target, graph=graph, config=self._local_config(tf.ConfigProto())) as session:
@@ -110,7 +113,7 @@ class WorkerGroup:
         pauses = itertools.chain((0.002, 0.005, 0.01, 0.02), itertools.repeat(0.05))  # seconds; it may build a program first
         while True:
             with suppress(tf.errors.OpError), self._remote_session(0) as session:
-                handle = _begun_variable()
+                handle = _variable(_BEGUN, tf.int32)
                 there = tf.raw_ops.VarIsInitializedOp(resource=handle)
                 begun = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int32)
                 while not (session.run(there) and session.run(begun) >= key):
@@ -178,14 +181,27 @@ class WorkerGroup:
 
     def set_status(self, text: str) -> None:
         """Put a text on this instance's server, for whoever asks; it replaces the one before."""
-        with self._remote_session(self.instance) as session:
-            session.run(tf.raw_ops.AssignVariableOp(resource=_status_variable(), value=text))
+        self._put(_STATUS, text)
 
     def status_of(self, instance: int) -> str | None:
         """The text on an instance's server; None if there is none, or the instance cannot be reached."""
+        return self._found(_STATUS, instance)
+
+    def all_wait_in(self, call: int) -> bool:
+        """Tell the others in which call on the host this instance waits; return whether all have told of the same one."""
+        with suppress(tf.errors.OpError):  # its own server is busy: later, then
+            self._put(_WAITING, str(call))
+        return all(self._found(_WAITING, k) == str(call) for k in range(self.size) if k != self.instance)
+
+    def _put(self, name: str, text: str) -> None:
+        with self._remote_session(self.instance) as session:
+            session.run(tf.raw_ops.AssignVariableOp(resource=_variable(name, tf.string), value=text))
+
+    def _found(self, name: str, instance: int) -> str | None:
         with suppress(tf.errors.OpError), self._remote_session(instance) as session:
-            if session.run(tf.raw_ops.VarIsInitializedOp(resource=_status_variable())):
-                return session.run(tf.raw_ops.ReadVariableOp(resource=_status_variable(), dtype=tf.string)).decode()
+            handle = _variable(name, tf.string)
+            if session.run(tf.raw_ops.VarIsInitializedOp(resource=handle)):
+                return session.run(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)).decode()
         return None
 
     @contextmanager
@@ -219,7 +235,7 @@ class WorkerGroup:
     def all_gather_flag(self, flag: bool) -> list[int]:
         """Return the instances whose flag is set. A single graph serves all calls: each takes a millisecond or two."""
         fed, rows, session = self._flags
-        return np.flatnonzero(session.run(rows, {fed: [flag]}, self._host_calls())).tolist()
+        return np.flatnonzero(self._call(session, rows, {fed: [flag]})).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
@@ -257,14 +273,18 @@ class WorkerGroup:
 
     def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
         """Run a graph of its own once, in all instances."""
-        options = self._host_calls()
         with self.session(graph, tf.ConfigProto()) as session:
-            return session.run(fetches, feeds, options)
+            return self._call(session, fetches, feeds)
 
-    def _host_calls(self) -> tf.RunOptions:
-        """The options of the calls on the host, whose sequence the first of them begins."""
-        self._between_steps = self._between_steps or self.begin_call_sequence()
-        return self._between_steps
+    def _call(self, session: tf.Session, fetches: Any, feeds: Mapping[tf.Tensor, Any] | None) -> Any:
+        """Make a call on the host, `waiting` meanwhile; the first one begins their sequence."""
+        self._calls += 1
+        self.waiting = self._calls, time.monotonic()
+        try:
+            self._between_steps = self._between_steps or self.begin_call_sequence()
+            return session.run(fetches, feeds, self._between_steps)
+        finally:
+            self.waiting = None
 
 
 def elements(x: tf.Tensor) -> int:
@@ -285,14 +305,9 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
     return filled
 
 
-def _status_variable() -> tf.Tensor:
-    """The handle of the variable that holds the status of the server that it is placed on."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="status")
-
-
-def _begun_variable() -> tf.Tensor:
-    """The handle of the variable that holds the key of the newest call sequence, on instance 0's server."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="begun")
+def _variable(name: str, dtype: tf.DType) -> tf.Tensor:
+    """The handle of a scalar on the server that it is placed on."""
+    return tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)
 
 
 def _task(instance: int) -> str:

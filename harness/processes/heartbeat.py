@@ -31,10 +31,17 @@ class PeerError(Exception):
 
 
 class Heartbeat:
-    """Asks all others every so often. `lost` is called once, in a thread of its own, with what happened."""
+    """Asks all others every so often. `lost` is called once, in a thread of its own, with what happened; `after_round` when
+    all have answered."""
 
-    def __init__(self, cluster: Cluster, timeout: float, lost: Callable[[str], None]) -> None:
-        self._cluster, self._timeout, self._on_peer_lost = cluster, timeout, lost
+    def __init__(
+        self,
+        cluster: Cluster,
+        timeout: float,
+        lost: Callable[[str], None],
+        after_round: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._cluster, self._timeout, self._on_peer_lost, self._after_round = cluster, timeout, lost, after_round
         self._peers = [k for k in range(cluster.size) if k != cluster.instance]
         addresses = dict(enumerate(cluster.addresses))
         own = addresses[cluster.instance].rpartition(":")[2]
@@ -114,6 +121,7 @@ class Heartbeat:
                     if not self._stopped.is_set():
                         self._on_peer_lost(f"{self._cluster.name_of(k)} {what}")
                     return
+            self._after_round()
             last_round = time.monotonic()
 
 

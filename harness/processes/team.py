@@ -6,6 +6,7 @@ A run in one process is a team of one, for which nothing here costs anything.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS = 20.0  # seconds in which another instance reads the status of this one, however busy its host
 _FAILED = re.compile(r"([0-9]{1,6}): (.*)", re.DOTALL)  # a message: an instance, and why it cannot go on
+_STALLED = 10  # times the timeout: a call between host steps takes seconds once all instances are in it
 _LAST_FETCH = 0.2  # seconds for values that the others have yet to fetch from here
 _PEER_ERRORS = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
@@ -139,7 +141,7 @@ class Team:
             raise
         if addresses:
             bind_address.restrict_listeners(port_of(self.cluster), addresses)
-        self._heartbeat = heartbeat.Heartbeat(self.cluster, self._timeout, self._end_process)
+        self._heartbeat = heartbeat.Heartbeat(self.cluster, self._timeout, self._end_process, self._end_if_stalled)
         self._meet()
         self._heartbeat.watch()
         self.configs = [json.loads(text) for text in self.group.all_gather(json.dumps(consistency.config(run)))]
@@ -242,7 +244,15 @@ class Team:
             self.before_exit(reason)
         return self.before_exit is not None
 
-    def _end_process(self, reason: str) -> None:
+    def _end_if_stalled(self) -> None:
+        """End the process if all instances have waited in the same call for so long that TensorFlow must have lost something
+        between them. One that saves or builds a program meanwhile is in no call. Called in the heartbeat's thread."""
+        number, since = self.group.waiting or (0, math.inf)
+        seconds = time.monotonic() - since
+        if seconds > _STALLED * self._timeout and self.group.all_wait_in(number):
+            self._end_process(f"all {self.size} instances answer, and have waited for each other for {seconds:.0f} s", "")
+
+    def _end_process(self, reason: str, consequence: str = ": no instance can go on without it") -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
         messages = self.group.received_messages()
@@ -252,7 +262,7 @@ class Team:
         failed = next((match for match in map(_FAILED.fullmatch, messages) if match), None)
         if failed:
             reason = f"{self.cluster.name_of(int(failed[1]))} cannot go on: {failed[2]}"
-        message = str(stop or f"{reason}: no instance can go on without it")
+        message = str(stop or f"{reason}{consequence}")
         worker = threading.Thread(target=self._call_before_exit, args=(message,), daemon=True)
         worker.start()
         worker.join(0.2 * self._timeout)
