@@ -22,6 +22,7 @@ _LONGEST = 120  # characters of a name; a file system takes 255
 _DIGITS = 4  # of a draw from a range over powers of ten
 _EVERY_DIGIT = 17  # of a floating-point number
 _STEPS = 1000  # values that an even range has at least
+_NAMED = ("model", "dataset", "lr_schedule")  # options with the names of modules and data sets
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,@-]")
 
 
@@ -38,8 +39,11 @@ def of(sweep: Sweep) -> list[Trial]:
     """The trials in their order, each once; OptionError for a grid that is too large, or has a value twice."""
     if sweep.draws is None:
         return _grid(sweep)
-    drawn = (_trial(sweep, [_drawn(axis, sweep.draws.seed, k) for axis in sweep.axes]) for k in range(sweep.draws.trials))
-    return list({trial.name: trial for trial in drawn}.values())
+    drawn = [_trial(sweep, [_drawn(axis, sweep.draws.seed, k) for axis in sweep.axes]) for k in range(sweep.draws.trials)]
+    once: dict[tuple[str, ...], Trial] = {}
+    for trial in drawn:
+        once.setdefault(tuple(_value(axis.option, each) for axis, each in zip(sweep.axes, trial.texts)), trial)
+    return list(once.values())
 
 
 def words(settings: tuple[Setting, ...]) -> list[str]:
@@ -60,6 +64,11 @@ def text(option: Option, value: Any) -> str:
     return str(value)
 
 
+def _value(option: Option, word: str) -> str:
+    """The same for all spellings of a value: where it is one of several names, their case does not matter."""
+    return word.lower() if option.meta["choices"] or option.name in _NAMED else word
+
+
 def _grid(sweep: Sweep) -> list[Trial]:
     count = math.prod(len(axis.choices) for axis in sweep.axes)
     if count > MAX_TRIALS:
@@ -70,9 +79,10 @@ def _grid(sweep: Sweep) -> list[Trial]:
     for axis in sweep.axes:
         seen: set[str] = set()
         for each in (text(axis.option, choice) for choice in axis.choices):
-            if each in seen:
+            value = _value(axis.option, each)
+            if value in seen:
                 raise OptionError(f"{axis.where}: {axis.key} has {brief(each)} twice; keep one of them")
-            seen.add(each)
+            seen.add(value)
     return [_trial(sweep, chosen) for chosen in itertools.product(*(axis.choices for axis in sweep.axes))]
 
 

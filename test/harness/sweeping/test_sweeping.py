@@ -126,6 +126,8 @@ def test_a_range_may_end_at_the_next_number(low, high, log):
 def test_the_same_draw_twice_is_one_trial(tmp_path):
     told = swept(tmp_path, HEAD + "  random:\n    trials: 9\n    momentum: [0.8, 0.9]\n").out
     assert "9 draws give 2 trials: the others are the same again" in told and "[2/2]" in told
+    told = swept(tmp_path, HEAD + "  random:\n    trials: 9\n    optimiser: [SGD, sgd]\n").out
+    assert "9 draws give 1 trial: the others are the same again" in told
 
 
 def test_lists_switches_and_long_values_make_folders_and_words(tmp_path):
@@ -165,6 +167,8 @@ REFUSED = [  # what follows the block's head, and what is said
     ("  grid:\n    pipeline: [true, 'yes']\n", "s.yml:4: pipeline takes no value, but was given yes (trial pipeline=yes)"),
     ("  grid:\n    momentum: {low: 0, high: 1}\n", "s.yml:4: momentum is a mapping but grid needs a list of values"),
     ("  grid:\n    momentum: [0.9, 0.90]\n", "s.yml:4: momentum has 0.9 twice"),
+    ("  grid:\n    optimiser: [SGD, momentum, sgd]\n", "s.yml:4: optimiser has sgd twice"),
+    ("  grid:\n    lr-schedule: [cosine, Cosine]\n", "s.yml:4: lr-schedule has Cosine twice"),
     ("  momentum: 1\n  grid:\n    momentum: [1]\n", "s.yml:5: momentum is given twice, first at"),
     ("  grid:\n    batch-size: [1]\n    micro_batch_size: [2]\n", "s.yml:5: micro-batch-size is given twice, first at"),
     ("  epochs: {low: 1}\n  grid: {momentum: [1]}\n", "s.yml:3: epochs is a mapping: an option that all trials share has a value"),
