@@ -16,13 +16,14 @@ def run(run: Run, done: int = 0) -> str:
     length = run.length
     points = length.checkpoint_points() if length.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:_LISTED])) + (f", ... {points[-1]}" if len(points) > _LISTED else "")
+    in_step = min(length.updates_per_host_step, length.iterations)
     every = f"one every {length.iterations_per_ckpt} updates" if length.iterations_per_ckpt else "none"
     return "\n".join(
         [
             run.summary(),
             *prediction.lines(run),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
-            f"Host steps of {length.updates_per_host_step} updates; a log line "
+            f"Host steps of {in_step} update{'s' * (in_step > 1)}; a log line "
             + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),

@@ -28,8 +28,7 @@ class Board:
         yield f"{self.sweep.name}: {_count(len(self._planned))} into {top}, {at_once}, on cores {each}"
         draws = self.sweep.draws
         if draws and len(self._planned) < draws.trials:
-            count = f"{len(self._planned)} trial{'s' * (len(self._planned) > 1)}"
-            yield f"{draws.trials} draws give {count}: the others are the same again"
+            yield f"{draws.trials} draws give {_count(len(self._planned))}: the others are the same again"
         if any(one.seeded for one in self._planned.values()):
             yield f"no seed is given: the trials have --seed {SEED}, so that they differ by what varies alone"
 
