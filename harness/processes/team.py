@@ -85,8 +85,9 @@ class Team:
         elif tf_runtime.data_error(error) is not None:
             self.group.send_message(f"{self.instance}: {tf_runtime.data_error(error)}", self._heartbeat.responsive())
         if self.is_of_runtime(error):
-            # most likely because an instance is lost: then the heartbeat names it, and ends this process
-            self._leaving.wait(min(15.0, self._timeout))
+            # most likely because an instance is lost: then the heartbeat names it, and ends this process; instance 0, which
+            # saves first, is to find the others there still
+            self._leaving.wait((1 if self.is_first else 2) * min(15.0, self._timeout))
         if self._leaving.is_set():
             time.sleep(self._timeout)
         self._heartbeat.stop()
