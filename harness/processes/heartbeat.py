@@ -31,8 +31,8 @@ class PeerError(Exception):
 
 
 class Heartbeat:
-    """Asks all others every so often. `lost` is called once, in a thread of its own, with what happened; `after_round` when
-    all have answered."""
+    """Asks all others every so often. `lost` is called once, in a thread of its own, with what happened; `after_round`
+    after each round in which none was."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class Heartbeat:
                     if not self._stopped.is_set():
                         self._on_peer_lost(f"{self._cluster.name_of(k)} {what}")
                     return
-            self._after_round()
+            else:
+                self._after_round()
             last_round = time.monotonic()
 
 
