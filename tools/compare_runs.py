@@ -23,7 +23,7 @@ from base import bounds
 from base.errors import OptionError
 from base.process import command_line
 from harness.checkpoints import state_file
-from harness.reports import plot
+from harness.reports import output, plot
 
 _USUAL = "compared.svg"
 
@@ -51,8 +51,9 @@ def main(argv: list[str]) -> int:
         if reason:
             print(f"warning: {folder}: {reason}", file=sys.stderr)
     target = Path(_USUAL if arguments.output is None else arguments.output)
+    replaces = output.PICTURE if arguments.output is None else output.ANY  # a name that is given is meant
     try:
-        print(plot.write_comparison(list(zip(labels, folders)), arguments.title, target))
+        print(plot.write_comparison(list(zip(labels, folders)), arguments.title, target, replaces))
     except OptionError as error:
         parser.error(f"--output {error}")
     except ValueError as error:

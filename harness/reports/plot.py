@@ -104,11 +104,14 @@ def whole_steps(rows: Rows) -> Rows:
     return rows[:-1] if len(ends) == 3 and ends[2] - ends[1] < (ends[1] - ends[0]) / 2 else rows
 
 
-def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path) -> Path:
-    """Draw (label, run folder) into one picture, in a folder that is made if need be; OptionError where it cannot be."""
+def write_comparison(
+    runs: Sequence[tuple[str, Path]], title: str, target: Path, replaces: Sequence[str] = output.PICTURE
+) -> Path:
+    """Draw (label, run folder) into one picture, in a folder that is made if need be; OptionError where it cannot be.
+    `replaces`: how files begin whose place it may take."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
     target.parent.mkdir(parents=True, exist_ok=True)
-    output.write_atomically(str(target), comparison_svg(rows, title), output.PICTURE)
+    output.write_atomically(str(target), comparison_svg(rows, title), replaces)
     return target
 
 

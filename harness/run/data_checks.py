@@ -111,8 +111,7 @@ def mixing(resolved: Resolved) -> Iterator[str]:
         if options.hostside_image_mixing:
             yield "--hostside-image-mixing changes nothing: no pictures are mixed"
     elif not options.mixes:
-        verb = "are" if len(words) > 1 else "is"
-        yield f"{' and '.join(words)} {verb} off: all pictures of generated and synthetic data are alike"
+        yield f"{' and '.join(words)} is off: all pictures of generated and synthetic data are alike"
     else:
         check_mixable(options, resolved.run.plan.micro_batch_size)
 

@@ -65,7 +65,7 @@ def text(option: Option, value: Any) -> str:
 
 
 def _value(option: Option, word: str) -> str:
-    """The same for all spellings of a value: where it is one of several names, their case does not matter."""
+    """A word that all spellings of a value share: where the value is one of several names, their case does not matter."""
     return word.lower() if option.meta["choices"] or option.name in _NAMED else word
 
 

@@ -65,7 +65,6 @@ def test_other_files_are_written_through_a_link(a_run, tmp_path):
         ("plan", "--config quickstart --json", '{"name": 1}'),
         ("plan", "--config quickstart --html", "<!DOCTYPE html>"),
         ("report", "{run} --no-evaluation --html", "<!DOCTYPE html>"),
-        ("tools.compare_runs", "{run} --output", "<svg"),
         ("tools.simulate_groups", "--output", "<svg"),
         ("tools.fit_planner", "--svg", None),  # takes minutes
         ("train", "--config quickstart --profile", None),
