@@ -30,6 +30,7 @@ from harness.commands import entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
+from harness.options.sections import RunOptions
 from harness.processes.team import Team
 from harness.programs import embedded
 from harness.run.run import Run
@@ -63,6 +64,10 @@ def main(argv: list[str]) -> int:
 
 class ServedWeights(SavedWeights):
     """The weights of a server."""
+
+    def check_source(self, options: RunOptions) -> list[str]:
+        """No line: --iterations says how much is inferred."""
+        return []
 
     def check_run(self, run: Run) -> list[str]:
         """Raise an OptionError for options that a program for inference alone cannot follow, besides the common ones."""

@@ -83,7 +83,7 @@ def _origin(argv: list[str]) -> SavedWeights:
 
 def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int) -> int:
     """Validate the checkpoints, or random weights if there are none; the exit code."""
-    log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *_notes(run, bool(selected))])
+    log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *([] if selected else _random_weights(run))])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.is_first else None
     unreadable, validated = [], []
 
@@ -119,12 +119,10 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
     return 1 if unreadable else 0
 
 
-def _notes(run: Run, restored: bool) -> list[str]:
-    """The log's lines on what is not there, and on options that are for another command."""
-    notes = [] if restored else ["no --restore-path: random weights, for speed only"]
-    if run.options.given("iterations"):
-        notes.append(f"{run.options.words('iterations')} changes nothing: all validation images count, --repeat N times")
-    if not restored and run.options.training.init_path:
+def _random_weights(run: Run) -> list[str]:
+    """The log's lines where there is no --restore-path."""
+    notes = ["no --restore-path: random weights, for speed only"]
+    if run.options.training.init_path:
         notes.append("--init-path is not read: it says where a training begins; --restore-path says what is validated")
     return notes
 

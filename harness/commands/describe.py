@@ -24,7 +24,11 @@ def run(run: Run, done: int = 0) -> str:
             *prediction.lines(run),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
             f"Host steps of {in_step} update{'s' * (in_step > 1)}; a log line "
-            + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),
+            + (
+                f"every {length.log_interval}"
+                if 0 < length.log_interval < length.iterations
+                else "at the first and the last"
+            ),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),
             "Number formats:",

@@ -9,6 +9,7 @@ from typing import Any
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.evaluation import predict_inputs, predictions_file
+from harness.options.sections import RunOptions
 from harness.processes import folders
 from harness.run.origin import Origin
 from harness.run.run import Run
@@ -20,6 +21,10 @@ class SavedWeights(Origin):
     def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:
         """`folder`: where the options of their training are `recorded`."""
         self.checkpoints, self.folder, self.recorded = selected, folder, recorded
+
+    def check_source(self, options: RunOptions) -> list[str]:
+        """A line on a number of updates, of which there are none."""
+        return [f"{options.words('iterations')} changes nothing: nothing is trained here"] * options.given("iterations")
 
     def check_run(self, run: Run) -> list[str]:
         """Refuse checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on

@@ -52,7 +52,7 @@ def words(settings: tuple[Setting, ...]) -> list[str]:
 
 
 def text(option: Option, value: Any) -> str:
-    """A value in one short word: 0.80 and 8e-1 are 0.8."""
+    """A value in one short word: 0.80 and 8e-1 are 0.8, and -0.0 is 0."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
@@ -60,7 +60,7 @@ def text(option: Option, value: Any) -> str:
     if option.base in (int, float):
         with suppress(ValueError, TypeError, OverflowError):
             number = CONVERSIONS[option.base](str(value))
-            return f"{number:.10g}" if option.base is float else str(number)
+            return f"{number + 0.0:.10g}" if option.base is float else str(number)
     return str(value)
 
 

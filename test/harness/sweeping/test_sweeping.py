@@ -168,6 +168,7 @@ REFUSED = [  # what follows the block's head, and what is said
     ("  grid:\n    momentum: {low: 0, high: 1}\n", "s.yml:4: momentum is a mapping but grid needs a list of values"),
     ("  grid:\n    momentum: [0.9, 0.90]\n", "s.yml:4: momentum has 0.9 twice"),
     ("  grid:\n    optimiser: [SGD, momentum, sgd]\n", "s.yml:4: optimiser has sgd twice"),
+    ("  grid:\n    label-smoothing: [0, -0.0]\n", "s.yml:4: label-smoothing has 0 twice"),
     ("  grid:\n    lr-schedule: [cosine, Cosine]\n", "s.yml:4: lr-schedule has Cosine twice"),
     ("  momentum: 1\n  grid:\n    momentum: [1]\n", "s.yml:5: momentum is given twice, first at"),
     ("  grid:\n    batch-size: [1]\n    micro_batch_size: [2]\n", "s.yml:5: micro-batch-size is given twice, first at"),
