@@ -28,7 +28,7 @@ from tensorflow.python.ops import collective_ops
 from base.gradient_rules import with_gradient
 
 JOB = "worker"
-_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # variables on a server that all sessions there find
+_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # texts on a server that all sessions there find
 _DEVICE_TYPES = ("CPU", "GPU")
 _WITHOUT_PROXY = "no_grpc_proxy"  # gRPC's variable of hosts, before no_proxy
 _REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes a message, however busy its host
@@ -101,7 +101,7 @@ class WorkerGroup:
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fetches = [self.barrier()]
             if self.instance == 0:
-                fetches.append(tf.raw_ops.AssignVariableOp(resource=_variable(_BEGUN, tf.int32), value=key))
+                fetches.append(tf.raw_ops.AssignVariableOp(resource=_text_variable(_BEGUN), value=str(key)))
             else:
                 self._await_begun(key)
             with tf.Session(self._server.target, graph=graph, config=self._local_config(tf.ConfigProto())) as session:
@@ -111,14 +111,7 @@ class WorkerGroup:
     def _await_begun(self, key: int) -> None:
         """Wait until instance 0 has begun the call sequence of this key, or a later one."""
         pauses = itertools.chain((0.002, 0.005, 0.01, 0.02), itertools.repeat(0.05))  # seconds; it may build a program first
-        while True:
-            with suppress(tf.errors.OpError), self._remote_session(0) as session:
-                handle = _variable(_BEGUN, tf.int32)
-                there = tf.raw_ops.VarIsInitializedOp(resource=handle)
-                begun = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int32)
-                while not (session.run(there) and session.run(begun) >= key):
-                    time.sleep(next(pauses))
-                return
+        while int(self._found(_BEGUN, 0) or -1) < key:
             time.sleep(next(pauses))
 
     def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
@@ -195,11 +188,11 @@ class WorkerGroup:
 
     def _put(self, name: str, text: str) -> None:
         with self._remote_session(self.instance) as session:
-            session.run(tf.raw_ops.AssignVariableOp(resource=_variable(name, tf.string), value=text))
+            session.run(tf.raw_ops.AssignVariableOp(resource=_text_variable(name), value=text))
 
     def _found(self, name: str, instance: int) -> str | None:
         with suppress(tf.errors.OpError), self._remote_session(instance) as session:
-            handle = _variable(name, tf.string)
+            handle = _text_variable(name)
             if session.run(tf.raw_ops.VarIsInitializedOp(resource=handle)):
                 return session.run(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)).decode()
         return None
@@ -305,9 +298,9 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
     return filled
 
 
-def _variable(name: str, dtype: tf.DType) -> tf.Tensor:
-    """The handle of a scalar on the server that it is placed on."""
-    return tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)
+def _text_variable(name: str) -> tf.Tensor:
+    """The handle of a text on the server that it is placed on."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name)
 
 
 def _task(instance: int) -> str:
