@@ -52,6 +52,7 @@ NETWORKS = {
 }
 
 
+NETWORKS["frozen"] = f"{NETWORKS['resnet']} --variable-filter b1 b3 fc1"
 UPDATES = 12
 
 
@@ -102,6 +103,7 @@ LAUNCHERS = {
     ("network", "launcher", "more"),
     [
         ("resnet", "tf_config", ""),
+        pytest.param("frozen", "tf_config", "", marks=pytest.mark.slow),
         pytest.param("efficientnet", "tf_config", "", marks=pytest.mark.slow),
         pytest.param("resnet", "mpirun", "", marks=[needs_mpi, pytest.mark.slow]),
         pytest.param("resnet", "poprun", BROADCASTS, marks=needs_mpi),

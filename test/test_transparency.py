@@ -174,6 +174,25 @@ def test_a_span_makes_a_difference(pictures):
     assert not np.array_equal(plain("resnet", SPAN, "1", pictures)["losses"], alone["losses"])
 
 
+FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and behind what is trained
+
+
+@pytest.mark.parametrize("precision", ["32.32", "16.16", "8.16"])
+def test_frozen_norms_stay_and_change_no_bit(precision, pictures):
+    words, begun = f"{FROZEN} --precision {precision}", []
+    expected = trained(f"{words} --gradient-accumulation-count 12 --fold 1", pictures, (3,), begun)
+    changed = {name for name, value in begun[0].items() if value.tobytes() != expected[name].tobytes()} - {"global_step"}
+    assert changed == {name for name in begun[0] if "b2/" in name or "fc1" in name}
+    for layout in (
+        f"--gradient-accumulation-count 12 {FAULTY['stages']} {FAULTY['recompute']}",
+        f"--gradient-accumulation-count 4 --replicas 3 --shards 2 {FAULTY['recompute']} --fold 1",
+    ):
+        assert_same_bits(expected, trained(f"{words} {layout}", pictures, (1, 2)))
+    span = trained(f"{words} --gradient-accumulation-count 6 --replicas 2 --BN-span 2", pictures, (3,))
+    frozen = [name for name in span if "moving" in name and name not in changed]
+    assert frozen and all(span[name].tobytes() == begun[0][name].tobytes() for name in frozen)
+
+
 # Seeded faults: with any of them the grid fails.
 
 FAULTY: Row = {"stages": AXES["resnet"]["stages"][3], "schedule": "Grouped", "batch": "2 6", "steps": "9", "fold": "1",
@@ -270,6 +289,10 @@ def in_float64(monkeypatch):
         (f"{RESNET} {BATCH}", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
             "--batch-size 4 --gradient-accumulation-count 12 --fold 6",
             "--batch-size 2 --replicas 4 --BN-span 2 --gradient-accumulation-count 6 --fold 3 --enable-recomputation",
+        ]),
+        (f"{RESNET} {BATCH} --variable-filter kernel fc1", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
+            "--batch-size 4 --gradient-accumulation-count 12 --fold 12",
+            f"--batch-size 24 --gradient-accumulation-count 2 {FAULTY['stages']}",
         ]),
         (f"{EFFICIENTNET} {GROUP}", "--batch-size 4 --gradient-accumulation-count 6 --fold 1", [
             "--batch-size 4 --gradient-accumulation-count 6 --fold 6",

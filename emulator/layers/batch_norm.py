@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
-from emulator.layers.activations import LINEAR
+from emulator.layers.activations import ACTIVATIONS, LINEAR, activation_gradient
 from emulator.layers.rounding import Rounding, kernel_attributes
 from emulator.native import library
 
@@ -119,6 +119,24 @@ def native_inference(
     return kernels.emulator_batch_norm_inference(
         x=x, gamma=gamma, beta=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, activation=activation
     )
+
+
+def frozen_batch_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, activation: str
+) -> tf.Tensor:
+    """Batch norm of `inference`, and an activation, in a training that moves none of the norm's variables: only x has a
+    gradient."""
+
+    @with_gradient
+    def apply(x: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            linear = inference(x, gamma, beta, moving, epsilon)
+            return activation_gradient(activation, linear, dy) * (gamma * tf.math.rsqrt(moving[1] + epsilon))
+
+        done = native_inference(x, gamma, beta, moving, epsilon, activation)
+        return ACTIVATIONS[activation](inference(x, gamma, beta, moving, epsilon)) if done is None else done, gradient
+
+    return apply(x)
 
 
 def _fused(

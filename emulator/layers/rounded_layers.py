@@ -182,7 +182,7 @@ class RoundedLayers(OperandLayers):
         return self._rounded_by_layer(group_norm.group_norm(x, gamma, beta, norm, activation, self._rounding, self._noise()))
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
-        if self._training and not self._sync_mean and library.load_for(x):
+        if self._uses_batch_statistics() and not self._sync_mean and library.load_for(x):
             batch = self._layer_input(x, gradient_on_grid=True), gamma, beta, self._norm_parts, norm.epsilon
             normed = batch_norm.native_batch_norm(*batch, activation, self._rounding, self._noise())
             return self._rounded_by_layer(self._with_statistics(normed))

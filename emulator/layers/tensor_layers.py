@@ -7,7 +7,7 @@ this module creates no variable. Random draws are keyed by (seed, layer, sample 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -63,12 +63,14 @@ class TensorLayers(Layers):
         watch: GradientWatch | None = None,
         sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None,
         product_dtype: tf.DType | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
         the batch whose batch-norm statistics are kept apart. `watch` counts the gradients that arrive. `sync_mean`: the
         mean of a tensor over the processes whose batch-norm statistics are one. `product_dtype`: in which
-        convolutions and matrix products are carried out, if not in the weights'. Results have the dtype of the weights."""
+        convolutions and matrix products are carried out, if not in the weights'. `frozen`: names of moving statistics that
+        their norms use in training too. Results have the dtype of the weights."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> its value on this micro-batch
         self._weights = weights
@@ -79,6 +81,7 @@ class TensorLayers(Layers):
         self._watch = watch
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
+        self._frozen = frozen
         # batch norms that nothing follows yet, and sums of one and something else, by their results' references
         self._linear_norms: dict[Any, _LocalNorm] = {}
         self._sums: dict[Any, tuple[_LocalNorm, tf.Tensor]] = {}
@@ -170,8 +173,10 @@ class TensorLayers(Layers):
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
         """Batch norm and an activation."""
         x = self._layer_input(x)
-        if not self._training:
+        if not self._uses_batch_statistics():
             moving = tuple(self._weights[self.path(name)] for name in MOMENTS)
+            if self._training:
+                return batch_norm.frozen_batch_norm(x, gamma, beta, moving, norm.epsilon, activation)
             done = batch_norm.native_inference(x, gamma, beta, moving, norm.epsilon, activation)
             if done is not None:
                 return done
@@ -188,6 +193,10 @@ class TensorLayers(Layers):
             normed = batch_norm.local_batch_norm(*batch)
         y = self._with_statistics(normed)
         return y if activated else self._activation(y, activation)
+
+    def _uses_batch_statistics(self) -> bool:
+        """Return whether this batch norm normalises with the statistics of the batch, not with its moving ones."""
+        return self._training and self.path(MOMENTS[0]) not in self._frozen
 
     def _with_statistics(self, normed: batch_norm.Normed) -> tf.Tensor:
         """Return the values of a batch norm, whose moments become the micro-batch's statistics."""

@@ -36,7 +36,8 @@ _BIAS, _FRACTION = 127, 23  # of FP32
 @dataclass(frozen=True, kw_only=True)
 class ObservationSpec:
     """A network, its loss as (logits, features) -> [batch], and the precision whose formats are asked about. A pass has
-    `micro_batches`, each with a loss of its own; batch norm has statistics of each of the pass's `norm_parts`."""
+    `micro_batches`, each with a loss of its own; batch norm has statistics of each of the pass's `norm_parts`, or its moving
+    ones where they are `frozen`."""
 
     segments: list[Segment]
     variables: tuple[Variable, ...]
@@ -44,6 +45,7 @@ class ObservationSpec:
     precision: Precision
     micro_batches: int = 1
     norm_parts: int = 1
+    frozen: frozenset[str] = frozenset()  # names of moving statistics
 
 
 class _Operand(NamedTuple):
@@ -114,7 +116,9 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
     scale = tf.placeholder(tf.float32, [], "loss_scale")
     values = weights.read()
     batch = features(tf.constant(0, tf.int64), tf.constant(0))
-    layers = _ObservedLayers(values, training=True, seed=seed, positions=batch["position"], norm_parts=observed.norm_parts)
+    layers = _ObservedLayers(
+        values, training=True, seed=seed, positions=batch["position"], norm_parts=observed.norm_parts, frozen=observed.frozen
+    )
     logits = _segments.run(observed.segments, layers, tf.cast(batch["image"], tf.float32))
     loss = tf.reduce_mean(observed.loss(logits, batch)) * observed.micro_batches * scale
     kernels = [name for name in values if is_kernel(name)]

@@ -56,6 +56,7 @@ class AccumulationLoop:
             correct=training.correct,
             scale_loss=self.loss_scale.scale_loss,
             sync_mean=self._sync_mean,
+            frozen=training.frozen,
         )
 
         def one_pass(pass_index: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:

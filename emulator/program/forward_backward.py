@@ -7,7 +7,7 @@ through the tensor at the boundary alone, whatever the plan, so that every plan 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
@@ -45,6 +45,7 @@ class PassNetwork:
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scale_loss: Callable[[tf.Tensor], tf.Tensor]
     sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
+    frozen: Collection[str] = ()  # moving statistics that their norms use in training too
 
     def needs_input_gradient(self, stage: int, block: int) -> bool:
         """Return whether the gradient of a block's input is needed: something before the block is trained."""
@@ -84,7 +85,7 @@ class _Pass:
         network = self.network
         layers = network.policy.layers(
             self.weights, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
-            sync_mean=network.sync_mean,
+            sync_mean=network.sync_mean, frozen=network.frozen,
         )  # fmt: skip
         return _segments.run(block.segments, layers, x), layers.statistics
 

@@ -81,7 +81,8 @@ class TrainingSpec:
     """Everything that decides the numbers of a training program.
 
     `loss`: (logits, features) -> [batch]; `correct`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
-    applies to a variable of that name, and whether updates move it at all.
+    applies to a variable of that name, and whether updates move it at all. `frozen`: names of moving statistics that their
+    norms use in training too.
     """
 
     segments: list[Segment]
@@ -95,6 +96,7 @@ class TrainingSpec:
     weight_decay: float
     decayed: Callable[[str], bool]
     trained: Callable[[str], bool] = lambda name: True
+    frozen: frozenset[str] = frozenset()
     recording: bool = False  # of the cells' times
     group: WorkerGroup | None = None  # the instances that train together
     dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32

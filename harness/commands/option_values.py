@@ -91,12 +91,15 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
 
 
 def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
-    """Fill in the release whose values a configuration has, and cut for a base that leaves them to the blocks that merge
-    it."""
+    """Fill in the release whose values a configuration has, the statistics of frozen norms in it, and cuts for a base that
+    leaves them to the blocks that merge it."""
     values, sources = given.values, given.sources
     if block.release:
         last = sources["config"] if "@" in block.name else f"the last with {block.name}"
         given = given.joined({"release": block.release}, {"release": sources.get("release", last)})
+        if "frozen_norm_statistics" not in values:
+            usual = f"default of release {block.release}"
+            given = given.joined({"frozen_norm_statistics": "batch"}, {"frozen_norm_statistics": usual})
     stages = values.get("shards", 1)
     own = all(sources.get(name, "").startswith("configuration") for name in ("pipeline", "shards"))
     if not own or not values["pipeline"] or stages <= 1 or "pipeline_splits" in values:

@@ -258,6 +258,12 @@ class TrainingOptions:
     adam_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
     adam_epsilon: float = opt(1e-7, "added to the root of the second moment", check=above(0))
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
+    frozen_norm_statistics: str = opt(
+        "moving",
+        "batch norms with no trained variable normalise with their moving statistics, as validation does, or with those of "
+        "each batch (the default with a configuration of the original's releases)",
+        choices=("batch", "moving"),
+    )
     init_path: str | None = opt(
         None,
         "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0",

@@ -65,6 +65,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         weight_decay=options.weight_decay,
         decayed=run.is_decayed,
         trained=run.is_trained,
+        frozen=run.frozen_statistics,
         recording=recording,
         group=group,
     )
@@ -85,6 +86,7 @@ def observing_program(run: Run) -> ObservingProgram:
             precision=run.plan.precision,
             micro_batches=run.plan.micro_batches_per_pass,
             norm_parts=run.plan.fold,
+            frozen=run.frozen_statistics,
         ),
         _stream(run, run.training_request(0), training=True),
         run.seed,

@@ -146,7 +146,7 @@ def memory_proportions(resolved: Resolved) -> Iterator[str]:
 def batch_statistics(resolved: Resolved) -> Iterator[str]:
     """Batch norm averages over several pictures, and its moving statistics move."""
     run = resolved.run
-    if _norms.BatchNorm not in run.norms:
+    if run.frozen_statistics.issuperset(v.name for v in run.trace.variables if v.decay is not None):
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
         yield (
@@ -203,6 +203,8 @@ def options_of_other_norms(resolved: Resolved) -> Iterator[str]:
     for kind in (kind for kind in _norms.KINDS if kind not in run.norms):
         for name in (name for name in kind.reads if options.given(name) and name not in idle):
             yield f"{options.words(name)} changes nothing: the network has no {kind.title}"
+    if options.given("frozen_norm_statistics") and not run.frozen_norms:
+        yield f"{options.words('frozen_norm_statistics')} changes nothing: each batch norm, if there is any, is trained"
 
 
 def options_of_half_precision(resolved: Resolved) -> Iterator[str]:

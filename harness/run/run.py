@@ -105,6 +105,20 @@ class Run:
         words = self.options.training.variable_filter
         return not words or named_by(words)(name)
 
+    @cached_property
+    def frozen_norms(self) -> frozenset[str]:
+        """The scopes of the batch norms of which updates move no variable."""
+        scopes = {v.name.rpartition("/")[0] for v in self.trace.variables if v.decay is not None}
+        return frozenset(scopes - {v.name.rpartition("/")[0] for v in self.trace.variables if self.is_trained(v.name)})
+
+    @property
+    def frozen_statistics(self) -> frozenset[str]:
+        """The names of the moving statistics that their norms use in training too."""
+        if self.options.training.frozen_norm_statistics == "batch":
+            return frozenset()
+        names = (v.name for v in self.trace.variables if v.decay is not None)
+        return frozenset(name for name in names if name.rpartition("/")[0] in self.frozen_norms)
+
     @property
     def trains(self) -> bool:
         """True if weights are updated, not only validated."""
@@ -192,12 +206,19 @@ class Run:
         return self.channels * self.image_size**2
 
     def _updates(self) -> list[str]:
-        """Length and learning rate of a training."""
+        """Length and learning rate of a training, and its frozen norms."""
         if not self.trains:
             return []
         length, training, highest = self.length, self.options.training, self.highest_rate
         short = f" on the way to {self.peak_rate:.4g}" if self.is_far_below_peak else ""
         return [
             f"Updates: {length.iterations} ({length.epochs:g} epochs of {length.iterations_per_epoch}), "
-            f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})"
+            f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})",
+            *self._frozen_norms(),
         ]
+
+    def _frozen_norms(self) -> list[str]:
+        """A line on the batch norms that are not trained, if there are any."""
+        statistics, count = self.options.training.frozen_norm_statistics, len(self.frozen_norms)
+        used = "the statistics of each batch" if statistics == "batch" else "their moving statistics"
+        return [f"Frozen norms: {count}, with {used} (--frozen-norm-statistics {statistics})"] if count else []

@@ -1,0 +1,85 @@
+"""A batch norm of which nothing is trained normalises in training as in validation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from networks import network, traced
+
+from base.gradient_rules import gradients
+from emulator.layers import batch_norm
+from emulator.layers.policy import PrecisionPolicy
+from emulator.native import library
+from emulator.plan import precision
+from emulator.program.runtime import new_graph
+from harness.commands import cli
+from harness.run.resolve import prepare
+from Models import _segments
+
+ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda z: z * tf.sigmoid(z)}
+
+
+@pytest.fixture(params=["1", "off"])
+def kernels(request, monkeypatch) -> None:
+    """With native kernels, and without."""
+    monkeypatch.setenv(library.SWITCH, request.param)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_value_and_gradient_are_those_of_float64(activation, kernels):
+    draw = np.random.default_rng(4)
+    x, dy = (draw.normal(1, 3, (2, 5, 3, 7)) for _ in range(2))
+    rows = [*draw.normal(1, 0.5, (3, 7)), draw.uniform(0.1, 4, 7)]
+    with new_graph().as_default(), tf.Session() as session:
+        wide = [tf.constant(each) for each in (x, dy, *rows)]
+        narrow = [tf.cast(each, tf.float32) for each in wide]
+        y = batch_norm.frozen_batch_norm(narrow[0], *narrow[2:4], tuple(narrow[4:]), 1e-3, activation)
+        gamma, beta, mean, variance = wide[2:]
+        exact = ACTIVATIONS[activation]((wide[0] - mean) * tf.math.rsqrt(variance + 1e-3) * gamma + beta)
+        found = session.run([y, *gradients([y], narrow[:1], narrow[1])])
+        expected = session.run([exact, *tf.gradients([exact], wide[:1], wide[1])])
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["32.32", "16.16", "16.32", "8.16", "bf16.32"])
+def test_a_frozen_network_answers_as_in_validation(name, kernels):
+    """Other than in its last places only where training's convolutions in FP32 have an order of their own."""
+    segments, side = network("resnet", "cifar", 8)
+    variables, draw = traced("resnet", "cifar", 8).variables, np.random.default_rng(2)
+    frozen = {variable.name for variable in variables if variable.decay is not None}
+    policy = PrecisionPolicy(precision.by_name(name))
+    with new_graph().as_default(), tf.Session() as session:
+        weights = {
+            v.name: tf.constant(draw.uniform(0.5, 1.5, v.shape) * (1 if len(v.shape) == 1 else 0.1), tf.float32)
+            for v in variables
+        }
+        weights = {v.name: policy.cast_weight(v, weights[v.name]) for v in variables}
+        pictures = policy.cast_input(tf.constant(draw.normal(0, 1, (3, side, side, 3)), tf.float32))
+        positions = {"positions": tf.range(3, dtype=tf.int64)}
+        ways = {"training": True, "frozen": frozen, **positions}, {"training": False}, {"training": True, **positions}
+        layers = [policy.layers(weights, **way) for way in ways]
+        frozen_logits, validated, of_batch = session.run([_segments.run(segments, each, pictures) for each in layers])
+    assert not layers[0].statistics
+    assert not np.allclose(of_batch, validated, rtol=0.1)
+    np.testing.assert_allclose(frozen_logits, validated, rtol=1e-5 if name == "32.32" else 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "statistics", "frozen"),
+    [
+        ("--dataset fashion-mnist --variable-filter fc1", "moving", 7),
+        ("--dataset fashion-mnist --variable-filter fc1 b3/0/1/batch_norm/beta", "moving", 6),
+        ("--dataset fashion-mnist --variable-filter fc1 --frozen-norm-statistics batch", "batch", 7),
+        ("--dataset fashion-mnist", "moving", 0),
+        ("--config mk2_resnet8_test --generated-data --variable-filter fc1", "batch", 7),
+        ("--config mk2_resnet8_test --generated-data --variable-filter fc1 --frozen-norm-statistics moving", "moving", 7),
+    ],
+)
+def test_the_originals_recipes_keep_the_statistics_of_each_batch(words, statistics, frozen):
+    run = prepare(cli.parse([*words.split(), "--model-size", "8"], "train", environ={}).options, {})
+    assert run.options.training.frozen_norm_statistics == statistics
+    assert len(run.frozen_norms) == frozen
+    assert len(run.frozen_statistics) == (2 * frozen if statistics == "moving" else 0)
+    assert ("Frozen norms" in run.summary()) == (frozen > 0)
