@@ -432,7 +432,7 @@ def test_stopping_drops_the_unfinished_update(layout, pictures):
     again = built.step([0.05])
     assert len(again.loss) == len(again.instance_seconds) == 0  # a request that holds leaves nothing to do
     found = built.values()
-    done = int(found["global_step"])
+    done = int(found["global_step"][0])
     built.close()
     assert 3 <= done < 5000
     assert len(metrics.loss) == len(seen) == done

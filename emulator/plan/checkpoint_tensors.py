@@ -10,6 +10,7 @@ from emulator.plan.precision import Precision
 from Models._layers import Variable
 
 STEP = "global_step"  # the variable that counts updates
+STEP_SHAPE = (1,)  # no tensor is a scalar: readers of checkpoints iterate over values
 FP32_COPY = "fp32"  # the slot
 LOSS_SCALE = "loss_scaling"  # of automatic loss scaling: the scale, updates since it was changed, updates that were skipped
 

@@ -182,7 +182,7 @@ class TrainingProgram(Program):
 
     def updates(self) -> int:
         """Return the number of updates that the weights have."""
-        return int(self.session.run(self.state.saved[STEP].read))
+        return int(self.session.run(self.state.saved[STEP].read)[0])
 
     def loss_scale(self) -> tuple[float, int] | None:
         """Return the present scale and the number of updates that were skipped, if the run finds its scale."""

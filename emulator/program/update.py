@@ -69,7 +69,7 @@ class HostStep:
         the request of each instance of a group."""
         started = tf.timestamp()
         weights = self.variables.read()
-        step = self.variables.step.read_value()
+        step = self.variables.step.read_value()[0]
         scale, scale_state = self.training.loss_scale, None
         if scale.rule:
             scale_state = self.variables.loss_scale.read_value()
@@ -87,7 +87,7 @@ class HostStep:
         def apply() -> tf.Tensor:
             updates = self._variable_updates(weights, results, learning_rate, step, scale, scale_state)
             with tf.control_dependencies(updates):
-                counted = self.variables.step.assign_add(1, read_value=False)
+                counted = self.variables.step.assign_add([1], read_value=False)
             metrics = [tf.cast(results[name], tf.float32) for name in (LOSS, ACCURACY)]
             metrics += [results.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):

@@ -14,7 +14,7 @@ from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.tensor_layers import initial_value
 from emulator.plan import number_formats
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE, STEP
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
@@ -53,7 +53,7 @@ class ProgramVariables:
         if precision.scaled_kernels:
             shape = len(precision.scaled_kernels), 2
             self.model[AMAX_HISTORY] = _variable(AMAX_HISTORY, lambda: tf.zeros(shape), False)
-        self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
+        self.step = _variable(STEP, lambda: tf.zeros(STEP_SHAPE, tf.int64), False)
         self.loss_scale = _variable(LOSS_SCALE, loss_scale, False) if loss_scale else None
 
     def _initial_weight(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:

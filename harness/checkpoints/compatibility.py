@@ -11,7 +11,7 @@ import numpy as np
 
 from base.fields import brief
 from emulator.plan import checkpoint_tensors
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE, STEP, CheckpointTensor
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
 from harness.checkpoints import find, optimiser_state, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.optimiser_state import SlotUnits
@@ -33,7 +33,7 @@ def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
     names = UPDATE_RULES[run.options.training.optimiser].slots
     own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.is_trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
-    return {**expected_model_tensors(run), **own, **scale, STEP: CheckpointTensor(())}
+    return {**expected_model_tensors(run), **own, **scale, STEP: CheckpointTensor(STEP_SHAPE)}
 
 
 def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:

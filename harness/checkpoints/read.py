@@ -276,6 +276,6 @@ def _read_bundle(checkpoint: Checkpoint, verify: bool, only: Collection[str] | N
     except tensor_bundle.Damaged as error:
         raise CheckpointError(str(error)) from None
     done, number = values.get(STEP), updates_in_name(checkpoint.name)
-    if number is not None and done is not None and (done.ndim or done.item() != number):
-        raise CheckpointError(f"it holds the weights of update {brief(done)}: it was copied or renamed")
+    if number is not None and done is not None and done.tolist() != [number]:
+        raise CheckpointError(f"it holds the weights of update {brief(str(done).strip('[]'))}: it was copied or renamed")
     return values

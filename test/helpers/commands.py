@@ -75,9 +75,11 @@ def program(prepared: Run) -> TrainingProgram:
 
 
 def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:
-    """A checkpoint's tensors by name."""
+    """A checkpoint's tensors by name; none is a scalar, as programs that compare checkpoints iterate over their values."""
     reader = tf.train.NewCheckpointReader(str(folder / f"ckpt-{iteration}"))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    tensors = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    assert all(value.ndim for value in tensors.values())
+    return tensors
 
 
 def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:

@@ -375,7 +375,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
             kept = {state_file.ITERATION: end, INVOCATIONS: calls, **log.rows_for_state(end, permanent=True)}
-            write.write_checkpoint(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
+            write.write_checkpoint(folder / f"ckpt-{end}", {"global_step": np.array([end])}, kept)
         log.close()
 
     shutil.rmtree(folder)
