@@ -1,4 +1,4 @@
-"""The header of an image, read before anything is decoded: format, size, and whether the bytes can hold that size.
+"""The header of an image, read by Pillow before anything is decoded: format, size, orientation, and whether it can be read.
 
 Decoders believe a header and take memory at once: a file of a few bytes that promises gigabytes must not reach them.
 Nothing here imports TensorFlow.
@@ -7,16 +7,19 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from base.errors import DataError
 from base.storage import input_files
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
 MAX_BYTES = 1 << 27  # of a picture's file, and of a record
@@ -29,43 +32,40 @@ _OTHERS = re.compile(
     rb"|(?P<PNM>P[1-7]\s)|(?P<Photoshop>8BPS)",
     re.DOTALL,
 )  # formats that are not read
-UNREAD = "cannot be read"  # begins the reason where a file's bytes are not known
+UNREAD = "cannot be read"  # begins the reason where a file's bytes are not known, or sound bytes have no decoder
 REMEDY = re.compile("; (make it smaller|save it anew|convert it)")  # in the reasons why a sound picture is refused
 _BEGINNINGS = (
     (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG\r\n\x1a\n", "PNG"), (rb"GIF8", "GIF"), (rb"BM", "BMP"),
     (rb"RIFF.{4}WEBP", "WebP"),
 )  # fmt: skip
-LONGEST_BEGINNING = 12
+_LONGEST_BEGINNING = 12
 # Pixels that a byte can stand for at most. JPEG: a bit for a block of 8 x 8, twice that with odd sampling. PNG:
-# DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table. WebP: a picture of one
-# colour takes no bit a pixel, so that MAX_PIXELS alone bounds it.
-_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096, "WebP": MAX_PIXELS}
-_MAX_SEGMENTS = 10_000  # of a JPEG
-_MAX_BLOCKS = 1 << 20  # of a GIF, 255 bytes each
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # that a length follows; the others stand in and between scans
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that a size follows
-_SEQUENTIAL = (0xC0, 0xC1)
-_END, _SCAN = 0xD9, 0xDA
-_EXIF = re.compile(rb"Exif\0\0|eXIf|EXIF|Raw profile type exif")
+# DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table. BMP: a run of 255 in
+# two bytes. WebP: a picture of one colour takes no bit a pixel, so that MAX_PIXELS alone bounds it.
+_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096, "BMP": 128, "WebP": MAX_PIXELS}
+# the frame header of a JPEG that is lossless or hierarchical, or has other than 8 bits
+_UNREAD_JPEG = re.compile(
+    rb"\xff(?:[\xc3\xc5-\xc7\xcb\xcd-\xcf]\0[\x0b\x0e\x11\x14]|[\xc0-\xc2\xc9\xca]\0[\x0b\x0e\x11\x14][^\x08])"
+)
+_SCAN = re.compile(rb"\xff\xda\0(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # the only four beginnings of a JPEG's scan
+_SCAN_MARKER = b"\xff\xda"
+_END = b"\xff\xd9"  # of a JPEG
 _ORIENTATION = 0x0112  # EXIF's tag
-
-
-Bytes = bytes | mmap.mmap
+_TURNING = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # a PNG's chunks, which may follow its pixels
 
 
 class Header(NamedTuple):
-    """A file's claim, in pixels. `pixels`: of all frames; `most`: the number that its bytes can hold; `width` and `height`:
-    of the canvas, or of the first frame."""
+    """A file's claim: its format, one of FORMATS; the size in pixels as stored; and the orientation, 1 (upright) to 8, by
+    EXIF, or by XMP where EXIF has none."""
 
     kind: str
     width: int
     height: int
-    pixels: int
-    most: int
+    orientation: int
 
 
 class _Wrong(Exception):
-    """Why there is no header."""
+    """Why a picture is not to be decoded."""
 
 
 def kind(first_bytes: bytes) -> str | None:
@@ -73,42 +73,35 @@ def kind(first_bytes: bytes) -> str | None:
     return next((name for known, name in _BEGINNINGS if re.match(known, first_bytes, re.DOTALL)), None)
 
 
-def fault(encoded: Bytes, scans: bool = True) -> str | None:
-    """Why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be. Without `scans`
-    nothing behind the header is looked at."""
+def header(encoded: bytes) -> Header:
+    """The header of a picture's file; DataError ("is ...", "says ...") for one that is not to be decoded."""
     try:
-        claim = header(encoded)
+        return _header(io.BytesIO(encoded), len(encoded), encoded)
+    except _Wrong as error:
+        raise DataError(str(error)) from None
+
+
+def fault(encoded: bytes) -> str | None:
+    """Why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be."""
+    try:
+        _header(io.BytesIO(encoded), len(encoded), encoded)
     except _Wrong as error:
         return str(error)
-    size = f"says that it is {claim.width} x {claim.height} pixels"
-    if not claim.width or not claim.height:
-        return f"{size}, which is no picture; it is damaged"
-    if claim.pixels > MAX_PIXELS:
-        frames = f" in all its frames {claim.pixels} pixels" if claim.pixels > claim.width * claim.height else ""
-        return f"{size}{',' * bool(frames)}{frames}, more than the {MAX_PIXELS} that are decoded; make it smaller"
-    if len(encoded) > MAX_BYTES:
-        return f"has {len(encoded)} bytes, more than the {MAX_BYTES} that are decoded; make it smaller"
-    if claim.pixels > claim.most:
-        return f"{size}, which its {len(encoded)} bytes cannot hold; it is damaged"
-    most = min(MAX_SCANS, _SCANS_OF_THE_LARGEST * MAX_PIXELS // claim.pixels)
-    if scans and claim.kind == "JPEG" and _scans_beyond(encoded, most):
-        return f"has more than the {most} scans that are decoded at this number of pixels; save it anew"
     return None
 
 
 def file_fault(file: Path) -> str | None:
-    """Why a file cannot be a picture, by its header."""
+    """Why a file cannot be a picture, by its header: nothing behind that is read, where the format allows it."""
     try:
-        with input_files.open_regular_file(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if not size:
-                return "is empty"
-            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:  # reads a page or two
-                return fault(content, scans=False)
+        with input_files.open_regular_file(file) as raw, io.BufferedReader(raw) as stream:
+            _header(stream, os.fstat(raw.fileno()).st_size)
     except FileNotFoundError:
         return "does not exist"
     except OSError as error:
         return f"{UNREAD}: {error.strerror}"
+    except _Wrong as error:
+        return str(error)
+    return None
 
 
 def read(path: str) -> bytes:
@@ -123,173 +116,78 @@ def read(path: str) -> bytes:
     return content
 
 
-def header(encoded: Bytes) -> Header:
-    """The header of a picture's file."""
-    if not encoded:
+def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header:
+    """The header of a file of `size` bytes. Without `encoded`, all of them, nothing behind it is looked at."""
+    form = _form(stream.read(_LONGEST_BEGINNING), size)
+    stream.seek(0)
+    try:
+        with _pillow().open(stream, formats=[form.upper()]) as picture:
+            at = stream.tell()
+            (width, height), turn = picture.size, _orientation(picture, form, encoded)
+    except Exception as error:  # whatever Pillow makes of damage
+        if getattr(error, "errno", None) is not None:  # of the disc
+            raise
+        _refuse_unread_jpeg(form, stream)
+        raise _Wrong(f"is damaged: the header of its {form} cannot be read") from None
+    says = f"says that it is {width} x {height} pixels"
+    if width * height > MAX_PIXELS:
+        raise _Wrong(f"{says}, more than the {MAX_PIXELS} that are decoded; make it smaller")
+    if size > MAX_BYTES:
+        raise _Wrong(f"has {size} bytes, more than the {MAX_BYTES} that are decoded; make it smaller")
+    if width * height > size * _PIXELS_A_BYTE[form]:
+        raise _Wrong(f"{says}, which its {size} bytes cannot hold; it is damaged")
+    if form == "JPEG":
+        _refuse_unread_jpeg(form, stream, at)
+        if encoded is not None:
+            _check_scans(encoded, at, width * height)
+    return Header(form, width, height, turn)
+
+
+def _form(first_bytes: bytes, size: int) -> str:
+    if not size:
         raise _Wrong("is empty")
-    form = kind(encoded[:LONGEST_BEGINNING])
+    form = kind(first_bytes)
     if form is None:
-        other, known = _OTHERS.match(encoded[:LONGEST_BEGINNING]), f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        other, known = _OTHERS.match(first_bytes), f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         if other:
             raise _Wrong(f"is {other.lastgroup.replace('_', ' ')}, which is not read; convert it to {known}")
         raise _Wrong(f"is no {known} by its first bytes")
-    try:
-        width, height, pixels = _READERS[form](encoded)
-        most = _bitmap_pixels(encoded) if form == "BMP" else len(encoded) * _PIXELS_A_BYTE[form]
-    except (IndexError, StopIteration):
-        raise _Wrong(f"is cut short: the header of its {form} is not whole") from None
-    return Header(form, width, height, pixels, most)
+    return form
 
 
-def orientation(encoded: bytes) -> int:
-    """Return EXIF's orientation of a JPEG, PNG or WebP, 1 (upright) to 8; 1 where none can be read."""
-    if _EXIF.search(encoded) is None:  # nearly always, and Pillow takes a while
-        return 1
+@cache
+def _pillow() -> ModuleType:
+    """Pillow, which takes a while to import. Sizes are checked here, and warnings (on tags, on sizes) would come in between
+    the lines of a training."""
     from PIL import Image
 
+    Image.MAX_IMAGE_PIXELS = None
+    warnings.filterwarnings("ignore", module=r"PIL\b")
+    return Image
+
+
+def _refuse_unread_jpeg(form: str, stream: BinaryIO, size: int = -1) -> None:
+    """Raise if the first `size` bytes have the frame header of a sound JPEG that the decoders cannot read."""
+    stream.seek(0)
+    if form == "JPEG" and _UNREAD_JPEG.search(stream.read(size)):
+        raise _Wrong(f"{UNREAD}: its JPEG is lossless or has other than 8 bits; save it anew as a JPEG of 8 bits")
+
+
+def _check_scans(encoded: bytes, at: int, pixels: int) -> None:
+    """Raise for a JPEG, whose first scan is behind `at`, that is cut short or takes hours. A crop would not need its end."""
+    if encoded.rfind(_END, at) < 0:
+        raise _Wrong("is cut short: its JPEG has no end; it is damaged")
+    most = min(MAX_SCANS, _SCANS_OF_THE_LARGEST * MAX_PIXELS // pixels)
+    if encoded.count(_SCAN_MARKER) > most and len(_SCAN.findall(encoded)) > most:  # a film behind it has some markers
+        raise _Wrong(f"has more than the {most} scans that are decoded at this number of pixels; save it anew")
+
+
+def _orientation(picture: Image.Image, form: str, encoded: bytes | None) -> int:
+    """The orientation that Pillow turns a picture upright by, as programs with an exported network do; 1 for none."""
+    if encoded is None or (form == "PNG" and not any(word in encoded for word in _TURNING)):  # or Pillow decodes it all
+        return 1
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded), formats=["JPEG", "PNG", "WEBP"]) as picture:
-            warnings.simplefilter("ignore")  # on damage
-            found = picture.getexif().get(_ORIENTATION, 1)
+        found = picture.getexif().get(_ORIENTATION, 1)
     except Exception:  # whatever Pillow makes of damage: a picture without a sound EXIF is one all the same
         return 1
-    return found if found in range(1, 9) else 1
-
-
-def _number(data: Bytes, at: int, size: int, order: str = "big") -> int:
-    if at + size > len(data):
-        raise IndexError
-    return int.from_bytes(data[at : at + size], order)
-
-
-def _jpeg(data: Bytes) -> tuple[int, int, int]:
-    """Return width, height and pixels by the first frame's header; earlier segments are skipped by their lengths."""
-    for marker, at in _segments(data):
-        if marker in _FRAMES:
-            height, width = _number(data, at + 3, 2), _number(data, at + 5, 2)
-            return width, height, width * height
-        if marker in (_END, _SCAN):
-            raise _Wrong("is damaged: its JPEG has no frame header")
-    raise IndexError
-
-
-def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
-    """The markers of a JPEG, each with the offset of its content."""
-    at = 2
-    for _ in range(_MAX_SEGMENTS):
-        marker = _MARKER.search(data, at)
-        if marker is None:
-            return
-        at = marker.end()
-        yield marker[1][0], at
-        at += max(2, _number(data, at, 2))
-    raise _Wrong(f"is damaged: its JPEG has more than {_MAX_SEGMENTS} segments")
-
-
-def _scans_beyond(data: bytes, most: int) -> bool:
-    """Return whether there are more than `most` scans. Bytes behind the picture (phones put films there) do not count."""
-    scans = 0
-    try:
-        if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= most:
-            return False
-        for marker, _ in _segments(data):
-            scans += marker == _SCAN
-            if marker == _END or scans > most:
-                break
-    except (IndexError, _Wrong):  # the decoder reports missing bytes
-        pass
-    return scans > most
-
-
-def _takes_scans(data: bytes) -> bool:
-    """Return whether a decoder goes on after the first scan: unless that has all components of a sequential picture."""
-    frame = components = 0
-    for marker, at in _segments(data):
-        if marker in _FRAMES:
-            frame, components = marker, data[at + 7]
-        elif marker == _SCAN:
-            return frame not in _SEQUENTIAL or data[at + 2] != components
-    return False
-
-
-def _png(data: Bytes) -> tuple[int, int, int]:
-    if data[12:16] != b"IHDR":
-        raise _Wrong("is damaged: its PNG does not begin with a header")
-    width, height = _number(data, 16, 4), _number(data, 20, 4)
-    return width, height, width * height
-
-
-def _gif(data: Bytes) -> tuple[int, int, int]:
-    """Decoders unpack every frame, a byte a pixel, even for the first frame alone."""
-    width, height = _number(data, 6, 2, "little"), _number(data, 8, 2, "little")
-    unpacked = 0
-    for frame_width, frame_height in _frames(data):
-        width, height = width or frame_width, height or frame_height
-        unpacked += frame_width * frame_height
-    return width, height, width * height + unpacked // 3
-
-
-def _frames(data: Bytes) -> Iterator[tuple[int, int]]:
-    """The sizes of a GIF's frames, as far as its blocks are whole; the decoder reports the rest."""
-    at = 13 + _colours(_number(data, 10, 1))
-    blocks = 0
-    try:
-        while (kind := data[at]) in (0x2C, 0x21):
-            if kind == 0x2C:
-                yield _number(data, at + 5, 2, "little"), _number(data, at + 7, 2, "little")
-                at += 11 + _colours(data[at + 9])
-            else:
-                at += 2
-            while size := data[at]:
-                at += size + 1
-                blocks += 1
-                if blocks > _MAX_BLOCKS:
-                    raise _Wrong(f"is in more than {_MAX_BLOCKS} pieces; save it anew")
-            at += 1
-    except IndexError:
-        return
-
-
-def _colours(flags: int) -> int:
-    """The bytes of a colour table."""
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def _bmp(data: Bytes) -> tuple[int, int, int]:
-    if _number(data, 14, 4, "little") == 12:
-        width, height = _number(data, 18, 2, "little"), _number(data, 20, 2, "little")
-    else:
-        width, height = _number(data, 18, 4, "little"), _number(data, 22, 4, "little")
-        height = min(height, 2**32 - height)  # a negative one counts from the top
-    return width, height, width * height
-
-
-def _bitmap_pixels(data: Bytes) -> int:
-    """The pixels that a BMP's bytes can stand for: a row of whole bits, or 255 for two bytes where runs are packed."""
-    old = _number(data, 14, 4, "little") == 12
-    bits = _number(data, 24 if old else 28, 2, "little")
-    packed = 0 if old or len(data) < 34 else _number(data, 30, 4, "little")
-    return len(data) * 255 if packed in (1, 2) else len(data) * 8 // max(1, bits)
-
-
-def _webp(data: Bytes) -> tuple[int, int, int]:
-    """Return width, height and pixels by the first chunk: of a lossy picture, a lossless one, or the canvas of frames, of
-    which the first alone is decoded."""
-    chunk, at = data[12:16], 20
-    if chunk == b"VP8 ":
-        if data[at + 3 : at + 6] not in (b"\x9d\x01\x2a", b""):
-            raise _Wrong("is damaged: its WebP does not begin with a whole picture")
-        width, height = _number(data, at + 6, 2, "little") & 0x3FFF, _number(data, at + 8, 2, "little") & 0x3FFF
-    elif chunk == b"VP8L":
-        packed = _number(data, at + 1, 4, "little")
-        width, height = (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1
-    elif chunk == b"VP8X":
-        width, height = _number(data, at + 4, 3, "little") + 1, _number(data, at + 7, 3, "little") + 1
-    elif len(chunk) < 4:
-        raise IndexError
-    else:
-        raise _Wrong("is damaged: its WebP does not begin with a picture")
-    return width, height, width * height
-
-
-_READERS = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp, "WebP": _webp}
+    return int(found) if found in range(1, 9) else 1

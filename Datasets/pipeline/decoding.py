@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.errors import DataError
+from base.process import tf_runtime
+from base.storage import input_files
 from Datasets.formats import image_headers, preprocessing
 from Datasets.pipeline import augmentation
 
 LONGEST = 32  # times the shorter side: a longer picture is cropped before its resizing
+
+
+class Decoder:
+    """The decoder of training, for every command that asks whether a picture can be used; any number of threads may."""
+
+    def __init__(self) -> None:
+        with tf.Graph().as_default() as graph:
+            self._encoded = tf.placeholder(tf.string, [])
+            self._size = tf.shape(whole(self._encoded))
+            self._session = tf.Session(graph=graph)
+            atexit.register(self._session.close)  # one that is left to Python's collector can end up waiting for itself
+
+    def fault(self, encoded: bytes) -> str | None:
+        """Why a picture cannot be decoded ("is ...", "says ..."); None for one that can."""
+        wrong = image_headers.fault(encoded)
+        if wrong:
+            return wrong
+        try:
+            self._session.run(self._size, {self._encoded: np.array(encoded, object)})
+        except tf.errors.OpError as error:
+            return f"cannot be decoded: {tf_runtime.telling_line(error)}"
+        return None
+
+    def file_fault(self, file: Path) -> str | None:
+        """Why a file cannot be read or decoded."""
+        reason = image_headers.file_fault(file)
+        try:
+            return reason or self.fault(input_files.content(file, image_headers.MAX_BYTES))
+        except OSError as error:
+            return f"{image_headers.UNREAD}: {error.strerror}"
 
 
 def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -33,7 +67,7 @@ def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def whole(encoded: tf.Tensor) -> tf.Tensor:
-    """The picture of a file, uint8 [height, width, 3]: the first frame, upright by EXIF, without transparency."""
+    """The picture of a file, uint8 [height, width, 3]: the first frame, upright by EXIF or XMP, without transparency."""
     encoded, orientation = _checked_header(encoded)
     stored = tf.cond(
         tf.image.is_jpeg(encoded),
@@ -44,7 +78,7 @@ def whole(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _checked_header(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The file's bytes, once its header has passed: decoders believe a header and take memory at once; and EXIF's
+    """The file's bytes, once its header has passed: decoders believe a header and take memory at once; and the
     orientation, int32 from 1 to 8."""
     orientation = tf.ensure_shape(tf.numpy_function(_checked_orientation, [encoded], tf.int32), [])
     with tf.control_dependencies([orientation]):
@@ -52,10 +86,10 @@ def _checked_header(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _checked_orientation(encoded: bytes) -> np.int32:
-    reason = image_headers.fault(encoded)
-    if reason:
-        raise DataError(f"the picture {reason}")
-    return np.int32(image_headers.orientation(encoded))
+    try:
+        return np.int32(image_headers.header(encoded).orientation)
+    except DataError as error:
+        raise DataError(f"the picture {error}") from None
 
 
 def _upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:

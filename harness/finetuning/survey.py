@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-
-from PIL import Image
+from typing import TYPE_CHECKING, NamedTuple
 
 from base.errors import DataError
 from base.fields import brief
+from base.process import tf_runtime
 from base.storage import input_files
 from Datasets.formats import image_folder, image_headers
 from Datasets.formats.image_folder import BadFile, Listing, Picture
 from Datasets.formats.image_headers import MAX_BYTES
+
+if TYPE_CHECKING:
+    from Datasets.pipeline import decoding
 
 MAX_READ = 20_000  # pictures whose bytes are read; of more, the first ones, as a look is to take seconds
 FEW = 10  # pictures of a class, below which an accuracy of validation tells little
@@ -29,8 +30,8 @@ _READ_TOGETHER = 16
 @dataclass(frozen=True)
 class Survey:
     """The pictures of a folder, and the facts about the first MAX_READ of them. `sides`: (width, height) in pixels of the
-    smallest and of the largest picture, as stored; `turned`: the number of those that EXIF says to turn; `copies`: groups of
-    files with the same bytes; `bad`: files that no decoder gets, or can read to the end."""
+    smallest and of the largest picture, as stored; `turned`: the number of those that EXIF or XMP says to turn;
+    `copies`: groups of files with the same bytes; `bad`: files that training cannot decode."""
 
     top: Path
     listing: Listing
@@ -102,11 +103,15 @@ def of(top: Path) -> Survey:
         )
     pictures = [*listing.train, *(listing.validation or ())][:MAX_READ]
     bad = image_folder.damaged(pictures)
+    tf_runtime.import_tensorflow("3")
+    from Datasets.pipeline import decoding
+
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:
-        examined = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
-    bad += [BadFile(facts.file, "cannot be decoded: it is damaged") for facts in examined if not facts.sound]
-    examined = [facts for facts in examined if facts.sound]
+        files = [picture.file for picture in pictures if picture.file not in unread]
+        examined = list(pool.map(partial(_facts, decoder=decoding.Decoder()), files))
+    bad += [BadFile(facts.file, facts.fault) for facts in examined if facts.fault]
+    examined = [facts for facts in examined if not facts.fault]
     _check_sound(listing, {each.file: each.reason for each in bad})
     copies = _groups([(facts.digest, facts.file) for facts in examined])
     if len(examined) > 1 and len(copies) == 1 and len(copies[0]) == len(examined):
@@ -119,35 +124,23 @@ def of(top: Path) -> Survey:
 
 
 class _Facts(NamedTuple):
-    """`size`: (width, height) in pixels, as stored; `turned`: whether EXIF says to turn the picture; `sound`: whether it can
-    be decoded to its end."""
+    """`size`: (width, height) in pixels, as stored; `turned`: whether the picture is to be turned; `fault`: why it
+    cannot be decoded."""
 
     file: Path
     digest: bytes
     size: tuple[int, int]
     turned: bool
-    sound: bool
+    fault: str | None
 
 
-def _facts(file: Path) -> _Facts:
+def _facts(file: Path, decoder: decoding.Decoder) -> _Facts:
     content = input_files.content(file, MAX_BYTES)
+    digest, fault = hashlib.blake2b(content, digest_size=16).digest(), decoder.fault(content)
+    if fault:
+        return _Facts(file, digest, (0, 0), False, fault)
     header = image_headers.header(content)
-    digest = hashlib.blake2b(content, digest_size=16).digest()
-    size, turned = (header.width, header.height), image_headers.orientation(content) > 1
-    return _Facts(file, digest, size, turned, _decodes(content))
-
-
-def _decodes(content: bytes) -> bool:
-    """Return whether a picture can be decoded to its end; a JPEG at an eighth of its size, which reads all of it as well."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on odd tags, and on sizes, which have been checked
-        try:
-            with Image.open(io.BytesIO(content)) as picture:
-                picture.draft("RGB", (picture.width // 8, picture.height // 8))
-                picture.load()
-        except Exception:  # decoders of damaged files raise whatever they meet with
-            return False
-    return True
+    return _Facts(file, digest, (header.width, header.height), header.orientation > 1, None)
 
 
 def _check_sound(listing: Listing, bad: Mapping[Path, str]) -> None:

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from base.errors import DataError
-from base.storage import input_files
-from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord, tfrecord_recovery
+from Datasets.formats import class_names, conversion_info, image_folder, tfrecord, tfrecord_recovery
 from Datasets.formats.binary import RecordFile, RecordLayout
 from Datasets.formats.conversion_info import ConversionInfo
-from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.formats.tfrecord_recovery import Damage
 from Datasets.sources import catalogue, locate
 
@@ -193,13 +191,7 @@ def _tree(folder: Path, new_checker: Callable[[], ExampleChecker]) -> Work | Non
     checker = new_checker()
 
     def check(file: Path) -> Checked:
-        reason = image_headers.file_fault(file)
-        if reason is None:
-            try:
-                decoding_fault = checker.picture(input_files.content(file, MAX_BYTES))
-            except OSError as error:
-                decoding_fault = f"cannot be read: {error.strerror}"
-            reason = decoding_fault and f"it {decoding_fault}"
+        reason = checker.file(file)
         return Checked(1, [Finding(file, None, reason)] if reason else [])
 
     pictures = [*tree.train, *(tree.validation or ())]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import tensorflow.compat.v1 as tf
+from pathlib import Path
 
-from base.process import tf_runtime
 from Datasets.formats import image_headers, tf_example
 from Datasets.pipeline import decoding
 
@@ -15,12 +13,7 @@ class ExampleChecker:
     checked."""
 
     def __init__(self, decode: bool) -> None:
-        self._session = None
-        if decode:
-            with tf.Graph().as_default() as graph:
-                self._encoded = tf.placeholder(tf.string, [])
-                self._size = tf.shape(decoding.whole(self._encoded))
-                self._session = tf.Session(graph=graph)
+        self._decoder = decoding.Decoder() if decode else None
 
     def example(self, payload: bytes, classes: int) -> str | None:
         """Why a record cannot be used."""
@@ -37,13 +30,8 @@ class ExampleChecker:
 
     def picture(self, encoded: bytes) -> str | None:
         """Why a picture cannot be decoded."""
-        if self._session is None:
-            return None
-        wrong = image_headers.fault(encoded)
-        if wrong:
-            return wrong
-        try:
-            self._session.run(self._size, {self._encoded: np.array(encoded, object)})
-        except tf.errors.OpError as error:
-            return f"cannot be decoded: {tf_runtime.telling_line(error)}"
-        return None
+        return self._decoder and self._decoder.fault(encoded)
+
+    def file(self, file: Path) -> str | None:
+        """Why a file cannot be decoded; without `decode`, why its header is no picture's."""
+        return self._decoder.file_fault(file) if self._decoder else image_headers.file_fault(file)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import DataError
 from base.fields import brief
+from base.process import tf_runtime
+from base.process.progress import Progress
 from Datasets.formats import class_names, image_folder
 from Datasets.formats.image_folder import BadFile, Listing, Picture
 
@@ -68,9 +71,16 @@ def read_rows(file: Path) -> list[_Row]:
 
 
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
-    """The pictures whose first bytes are those of a picture, and the other files."""
-    pictures = [*listing.train, *(listing.validation or ())]
-    bad = image_folder.damaged(pictures)
+    """The pictures that training can decode, and the other files."""
+    tf_runtime.import_tensorflow("3")  # the reasons are printed here
+    from Datasets.pipeline import decoding
+
+    files = [picture.file for picture in (*listing.train, *(listing.validation or ()))]
+    with Progress("pictures decoded", len(files)) as progress, ThreadPoolExecutor() as pool:
+        bad = []
+        for file, reason in zip(files, pool.map(decoding.Decoder().file_fault, files)):
+            bad += [BadFile(file, reason)] * bool(reason)
+            progress.advance()
     if not bad:
         return listing, []
     left_out = {each.file for each in bad}
