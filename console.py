@@ -109,5 +109,5 @@ def _answer(words: list[str]) -> int:
     width = max(len(name) for name, _ in rows)
     print("usage: cnn COMMAND [option]...\n\nTrains convolutional networks on emulated IPUs.\n")
     print("\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows))
-    print('\ncnn COMMAND --help shows a command\'s options; eval "$(cnn completion bash)" completes them on TAB.')
+    print("\ncnn COMMAND --help shows a command's options.")
     return 0

@@ -35,7 +35,7 @@ TOOLS = {
     "half-precision.md": ("tools/compare_runs.py",),
     "number-formats.md": ("tools/formats.py",),
     "distributed.md": ("tools/simulate_groups.py",),
-    "sweeps.md": ("harness/sweeping/sweep_options.py",),
+    "sweeps.md": ("tools/sweep.py",),
     "measured.md": ("tools/findings.py",),
     "planner.md": ("harness/pod_planning/plan_options.py", "tools/fit_planner.py"),
     "README.md": ("harness/pod_planning/plan_options.py",),

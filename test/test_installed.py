@@ -1,9 +1,8 @@
-"""An installation: one package with all that running needs, the command cnn, and completion in a shell."""
+"""An installation: one package with all that running needs, and the command cnn."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -18,9 +17,6 @@ from base.errors import OptionError
 from base.process import commands
 from emulator.native import library
 from harness.commands import hints
-from harness.completion import shells, tables
-from harness.options import configs
-from harness.options.sources import DEFAULT_CONFIG_PATH
 
 ROOT = plugins.ROOT
 NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # folders and files that a checkout has besides
@@ -116,7 +112,6 @@ def called(site: Path, elsewhere: Path, *words: str, entry: str = "cnn", quick: 
         ("runs --help", "cnn runs logs/resnet --sort accuracy --json"),
         ("import-weights --help", "    cnn import-weights resnet50.pth --output rn50.npz"),
         ("--list-configs quickst", "quickstart  resnet 14"),
-        ("completion bash", "complete -F _cnn cnn"),
     ],
 )
 def test_cnn_answers_without_tensorflow(words, shown, site, elsewhere):
@@ -222,81 +217,3 @@ def test_kernels_of_an_installation_lie_in_the_cache_of_the_user(monkeypatch, tm
     monkeypatch.setattr(commands, "in_checkout", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library.built() == tmp_path / "cnn-harness/kernels"
-
-
-# Completion
-
-
-@pytest.fixture(scope="module")
-def scripts() -> dict[str, str]:
-    """The completion of each shell."""
-    found = {name: tables.of(name) for name in commands.COMMANDS}
-    return {shell: shells.script(shell, found) for shell in tables.SHELLS}
-
-
-TRIED = {  # words, of which the last is completed; the answer, or a part of it that ends in ...
-    "cnn va": "validate",
-    "cnn train --model-s": "--model-size",
-    "cnn train --no-valid": "--no-validation",
-    "cnn train --model ": "efficientnet resnet resnext squeezenet",
-    "cnn train --model = res": "resnet resnext",  # as bash divides --model=res
-    "cnn train --model=res": "--model=resnet --model=resnext",  # as it does after COMP_WORDBREAKS lost its =
-    "cnn train --model =": "efficientnet resnet resnext squeezenet",
-    "cnn train --precision 16": "16.16 16.32",
-    "cnn train --config quick": "quickstart",
-    "cnn plan --config quickstart quick": "quickstart",
-    "cnn train --config-path own.yml --config m": "mine",
-    "cnn train --epochs ": "",
-    "cnn train --epochs 3 own": "own.yml",
-    "cnn train --dry-run own": "own.yml",
-    "cnn train --logs-path own": "own.yml",
-    "cnn validate --predict a.jpg own": "own.yml",
-    "cnn predict eff": "efficientnet-lite0",
-    "cnn predict efficientnet-lite0 with": "with a blank.jpg",
-    "cnn runs --sort ": "time accuracy name",
-    "cnn plan --system POD6": "POD64",
-    "cnn export run --to on": "onnx",
-    "cnn completion ": "bash zsh fish",
-    "cnn nothing --": "",
-}  # fmt: skip
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
-def test_bash_completes(scripts, tmp_path):
-    (tmp_path / "own.yml").write_text("releases:\n  2.1: [mine]\nmine: &mine\n  model: resnet\nmine@2.1:\n  epochs: 3\n")
-    (tmp_path / "with a blank.jpg").touch()
-    (tmp_path / "cnn.bash").write_text(scripts["bash"])
-    calls = [f"try {' '.join(word or repr('') for word in words.split(' '))}" for words in TRIED]
-    helper = (
-        'try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _cnn; local IFS="|"; printf "%s\\n" "${COMPREPLY[*]}"; }\n'
-        "printf '%s\\n' \"$(complete -p cnn)\"\n"
-    )
-    (tmp_path / "try.sh").write_text("set -u\nsource ./cnn.bash\n" + helper + "\n".join(calls) + "\n")
-    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", "try.sh"], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    first, *answers = done.stdout.splitlines()
-    assert (done.stderr, first) == ("", "complete -F _cnn cnn")
-    assert dict(zip(TRIED, (answer.replace("|", " ") for answer in answers))) == TRIED
-
-
-def test_completion_knows_every_command_and_configuration_file(scripts):
-    for shell, script in scripts.items():
-        assert [
-            name for name in commands.COMMANDS if f"-a {name} " not in script and f"        {name}) " not in script
-        ] == [], shell
-        assert str(DEFAULT_CONFIG_PATH) in script
-    names = [name for name in configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names if "@" not in name]
-    listing = (
-        scripts["bash"].split("_cnn_names() {\n")[1].split("\n}")[0].replace('"$1"', json.dumps(str(DEFAULT_CONFIG_PATH)))
-    )
-    done = subprocess.run(["sh", "-c", listing], capture_output=True, text=True)
-    assert sorted(done.stdout.split()) == sorted(names)
-
-
-@pytest.mark.parametrize("shell", tables.SHELLS)
-def test_shells_can_read_their_scripts(shell, scripts, tmp_path):
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is missing")
-    (tmp_path / "script").write_text(scripts[shell])
-    done = subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -57,7 +57,9 @@ COMMANDS = {
     "validate": Command(module="validation", takes="validation", help="validate checkpoints of a run, or weights"),
     "restore": Command(module="restore", takes="restore", help="go on with a run"),
     "finetune": Command(module="finetune", takes="train", help="fit published weights to pictures of one's own"),
-    "sweep": Command(module="sweep", takes="train", help="train with many values of options, and compare them"),
+    "sweep": Command(
+        module="tools.sweep", written="cnn sweep", takes="train", help="train with many values of options, and compare them"
+    ),
     "predict": Command(
         module="validation", takes="validation", usage="WEIGHTS PICTURE... ", words=_to_predict,
         help="name what photographs show: WEIGHTS PICTURE...",
@@ -80,9 +82,6 @@ COMMANDS = {
     "fit-planner": Command(module="tools.fit_planner", help="print the errors of the planner's predictions"),
     "kernels": Command(
         module="emulator.native.build", written="make kernels", help="compile the kernels in C++, for the norms' speed"
-    ),
-    "completion": Command(
-        module="harness.completion.script", written="cnn completion", help="print the completion for a shell"
     ),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ def command(script: str, *words: str) -> str:
     called = commands.called()
     if called:
         program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
-        return commands.in_shell([*program, commands.named(script), *words])
+        return commands.in_shell([*program, commands.named(script.replace("/", ".")), *words])
     return commands.in_shell([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
 
 

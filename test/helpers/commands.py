@@ -21,7 +21,6 @@ import plan
 import report
 import restore
 import runs
-import sweep
 import train
 import validation
 import weight_avg
@@ -30,6 +29,7 @@ from emulator.program.executor import TrainingProgram
 from harness.commands import entry
 from harness.programs import build, program_cache
 from harness.run.run import Run
+from tools import sweep
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {

@@ -732,7 +732,18 @@ def test_optimizer_is_optimiser():
 
 @pytest.mark.parametrize(
     "script",
-    ["train", "validation", "restore", "plan", "finetune", "sweep", "export", "weight_avg", "inference_embedded", "poprun"],
+    [
+        "train",
+        "validation",
+        "restore",
+        "plan",
+        "finetune",
+        "tools/sweep",
+        "export",
+        "weight_avg",
+        "inference_embedded",
+        "poprun",
+    ],
 )
 def test_every_command_tells_its_version(script):
     call = [sys.executable, str(plugins.ROOT / f"{script}.py"), "--version"]

@@ -1,1 +1,0 @@
-"""`cnn completion`: scripts that let a shell complete commands, options and values, written from the tables of options."""

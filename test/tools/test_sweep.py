@@ -1,0 +1,163 @@
+"""Sweeps: their trials, what they refuse, their ranking; and one that is killed and resumed by the same call."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import Result, assert_same_bits, run, succeed, timeless, variables
+
+from base import plugins
+from harness.commands import cli
+from harness.options.configs import ConfigFile
+from tools import sweep
+
+HEAD = "s:\n  config: quickstart\n"
+GRID = HEAD + "  grid:\n    momentum: [0.8, 0.90]\n    base_learning_rate_exponent: [-6, -7, -8]\n"
+
+
+def listed(folder: Path, text: str, *words: object) -> Result:
+    (folder / "s.yml").write_text(text)
+    return run("sweep", folder / "s.yml", *words, "--logs-path", folder / "logs", "--dry-run")
+
+
+def values(folder: Path, text: str) -> list[dict[str, object]]:
+    (folder / "s.yml").write_text(text)
+    return sweep._value_sets("s", ConfigFile(str(folder / "s.yml")).nested("s", 2))
+
+
+def test_a_grid_has_every_combination_under_names_that_more_values_keep(tmp_path):
+    made = listed(tmp_path, GRID).out.splitlines()
+    assert made[0].startswith("s: 6 trials") and not (tmp_path / "logs").exists()
+    names = {
+        f"base-learning-rate-exponent={rate},momentum={momentum}" for momentum in ("0.8", "0.9") for rate in (-6, -7, -8)
+    }
+    assert set(made[1:]) == names
+    more = HEAD + "  grid:\n    base-learning-rate-exponent: [-9, -8.0, -7, -6]\n    momentum: [0.7, 9e-1, 0.80]\n"
+    assert names < set(listed(tmp_path, more).out.splitlines())
+
+
+def test_random_values_stay_when_trials_and_options_are_added(tmp_path):
+    spans = "    momentum: [0.8, 0.9]\n    abs-learning-rate: {low: 0.01, high: 1, scale: log}\n    batch-size: {low: 3, high: 6}\n"
+    spans = spans.replace("high: 1,", "high: 1.0,")
+    few, many, other = (
+        values(tmp_path, f"{HEAD}  random:\n    trials: {n}\n    seed: {seed}\n{spans}")
+        for n, seed in ((5, 3), (80, 3), (5, 4))
+    )
+    assert many[:5] == few != other
+    assert {one["momentum"] for one in many} == {0.8, 0.9} and {one["batch-size"] for one in many} == {3, 4, 5, 6}
+    rates = [one["abs-learning-rate"] for one in many]
+    assert min(rates) >= 0.01 and max(rates) <= 1 and 20 < sum(rate < 0.1 for rate in rates) < 60
+
+
+def test_equal_values_are_one_trial_and_any_value_makes_a_folder(tmp_path):
+    assert "s: 1 trial " in listed(tmp_path, HEAD + "  grid:\n    momentum: [0.9, 0.90]\n").out
+    text = (
+        HEAD
+        + f"  grid:\n    variable-filter: [[Top], [Top, b1/0], []]\n    validation: [true]\n    data-dir: [{'a' * 400}]\n"
+    )
+    trials = [sweep._trial(one, {}, [], tmp_path) for one in values(tmp_path, text)]
+    assert len({trial.name for trial in trials}) == 3
+    assert all(re.fullmatch(r"[\w.+=,@-]{1,120}", trial.name) for trial in trials)
+    words = [cli.parse([*trial.words, "--config", "quickstart"], "train").options for trial in trials]
+    assert [options.training.variable_filter for options in words] == [("Top",), ("Top", "b1/0"), ()]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("  epochs: 1\n", (), "no block with grid: or random:"),
+        ("  grid: {momentum: [1]}\n  random: {trials: 1}\n", (), "either grid: or random:"),
+        ("  grid: [1]\n", (), "either grid: or random:"),
+        ("  grid:\n    momentum: 0.9\n", (), "s.yml:4: momentum needs a list"),
+        ("  grid:\n    momentum: [null]\n", (), "s.yml:4: momentum needs a list"),
+        ("  grid:\n    logs-path: [x]\n", (), "s.yml:4: logs-path cannot vary"),
+        ("  grid:\n    seed: [" + ",".join(map(str, range(1001))) + "]\n", (), "1,001 trials"),
+        ("  random:\n    momentum: [1]\n", (), "s.yml:3: random: needs trials"),
+        ("  random:\n    trials: 2\n", (), "no option varies"),
+        ("  random:\n    trials: 2\n    momentum: {low: 1, high: 0.5}\n", (), "s.yml:5: momentum: a range"),
+        ("  random:\n    trials: 2\n    momentum: {low: 0, high: .inf}\n", (), "s.yml:5: momentum: a range"),
+        ("  random:\n    trials: 2\n    momentum: {low: 0, high: 1, scale: log}\n", (), "low must be above 0"),
+        ("  grid:\n    momentun: [1]\n", (), "did you mean"),
+        ("  grid:\n    momentum: [0.8, fast]\n", (), "trial momentum=fast: "),
+        ("  grid:\n    model-size: [14, 15]\n", (), "no model size 15"),
+        ("  grid:\n    validation: [false]\n", (), "use --metric training-loss"),
+        ("  grid:\n    momentum: [1]\n", ("--epochs", "many"), "epochs is 'many'"),
+        ("  grid:\n    momentum: [0.5]\n", ("--summary",), "asks train.py a question"),
+        ("  grid:\n    momentum: [1]\n", ("--jobs", 999), "--jobs 999"),
+        ("  grid:\n    momentum: [1]\n", ("--metric", "speed"), "--metric"),
+    ],
+)  # fmt: skip
+def test_wrong_sweeps_are_refused(text, words, said, tmp_path):
+    refused = listed(tmp_path, HEAD + text, *words)
+    assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
+
+
+def test_the_documented_sweeps_are_sweeps(tmp_path):
+    page = (plugins.ROOT / "docs/sweeps.md").read_text()
+    for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S):
+        (tmp_path / "s.yml").write_text(text.replace("  data-dir: pictures\n", ""))
+        file = ConfigFile(str(tmp_path / "s.yml"))
+        for name in file.names:
+            entries = file.nested(name, 2)
+            for one in sweep._value_sets(name, entries):
+                cli.parse(list(sweep._trial(one, entries, [], tmp_path).words), "train")
+
+
+def test_trials_are_ranked_by_the_metric(tmp_path):
+    head = "name,iteration,epoch,val_acc,raw_acc,val_time,val_size,img_per_sec,latency,top5_acc,loss\n"
+    trials = [sweep.Trial(name=name, values={}, words=(), folder=tmp_path / name, output=tmp_path) for name in "abcd"]
+    for trial, pairs in zip(trials, (((80, 0.7), (70, 0.9)), ((99, 0.1),), ((60, 0.8), (81, 0.6)), ())):
+        trial.folder.mkdir()
+        rows = "".join(f"ckpt-{k},{k},{k},{a},0,1,100,9,0,90,{b}\n" for k, (a, b) in enumerate(pairs, 1))
+        (trial.folder / "validation.csv").write_text(head + rows)
+    for metric, order in (("validation-accuracy", "cabd"), ("validation-loss", "cabd")):
+        board = sweep.Sweep(trials, metric, tmp_path / "sweep.csv")
+        for trial in trials:
+            board.results[trial.name] = board._read(trial, sweep.FAILED if trial.name == "b" else sweep.COMPLETE)
+        assert "".join(trial.name for trial, _ in board.ordered()) == order
+    assert board.results["c"].row["name"] == "ckpt-2"
+
+
+@pytest.mark.always
+def test_a_killed_sweep_resumes_to_the_same_bits(tmp_path):
+    """One trial fails, is a row with its reason, and leaves the others alone; other options in the same folders are refused."""
+    data = "--dataset fashion-mnist --model-size 8 --batch-size 50 --warmup-epochs 0 --iterations 60 --ckpts-per-epoch 100"
+    text = "s:\n  seed: 3\n  grid:\n    abs-learning-rate: [0.01, 1e30]\n"
+    (tmp_path / "s.yml").write_text(text)
+    words = [str(tmp_path / "s.yml"), *data.split(), "--precision", "32.32", "--logs-path", str(tmp_path / "logs")]
+    call = [sys.executable, "-m", "tools.sweep", *words]
+    process = subprocess.Popen(call, cwd=plugins.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    good = tmp_path / "logs/s/abs-learning-rate=0.01"
+    until = time.monotonic() + 120
+    while not list(good.glob("ckpt-[1-9]*.index")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(call, cwd=plugins.ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1, done.stdout + done.stderr
+    with open(tmp_path / "logs/s/sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["complete", "failed"] and " is nan: " in rows[1]["reason"]
+    succeed(
+        "train",
+        *data.split(),
+        "--precision",
+        "32.32",
+        "--seed",
+        3,
+        "--abs-learning-rate",
+        0.01,
+        "--logs-path",
+        tmp_path / "unbroken",
+    )
+    assert_same_bits(variables(good, 60), variables(tmp_path / "unbroken", 60))
+    assert timeless(good / "training.csv") == timeless(tmp_path / "unbroken/training.csv")
+    refused = run("sweep", *words, "--weight-decay", 0.5)
+    assert refused.code == 2 and "begun with other options" in refused.err

@@ -1,0 +1,432 @@
+"""Train one network with many values of its options, as a grid or at random, and compare the trials.
+
+cnn sweep sweep.yml                        the only sweep of the file, into logs/sweep/<its name>
+cnn sweep sweep.yml rates --dry-run        check and list its trials
+cnn sweep sweep.yml rates --jobs 2 --epochs 3 --metric loss
+
+rates:                          # in sweep.yml: a sweep, with options that all trials share
+  config: quickstart
+  epochs: 2
+  grid:                         # every combination
+    momentum: [0.8, 0.9]
+    base-learning-rate-exponent: [-9, -10]
+  # random:                     # or random values
+  #   trials: 8
+  #   abs-learning-rate: {low: 0.01, high: 1, scale: log}
+  #   momentum: [0.8, 0.9, 0.95]
+
+The same call resumes a sweep that was stopped or killed. Add values or trials in the same way.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before slow imports
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
+    from base.process import startup
+
+    startup.begin("sweep.py")
+
+import argparse
+import csv
+import hashlib
+import io
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from base import keys, plugins
+from base.errors import DataError, OptionError, parts
+from base.fields import brief
+from base.process import command_line, orphans
+from base.process.signals import Signals, StopRequest
+from base.storage import files, locks, run_tables
+from emulator.plan.plan import PlanError
+from harness.cluster import membership
+from harness.commands import cli, entry, hints
+from harness.options.configs import ConfigFile, Entry
+from harness.options.sections import flag
+from harness.processes import launch
+from harness.reports import validated_rows
+from harness.run.resolve import prepare
+
+MAX_TRIALS = 1000
+SEED = 1  # of every trial, unless the sweep gives one: trials then differ by what varies alone
+DECIDED = ("logs_path", "log_dir", "name_suffix", "autoresume", "restore_path", "distributed")  # by the sweep itself
+QUESTIONS = ("help", "version", "explain", "summary", "list_configs", "dry_run", "compile_only", "dataset_benchmark")
+METRICS = {  # name: (table, column, sign that makes the lowest value the best)
+    "validation-accuracy": ("validation.csv", "val_acc", -1),
+    "validation-loss": ("validation.csv", "loss", 1),
+    "training-loss": ("training.csv", "loss_avg", 1),
+}
+ALIASES = {"accuracy": "validation-accuracy", "loss": "validation-loss"}
+COMPLETE, FAILED, STOPPED, WAITING = "complete", "failed", "stopped", "waiting"
+_EVERY = 0.2  # seconds between two looks at the processes
+_LONGEST_NAME = 120  # characters of a trial's folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training. `values`: of the options that vary, by key; `words`: the call of train.py."""
+
+    name: str
+    values: Mapping[str, Any]
+    words: tuple[str, ...]
+    folder: Path
+    output: Path
+
+
+@dataclass
+class Result:
+    """A trial's state and measure. `row`: its best validation, or its last training row."""
+
+    state: str = WAITING
+    reason: str = ""
+    value: float = math.nan
+    row: Mapping[str, str] | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Parse -> check every trial -> train those that are not complete -> compare. Return 1 if a trial failed."""
+    given, shared_words = _parse(argv)
+    if membership.under_poprun(os.environ):
+        raise OptionError("sweep starts a process for each trial: start it without poprun")
+    file = ConfigFile(given.file)
+    name = given.name or _only_sweep(file)
+    entries = file.nested(name, 2)
+    top = Path(given.logs_path) / name
+    made = (_trial(values, entries, shared_words, top) for values in _value_sets(name, entries))
+    trials = list({trial.name: trial for trial in made}.values())  # equal values are one trial
+    notes = [note for trial in trials for note in _check(trial, f"{given.file}: {name}", given.metric)]
+    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+    print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
+    if given.dry_run:
+        print(*(trial.name for trial in trials), sep="\n")
+        return 0
+    top.mkdir(parents=True, exist_ok=True)
+    with locks.lock_folder(top, "the sweep"):
+        _check_unchanged(top, trials)
+        sweep = Sweep(trials, given.metric, top / "sweep.csv")
+        try:
+            sweep.run(given.jobs)
+        except StopRequest:
+            print(f"Resume with:     {hints.command('tools/sweep', *argv)}")
+            raise
+    print(f"\n{sweep.table()}\n\nAs a table:      {sweep.target}")
+    best = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
+    if best:
+        print(f"Side by side:    {hints.command('report', *best, '--html', str(top / 'sweep.html'))}")
+    return int(any(result.state == FAILED for result in sweep.results.values()))
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the sweep's own options and the words of train.py, which all trials share."""
+    parser = command_line.Parser(
+        prog="sweep.py", usage="sweep.py FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every other option of train.py may follow: all trials share it, and it wins over the file.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--logs-path", metavar="DIR", default="logs/sweep", help="folder of all sweeps (default: %(default)s)")
+    add("--jobs", type=command_line.int_between(1), default=1, metavar="N", help="trials at a time (1)")
+    add("--metric", choices=(*METRICS, *ALIASES), default="validation-accuracy", help="what ranks trials (%(default)s)")
+    add("--dry-run", action="store_true", help="check and list the trials, then stop")
+    first = next((k for k, word in enumerate(argv) if word.startswith("-")), len(argv))
+    places = argv[:first]
+    given, words = parser.parse_known_args(argv[first:])
+    if not 1 <= len(places) <= 2:
+        raise OptionError("give the file first, then the sweep's name if the file has several: cnn sweep sweep.yml NAME")
+    cores = len(os.sched_getaffinity(0))
+    if given.jobs > cores:
+        raise OptionError(f"--jobs {given.jobs}: every trial needs a core of its own, and there are {cores}")
+    given.file, given.name = places[0], places[1] if len(places) > 1 else None
+    given.metric = ALIASES.get(given.metric, given.metric)
+    return given, words
+
+
+def _only_sweep(file: ConfigFile) -> str:
+    names = [name for name in file.names_with("grid", "random") if {"grid", "random"} & file.nested(name, 2).keys()]
+    if len(names) != 1:
+        found = (
+            f"{len(names)} sweeps, {', '.join(map(brief, names))}: name one" if names else "no block with grid: or random:"
+        )
+        raise OptionError(f"{file.path} has {found}")
+    return names[0]
+
+
+# --- Trials ------------------------------------------------------------------------------------------------------
+
+
+def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    """Return the values of each trial by key: every combination of a grid, or random values."""
+    kinds = [kind for kind in ("grid", "random") if kind in entries]
+    if len(kinds) != 1 or not isinstance(entries[kinds[0]].value, dict):
+        raise OptionError(f"sweep {brief(name)} needs either grid: or random:, with the options that vary below it")
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise OptionError(f"'{brief(name)}' becomes a folder: use letters, digits, - and _ alone")
+    kind, where, axes = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
+    own = {key: axes.pop(key) for key in ("trials", "seed") if kind == "random" and key in axes}
+    if not axes:
+        raise OptionError(f"{where}: no option varies; give one, as momentum: [0.8, 0.9]")
+    for key, given in axes.items():
+        _check_key(key, given, kind)
+    if kind == "grid":
+        total = math.prod(len(entry.value) for entry in axes.values())
+        if total > MAX_TRIALS:
+            raise OptionError(f"{where}: the grid has {total:,} trials; {MAX_TRIALS:,} are the most")
+        return [dict(zip(axes, chosen)) for chosen in itertools.product(*(entry.value for entry in axes.values()))]
+    count, seed = (own[key].value if key in own else default for key, default in (("trials", None), ("seed", 0)))
+    if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
+        raise OptionError(f"{where}: random: needs trials, from 1 to {MAX_TRIALS}; its seed is a whole number from 0 on")
+    return [
+        {key: _drawn(entry, keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{k}")) for key, entry in axes.items()}
+        for k in range(count)
+    ]
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _check_key(key: str, entry: Entry, kind: str) -> None:
+    if key.replace("-", "_") in (*DECIDED, *QUESTIONS):
+        raise OptionError(f"{entry.where}: {key} cannot vary: the sweep itself decides it")
+    if isinstance(entry.value, list) and entry.value and None not in entry.value:
+        return
+    if kind == "grid" or not isinstance(entry.value, dict):
+        ranges = "" if kind == "grid" else ", or a range, as {low: 0.01, high: 1, scale: log}"
+        raise OptionError(f"{entry.where}: {key} needs a list of values{ranges}")
+    span = {name: bound.value for name, bound in entry.value.items()}
+    low, high, scale = span.pop("low", None), span.pop("high", None), span.pop("scale", "linear")
+    numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
+    if span or not numbers or scale not in ("linear", "log") or not 0 * (scale == "log") <= high - low < math.inf:
+        raise OptionError(f"{entry.where}: {key}: a range has numbers low <= high, and scale linear or log")
+    if scale == "log" and low <= 0:
+        raise OptionError(f"{entry.where}: {key}: low must be above 0 where scale is log")
+
+
+def _drawn(entry: Entry, fraction: float) -> Any:
+    """Return the value at `fraction` of an axis: a function of seed, key and trial, so more trials keep the earlier ones."""
+    if isinstance(entry.value, list):
+        return entry.value[int(fraction * len(entry.value))]
+    low, high = (entry.value[bound].value for bound in ("low", "high"))
+    whole = isinstance(low, int) and isinstance(high, int)
+    end = high + whole  # both ends of a range of whole numbers are as likely as the others
+    log = "scale" in entry.value and entry.value["scale"].value == "log"
+    value = low * (end / low) ** fraction if log else low + fraction * (end - low)
+    return min(math.floor(value), high) if whole else min(max(float(f"{value:.4g}"), low), high)
+
+
+def _trial(values: Mapping[str, Any], entries: Mapping[str, Entry], words: Sequence[str], top: Path) -> Trial:
+    shared = {key: entry.value for key, entry in entries.items() if key not in ("grid", "random")}
+    name = ",".join(f"{key.replace('_', '-')}={_text(value)}" for key, value in sorted(values.items()))
+    safe = re.sub(r"[^\w.+=,@-]", "_", name, flags=re.ASCII)
+    if safe != name or len(name) > _LONGEST_NAME:
+        safe = f"{safe[: _LONGEST_NAME - 9]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+    given = [*_words(shared), *words, *_words(values)]
+    place = ["--logs-path", command_line.as_value(top / safe), "--autoresume"]
+    return Trial(
+        name=safe, values=values, words=(*given, *place), folder=top / safe, output=top / "output" / f"{safe}.txt"
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return "+".join(map(_text, value)) or "none"
+    return f"{value + 0.0:.12g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _words(values: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        spelt = f"--{key.replace('_', '-')}"
+        negated = spelt.replace("--no-", "--", 1) if spelt.startswith("--no-") else spelt.replace("--", "--no-", 1)
+        if isinstance(value, list) and value:
+            yield from (spelt, *map(str, value))
+        elif value is True or value is False or value == []:
+            yield spelt if value else negated
+        elif value is not None:
+            yield f"{spelt}={value}"
+
+
+def _check(trial: Trial, where: str, metric: str) -> list[str]:
+    """Return warnings about a trial, parsed and prepared as train.py does it; OptionError where train.py would refuse."""
+    try:
+        parsed = cli.parse(list(trial.words), "train")
+        run = prepare(parsed.options, os.environ, parsed.notes)
+    except (OptionError, PlanError, DataError) as error:
+        message, listed = parts(error)
+        raise OptionError(f"{where}: trial {trial.name}: {message}", listed) from None
+    asked = [name for name in QUESTIONS if parsed.options.values().get(name)]
+    if asked:
+        raise OptionError(f"{where}: {flag(asked[0])} asks train.py a question; a sweep trains")
+    if metric != "training-loss" and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
+        raise OptionError(f"{where}: trial {trial.name} validates nothing: use --metric training-loss")
+    return [note for note in run.notes if note.startswith("warning")]
+
+
+def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
+    """Refuse a folder whose trials were begun with other options; record the options of new trials."""
+    record = top / "sweep.json"
+    begun = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    for trial in trials:
+        if begun.get(trial.name, list(trial.words)) != list(trial.words):
+            raise OptionError(
+                f"{trial.folder} was begun with other options; delete it and {record}, or use another --logs-path"
+            )
+    now = {trial.name: list(trial.words) for trial in trials}
+    files.write_atomically(record, json.dumps(begun | now, indent=1))
+
+
+# --- Training ----------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """Trains all trials, each a process on its own share of the cores, and ranks them."""
+
+    def __init__(self, trials: Sequence[Trial], metric: str, target: Path) -> None:
+        """Rank by `metric`, one of METRICS; write the table to `target`."""
+        self.trials, self.metric, self.target = trials, metric, target
+        self.results = {trial.name: Result() for trial in trials}
+        self._running: dict[subprocess.Popen, tuple[Trial, list[int]]] = {}
+
+    def run(self, jobs: int) -> None:
+        """Train all. A signal is passed on to running trials, which save and end; then StopRequest."""
+        files.own_folder(self.target.parent / "output")
+        cores, waiting = sorted(os.sched_getaffinity(0)), list(self.trials)
+        free = [cores[k::jobs] for k in range(jobs)]
+        with Signals() as signals, signals.deferred(self._stop):
+            try:
+                while self._running or (waiting and signals.received is None):
+                    ready = [trial for trial in waiting if not locks.is_locked(trial.folder)]  # by a killed sweep's trial
+                    while ready and free and signals.received is None:
+                        trial = ready.pop(0)
+                        waiting.remove(trial)
+                        self._start(trial, free.pop())
+                    if signals.received is not None:
+                        self._stop()
+                    free += self._collect(signals.received is not None)
+                    time.sleep(_EVERY)
+            finally:
+                self._stop()
+                for process in self._running:
+                    process.wait()
+
+    def _start(self, trial: Trial, cores: list[int]) -> None:
+        self._say(trial, "starts")
+        seed = [] if any(re.match("--seed(=|$)", word) for word in trial.words) else [f"--seed={SEED}"]
+        with files.append(trial.output) as output:
+            output.truncate(0)
+            process = subprocess.Popen(
+                [sys.executable, str(plugins.ROOT / "train.py"), *trial.words, *seed], stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_placed(cores),
+                env={**os.environ, orphans.MARK: orphans.mark()},
+            )  # fmt: skip
+        self._running[process] = (trial, cores)
+
+    def _stop(self) -> None:
+        for process in list(self._running):
+            if process.poll() is None and not getattr(process, "asked", False):  # a second request would not save
+                process.asked = True
+                process.send_signal(signal.SIGTERM)
+
+    def _collect(self, stopping: bool) -> list[list[int]]:
+        """Record the trials that have ended; return their cores."""
+        ended = [process for process in self._running if process.poll() is not None]
+        freed = []
+        for process in ended:
+            trial, cores = self._running.pop(process)
+            freed.append(cores)
+            code = process.returncode
+            state = COMPLETE if code == 0 else STOPPED if stopping and (code < 0 or code > 128) else FAILED
+            result = self.results[trial.name] = self._read(trial, state)
+            result.reason = _reason(trial.output, code) if state == FAILED else ""
+            self._say(trial, f"{state}{': ' * bool(result.reason)}{result.reason}  {self._measure(result)}")
+            files.write_atomically(self.target, self._csv())
+        return freed
+
+    def _read(self, trial: Trial, state: str) -> Result:
+        table, column, sign = METRICS[self.metric]
+        try:
+            rows = run_tables.run_table(trial.folder, table).read()
+        except OSError:
+            rows = []
+        if table == "validation.csv":
+            rows = validated_rows.ranked(rows, lambda row: sign * float(row[column]))[:1]
+        row = rows[-1] if rows else None
+        return Result(state=state, row=row, value=float(row[column]) if row else math.nan)
+
+    def ordered(self) -> list[tuple[Trial, Result]]:
+        """Return the trials, the best complete one first, those without a result last."""
+        sign = METRICS[self.metric][2]
+
+        def place(pair: tuple[Trial, Result]) -> tuple[bool, float]:
+            result = pair[1]
+            ranked = result.state == COMPLETE and math.isfinite(result.value)
+            return not ranked, sign * result.value if ranked else 0
+
+        return sorted(((trial, self.results[trial.name]) for trial in self.trials), key=place)
+
+    def table(self) -> str:
+        """Return a line per trial, the best first."""
+        rows = [(*self.trials[0].values, self.metric.replace("-", " "), "state")]
+        for trial, result in self.ordered():
+            why = brief(f"{result.state}: {result.reason}") if result.reason else result.state
+            rows.append((*map(_text, trial.values.values()), self._measure(result), why))
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+    def _measure(self, result: Result) -> str:
+        if not math.isfinite(result.value):
+            return ""
+        return f"{result.value:.2f} %" if self.metric.endswith("accuracy") else f"{result.value:.4g}"
+
+    def _csv(self) -> str:
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(("trial", *self.trials[0].values, self.metric, "checkpoint", "state", "reason", "folder"))
+        for trial, result in self.ordered():
+            value = f"{result.value:.6g}" if math.isfinite(result.value) else ""
+            name = (result.row or {}).get("name", "")
+            writer.writerow(
+                (trial.name, *map(_text, trial.values.values()), value, name, result.state, result.reason, trial.folder)
+            )
+        return out.getvalue()
+
+    def _say(self, trial: Trial, text: str) -> None:
+        print(f"[{self.trials.index(trial) + 1}/{len(self.trials)}] {trial.name}  {text.rstrip()}", flush=True)
+
+
+def _reason(output: Path, code: int) -> str:
+    """Return why a trial failed: its error line, or how it ended."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.partition("error: ")[2] for line in lines if line.startswith("train.py: error: ")]
+    return errors[-1] if errors else f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _placed(cores: list[int]) -> Any:
+    """Return the function that a child calls before its program begins."""
+    ends_with_this = launch.ending_with_this_process()
+
+    def begin() -> None:
+        os.sched_setaffinity(0, cores)
+        if ends_with_this:
+            ends_with_this()
+
+    return begin
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("sweep", main, None))
