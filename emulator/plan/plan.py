@@ -83,6 +83,13 @@ class ExecutionPlan:
         """Samples of one pass."""
         return self.micro_batch_size * self.micro_batches_per_pass
 
+    @property
+    def one_replica(self) -> str:
+        """Words for one replica's update on IPUs: its micro-batches, and the share of its schedule's slots that are idle."""
+        idle = 100 * schedules.scheduled_idle_fraction(self.schedule, len(self.stages), self.accumulation)
+        count = _count(self.accumulation, "micro-batch", "micro-batches")
+        return f"one replica's update, {count}, {idle:.0f} % of slots idle"
+
     def random_position(self, position: Any) -> Any:
         """The position that keys a sample's draws on the device: the sample's own in the global order; with identical
         seeding the one in the stream of the sample's replica, so that all replicas draw the same."""

@@ -7,7 +7,7 @@ from emulator.plan.plan import ExecutionPlan
 from harness.reports import plot, prediction
 from harness.run.run import Run
 
-MAX_DRAWN = 1024  # passes that a timeline is laid out for
+MAX_DRAWN = 1024  # micro-batches that a timeline is laid out for
 _LISTED = 8  # checkpoints
 
 
@@ -40,11 +40,15 @@ def run(run: Run, done: int = 0) -> str:
 
 
 def _timeline(plan: ExecutionPlan) -> list[str]:
-    """The schedule of one update as a drawing: stages as rows, clocks as columns."""
+    """Return the schedule of one replica's update as a drawing: stages as rows, clocks as columns."""
     if len(plan.stages) == 1 or plan.options.shards == 1:  # nothing waits for another stage
         return []
-    shown = min(plan.passes_per_update, MAX_DRAWN)
-    cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} passes)"
-    idle = 100 * schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
+    shown = min(plan.accumulation, MAX_DRAWN)
+    cut = f", drawn for the first {shown}" if shown < plan.accumulation else ""
     timeline = schedules.build(plan.schedule, len(plan.stages), shown)
-    return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, max_clocks=14)]
+    return [
+        f"{plan.schedule} schedule of {plan.one_replica}{cut}:",
+        schedules.render(timeline, max_clocks=14),
+        *[f"(this machine runs all {plan.micro_batches} micro-batches in {plan.passes_per_update} passes of one pipeline)"]
+        * (plan.passes_per_update != plan.accumulation),
+    ]

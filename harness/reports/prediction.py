@@ -35,7 +35,8 @@ def lines(run: Run) -> list[str]:
     room, timing = prediction.room / MIB, prediction.timing
     fit = f"{room:,.0f} MiB left on the fullest IPU" if prediction.fits else f"lacks {-room:,.0f} MiB on the fullest IPU"
     return [
-        f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, {fit}; "
+        f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, "
+        f"{100 * timing.idle_share:.0f} % idle, {fit}; "
         f"{commands.spoken('plan.py')} tells more"
     ]
 

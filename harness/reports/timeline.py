@@ -68,7 +68,9 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
 def _about(plan: ExecutionPlan, cores: int) -> str:
     passes = f"{plan.passes_per_update} pass{'es' if plan.passes_per_update > 1 else ''} of {plan.samples_per_pass} samples"
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
-    return f"One weight update: {passes} through {stages}, {plan.schedule}; measured on {cores} CPU cores"
+    apart = plan.options.shards > 1 and plan.passes_per_update != plan.accumulation
+    ipus = f"; on IPUs {plan.one_replica}" if apart else ""
+    return f"One weight update: {passes} through {stages}, {plan.schedule}; measured on {cores} CPU cores{ipus}"
 
 
 def _scheduled(timeline: schedules.Timeline) -> Iterator[_Bar]:
