@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before what takes time to import
 import sys
 from collections.abc import Sequence
 
+from emulator.cost_model import variants
 from emulator.cost_model.prediction import predict
 from harness.commands import entry
 from harness.pod_planning import json_text, page, plan_options, planned_config, table
@@ -43,7 +44,11 @@ def main(argv: Sequence[str]) -> int:
 
 def plan(request: PlanRequest) -> list[Planned]:
     """Return one prediction for each configuration and system, in the order of the call."""
-    return [Planned(name, predict(work, system), run) for name, run, work, system in plan_options.cases(request)]
+    scaled = len(request.systems) > 1
+    return [
+        Planned(name, predict(work, system), run, undivided=variants.undivided(work, system) if scaled else "")
+        for name, run, work, system in plan_options.cases(request)
+    ]
 
 
 if __name__ == "__main__":

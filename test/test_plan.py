@@ -75,6 +75,47 @@ def test_the_page_needs_nothing_else(tmp_path):
         assert f">{system}: {rate} img/sec" in bar
 
 
+def test_several_systems_keep_the_global_batch():
+    """Each holds as many replicas as it can, and accumulates less; repeats are left out, the order is the call's."""
+    words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--system")
+    asked = ("POD64", "POD16", "pod64", "BOW-POD16", "POD256")
+    plans = json.loads(succeed("plan", *words, *asked, "--json", "-").out)
+    assert [(p["system"], p["replicas"], p["accumulation"]) for p in plans] == [
+        ("POD64", 32, 64), ("POD16", 8, 256), ("BOW-POD16", 8, 256), ("POD256", 128, 16)
+    ]  # fmt: skip
+    assert {p["global_batch"] for p in plans} == {6144}
+    small, large = (next(p for p in plans if p["system"] == name) for name in ("POD16", "POD256"))
+    ratio = large["images_per_second"] / small["images_per_second"]
+    assert large["efficiency"] == pytest.approx(ratio / 16) and small["efficiency"] == 1
+    assert plans[2]["efficiency"] is None  # alone among its kind
+    alone = json.loads(succeed("plan", *words, "POD256", "--json", "-").out)
+    assert alone["replicas"] == 8 and alone["efficiency"] is None
+
+
+def test_a_batch_that_does_not_divide_names_those_that_do():
+    words = ("--config", "mk2_resnet50_mlperf_pod16_bs20", "--system", "POD16", "POD64")
+    plans = json.loads(succeed("plan", *words, "--json", "-").out)
+    assert [p["undivided"] != "" for p in plans] == [False, True] and plans[1]["global_batch"] == 1920
+    batches = plans[1]["undivided"].rpartition("--global-batch-size ")[2].split(" or ")
+    for batch in batches:
+        scaled = json.loads(succeed("plan", *words, "--global-batch-size", batch, "--json", "-").out)
+        assert [(p["undivided"], p["ipus"], p["global_batch"]) for p in scaled] == [
+            ("", 16, int(batch)),
+            ("", 64, int(batch)),
+        ]
+    assert f"give --global-batch-size {' or '.join(batches)}" in succeed("plan", *words).out
+    searched = json.loads(succeed("plan", *words, "--search", "--json", "-").out)
+    assert all(p["fits"] and p["global_batch"] == 1920 for p in searched) and searched[1]["ipus"] > 16
+
+
+def test_a_dry_run_draws_one_replica():
+    """The replicas' micro-batches are not one pipeline's: two stages idle for 2 of 18 clocks, however many replicas there are."""
+    words = ("train", "--config", "mk2_efficientnet_b4_g16_256ipus", "--generated-data", "--dry-run")
+    for more in ((), ("--replicas", 2)):
+        out = succeed(*words, *more).out
+        assert "16 micro-batches, 11 % of slots idle:" in out and "1F15+1B15" in out and "1F16" not in out
+
+
 def test_a_run_s_folder_says_what_is_planned(tmp_path):
     """--restore-path takes the options that a run recorded, whole, and others override them, as in train.py."""
     words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
@@ -151,6 +192,8 @@ def test_a_pipe_by_the_name_of_standard_output(option):
     [
         ("--config B4-G16-GN-Native_16IPU_4x4 --system POD17", "did you mean POD16"),
         ("--config B4-G16-GN-Native_16IPU_4x4 --system POD4", "has 4 IPUs and the plan stands for 16"),
+        ("--config mk2_resnet50_bn_16ipus --system POD16 MK1-2", "has 2 IPUs and the plan takes at least 4"),
+        ("--config quickstart --system POD16 POD65", "did you mean POD"),
         ("--config B4-G16-GN-Nativ_16IPU_4x4", "did you mean B4-G16-GN-Native_16IPU_4x4"),
         ("--config B4-G16-GN-Native_16IPU_4x4 --pipeline-splits block2z block4c block6a", "did you mean block2"),
         ("--config quickstart --replicas 300", "POD256, has 256"),

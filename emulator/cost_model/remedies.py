@@ -15,22 +15,22 @@ from emulator.plan.partition import PartitionError
 LEAST = 0.02  # of the fullest IPU's need, that is worth an option
 
 
-def remedies(prediction: Prediction, keeps_global_batch: bool = False) -> tuple[str, ...]:
+def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...]:
     """The options for a plan that does not fit, the cheapest in time first; those that make it fit come before the others.
 
-    `keeps_global_batch`: the accumulation count follows from the global batch, so that no option has to say it.
+    `accumulation`: the count that the options give; None where it follows from the global batch.
     """
     if prediction.fits:
         return ()
     helping = []
-    for words, workload in _candidates(prediction, keeps_global_batch):
+    for words, workload in _candidates(prediction, accumulation):
         most = max(each.total for each in memory.of_ipus(workload, prediction.system.ipu))
         if most < (1 - LEAST) * prediction.fullest.total:
             helping.append((most > prediction.capacity, words))
     return tuple(words for _, words in sorted(helping, key=lambda each: each[0]))
 
 
-def _candidates(prediction: Prediction, keeps_global_batch: bool) -> Iterator[tuple[str, Workload]]:
+def _candidates(prediction: Prediction, accumulation: int | None) -> Iterator[tuple[str, Workload]]:
     """Options, and the workload with them."""
     workload = prediction.workload
     plan, options = workload.plan, workload.plan.options
@@ -45,10 +45,12 @@ def _candidates(prediction: Prediction, keeps_global_batch: bool) -> Iterator[tu
     if options.pipeline and plan.schedule == "Grouped":
         yield "--pipeline-schedule Interleaved", variants.scheduled(workload, "Interleaved")
     if plan.micro_batch_size % 2 == 0 and plan.micro_batch_size // 2 >= workload.least_micro_batch:
-        half, twice = plan.micro_batch_size // 2, plan.accumulation * 2
+        half = plan.micro_batch_size // 2
         if workload.training:
-            words = f"--micro-batch-size {half}" + ("" if keeps_global_batch else f" --gradient-accumulation-count {twice}")
-            yield words, replace(workload, plan=replace(plan, micro_batch_size=half, accumulation=twice))
+            words = f"--micro-batch-size {half}" + (
+                f" --gradient-accumulation-count {2 * accumulation}" if accumulation else ""
+            )
+            yield words, replace(workload, plan=replace(plan, micro_batch_size=half, accumulation=2 * plan.accumulation))
         else:
             yield f"--micro-batch-size {half}", replace(workload, plan=replace(plan, micro_batch_size=half))
     if options.num_io_tiles > USUAL_IO_TILES:

@@ -112,11 +112,10 @@ def smallest(ipus: int) -> System:
     return fitting[0]
 
 
-def smallest_holding(name: str | None, ipus: int) -> System:
+def smallest_holding(system: System | None, ipus: int) -> System:
     """The system that was asked for, or the smallest; OptionError if the plan has more IPUs."""
-    if name is None:
+    if system is None:
         return smallest(ipus)
-    system = by_name(name)
     if ipus > system.ipus:
         larger = [s.name for s in SYSTEMS.values() if s.ipu is system.ipu and s.ipus >= ipus]
         raise OptionError(

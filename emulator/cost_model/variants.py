@@ -52,6 +52,21 @@ def scaled(workload: Workload, system: System) -> Workload | None:
     return None
 
 
+def undivided(workload: Workload, system: System) -> str:
+    """Return why a scaled workload leaves a part of the system idle, with the batches that would fill it; else ""."""
+    plan, span = workload.plan, workload.plan.options.BN_span
+    most = system.ipus // plan.options.shards // span * span
+    if not workload.training or plan.total_replicas == most:
+        return ""
+    step = plan.micro_batch_size * most
+    below = plan.global_batch // step * step
+    batches = " or ".join(str(batch) for batch in (below, below + step) if batch)
+    return (
+        f"global batch {plan.global_batch} does not divide among {most} replicas with micro-batch {plan.micro_batch_size}: "
+        f"give --global-batch-size {batches}"
+    )
+
+
 def family(system: System) -> tuple[System, ...]:
     """All systems of the same IPUs, the smallest first."""
     return tuple(each for each in SYSTEMS.values() if each.ipu is system.ipu)

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from harness.pod_planning.planned_config import Planned
+from harness.pod_planning.planned_config import Planned, efficiencies
 from harness.reports import output
 
 
 def json_file(planned: Sequence[Planned], target: str) -> None:
     """Write one object, or a list of them for several plans; `-`: on standard output."""
-    each = [values(one) for one in planned]
+    each = [values(one, efficiency) for one, efficiency in zip(planned, efficiencies(planned))]
     text = json.dumps(each[0] if len(each) == 1 else each, indent=1) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -21,8 +21,10 @@ def json_file(planned: Sequence[Planned], target: str) -> None:
         output.write_atomically(target, text, output.JSON)
 
 
-def values(planned: Planned) -> dict[str, Any]:
+def values(planned: Planned, efficiency: float | None) -> dict[str, Any]:
     """Return a plan's values for JSON."""
     content = {"configuration": planned.block, "looked_at": planned.looked_at} if planned.given else {}
     given = {"given": planned.given.values()} if planned.given else {}
-    return {"name": planned.name, **planned.prediction.values(), "remedies": list(planned.remedies), **content, **given}
+    scaling = {"efficiency": efficiency, "undivided": planned.undivided}
+    remedies = {"remedies": list(planned.remedies)}
+    return {"name": planned.name, **planned.prediction.values(), **scaling, **remedies, **content, **given}

@@ -42,6 +42,7 @@ def of(planned: Sequence[Planned]) -> str:
     """The whole page."""
     parts = ["<h1>What these plans would do</h1>" if len(planned) > 1 else ""]
     if len(planned) > 1:
+        parts.append(f"<pre>{escape(chr(10).join(table.comparison(planned)))}</pre>")
         parts.append(f'<div class="pictures">{_figure(_rates(planned))}</div>')
     parts += [_section(each) for each in planned]
     parts.append(f"<p>{escape(table.NOTE)}</p>")
@@ -130,7 +131,8 @@ def _timeline(prediction: Prediction) -> str:
         yield svg.text(LEFT - 8, bottom + 16, "ms", size=_SIZE, anchor="end")
         yield from legend
 
-    name = f"{prediction.workload.plan.schedule}, {count} of {prediction.workload.plan.accumulation} micro-batches"
+    plan = prediction.workload.plan
+    name = f"{plan.schedule}, one replica: {count} of {plan.accumulation} micro-batches"
     return _picture(name, height, parts())
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from base.errors import OptionError
 from base.process import command_line
+from emulator.cost_model import variants
 from emulator.cost_model.prediction import check_tiles
-from emulator.cost_model.systems import System, smallest_holding
+from emulator.cost_model.systems import System, by_name, smallest_holding
 from emulator.cost_model.workload import Workload
 from harness.checkpoints import find
 from harness.cluster import membership
@@ -38,7 +39,7 @@ class _Parser(command_line.Spoken):
 class PlanRequest:
     """The options of plan.py, and the words for train.py's options of each configuration."""
 
-    systems: tuple[str, ...]
+    systems: tuple[System, ...]
     json: str | None
     html: str | None
     search: bool
@@ -52,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
     """plan.py's own options; all others are those of train.py."""
     own = _Parser(prog="plan.py", add_help=False, allow_abbrev=False)
     own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 "
-                     "to MK1-16; several to compare (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
+                     help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16; several for the same global batch on "
+                     "each (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
     own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
                      help="named configurations, planned side by side")  # fmt: skip
     own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - for standard output")
@@ -86,7 +87,7 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     names = list(dict.fromkeys(known.config))
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
     return PlanRequest(
-        systems=tuple(dict.fromkeys(known.system)), json=known.json, html=known.html, search=known.search,
+        systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
         help=known.help or sources.words_of(rest, "help", "train") is not None,  # shortened, as train.py takes it
     )  # fmt: skip
@@ -163,11 +164,21 @@ class Case(NamedTuple):
 
 
 def cases(request: PlanRequest) -> Iterator[Case]:
-    """Each configuration on each system, in the order of the call; OptionError for a system that does not hold the plan."""
+    """Each configuration on each system, in the order of the call: on one as it is, on each of several with as many replicas
+    as the system holds, for the same global batch. OptionError for a system that does not hold the plan."""
     for label, words in request.calls:
         run = run_of(words, training=not request.inference)
         work = run.workload(request.processes)
-        for name in request.systems or (None,):
-            system = smallest_holding(name, work.plan.ipus)
+        for asked in request.systems or (None,):
+            system = asked if len(request.systems) > 1 else smallest_holding(asked, work.plan.ipus)
             check_tiles(work, system)
-            yield Case(label or run.name, run, work, system)
+            scaled = variants.scaled(work, system) if len(request.systems) > 1 else work
+            if scaled is None:
+                raise _too_small(system, work)
+            yield Case(label or run.name, run, scaled, system)
+
+
+def _too_small(system: System, work: Workload) -> OptionError:
+    shards, span = work.plan.options.shards, work.plan.options.BN_span
+    least = f"{shards} (--shards)" if span == 1 else f"{shards * span} (--shards x --BN-span)"
+    return OptionError(f"--system {system.name} has {system.ipus} IPUs and the plan takes at least {least}; leave it out")

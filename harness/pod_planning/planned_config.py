@@ -35,11 +35,13 @@ class Planned:
     given: Prediction | None = None
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
+    undivided: str = ""  # why the plan leaves a part of the system out, though it is scaled to it
 
     @cached_property
     def remedies(self) -> tuple[str, ...]:
         """Options of train.py that lessen the need of the fullest IPU, where the plan does not fit."""
-        return remedies(self.prediction, self.run.options.training.global_batch_size is not None)
+        follows = self.run.options.training.global_batch_size is not None
+        return remedies(self.prediction, None if follows else self.run.plan.accumulation)
 
     @property
     def block_name(self) -> str:
@@ -71,6 +73,18 @@ class Planned:
         values = alone_in_their_groups(values)  # those of a recorded run are all there
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
+
+
+def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
+    """Return each plan's rate for an IPU of its system as a share of that on the smallest system of the same IPUs; None
+    where a plan is on one system."""
+    found: list[float | None] = []
+    for each in planned:
+        kin = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
+        rates = {p.prediction.system.ipus: p.prediction.timing.images_per_second for p in kin}
+        ipus, least = each.prediction.system.ipus, min(rates)
+        found.append(rates[ipus] / ipus / (rates[least] / least) if len(rates) > 1 else None)
+    return found
 
 
 def fastest(request: PlanRequest) -> list[Planned]:

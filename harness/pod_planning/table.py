@@ -10,7 +10,7 @@ from base.process import commands
 from emulator.cost_model.prediction import Prediction
 from emulator.cost_model.search import keeps_micro_batch
 from emulator.plan.schedules import BACKWARD, FORWARD
-from harness.pod_planning.planned_config import Planned
+from harness.pod_planning.planned_config import Planned, efficiencies
 from harness.reports.prediction import MIB, duration
 
 NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
@@ -30,22 +30,26 @@ def help_text(parser: argparse.ArgumentParser) -> str:
 
 
 def report(planned: Sequence[Planned]) -> str:
-    """Every plan, and a table of all where there are several."""
-    parts = ["\n".join(_comparison(planned))] if len(planned) > 1 else []
-    parts += [one(each) for each in planned]
+    """Every plan, and a table of all where there are several; notes and number formats once for each configuration."""
+    parts = ["\n".join(comparison(planned))] if len(planned) > 1 else []
+    parts += [one(each, each.run is not before) for each, before in zip(planned, (None, *(p.run for p in planned)))]
     return "\n\n".join([*parts, commands.spoken(NOTE)])
 
 
-def _comparison(planned: Sequence[Planned]) -> list[str]:
-    width = max(len(each.name) for each in planned)
-    lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'fits':>4s} {'fullest IPU':>12s} {'img/sec':>9s} {'hours':>7s} "
-             f"{'idle':>5s}"]  # fmt: skip
-    for each in planned:
-        prediction, timing = each.prediction, each.prediction.timing
+def comparison(planned: Sequence[Planned]) -> list[str]:
+    """Return a line for each plan, below a heading."""
+    width, shares = max(len(each.name) for each in planned), efficiencies(planned)
+    heading = f" {'efficiency':>10s}" if any(shares) else ""
+    lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'replicas':>8s} {'accum.':>6s} {'batch':>6s} {'fits':>4s} "
+             f"{'fullest IPU':>11s} {'img/sec':>9s}{heading} {'hours':>7s} {'idle':>5s}"]  # fmt: skip
+    for each, efficiency in zip(planned, shares):
+        prediction, timing, plan = each.prediction, each.prediction.timing, each.prediction.workload.plan
+        share = f"{'' if efficiency is None else f'{100 * efficiency:.0f} %':>10s}"
         lines.append(
-            f"{each.name:{width}s}  {prediction.system.name:9s} {prediction.workload.plan.ipus:4d} "
-            f"{'yes' if prediction.fits else 'NO':>4s} {prediction.fullest.total / MIB:8,.0f} MiB "
-            f"{timing.images_per_second:9,.0f} {timing.hours:7.1f} {100 * timing.idle_share:4.0f}%"
+            f"{each.name:{width}s}  {prediction.system.name:9s} {plan.ipus:4d} {plan.total_replicas:8d} "
+            f"{plan.accumulation:6d} {plan.global_batch:6d} {'yes' if prediction.fits else 'NO':>4s} "
+            f"{prediction.fullest.total / MIB:7,.0f} MiB {timing.images_per_second:9,.0f}{f' {share}' if heading else ''} "
+            f"{timing.hours:7.1f} {100 * timing.idle_share:3.0f} %" + (f"  {each.undivided}" if each.undivided else "")
         )
     return lines
 
@@ -55,8 +59,8 @@ def unit_of_work(prediction: Prediction) -> str:
     return "an update" if prediction.workload.training else "a micro-batch"
 
 
-def one(planned: Planned) -> str:
-    """A plan in a few lines."""
+def one(planned: Planned, whole: bool = True) -> str:
+    """A plan in a few lines; not `whole`: without what the configuration's other plans have too."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
     energy, unit = prediction.kilowatt_hours, unit_of_work(prediction)
@@ -65,7 +69,7 @@ def one(planned: Planned) -> str:
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
         f"micro-batch {plan.micro_batch_size} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
         f"{plan.precision.name}",
-        *(f"  {note}" for note in planned.run.notes),
+        *(f"  {note}" for note in planned.run.notes if whole),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"
         + (f", {energy:,.0f} kWh" if energy is not None else ""),
@@ -74,7 +78,7 @@ def one(planned: Planned) -> str:
                                     for name, value in prediction.update_parts.items() if value > 5e-6),
         *_fit(planned),
         *_stages(prediction),
-        *(f"  {line}" for line in plan.precision.table()),
+        *(f"  {line}" for line in plan.precision.table() if whole),
     ]  # fmt: skip
     if planned.given:
         lines += _found(planned)
@@ -112,9 +116,11 @@ def _found(planned: Planned) -> list[str]:
     micro_batch_note = (
         ["  the micro-batch is kept: batch norm's statistics are of one"] if keeps_micro_batch(given.workload) else []
     )
+    scaled = given.workload.plan.total_replicas != planned.run.plan.total_replicas
+    asked = "the plan that was given" + f", with {given.workload.plan.total_replicas} replicas" * scaled
     lines = [
         *micro_batch_note,
-        f"  found among {planned.looked_at:,} plans: {ratio:.2f} times the rate of the plan that was given "
+        f"  found among {planned.looked_at:,} plans: {ratio:.2f} times the rate of {asked} "
         f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', which does not fit'})",
         "  the fastest by stages and micro-batch:",
     ]
