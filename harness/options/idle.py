@@ -79,7 +79,7 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
         "--force-unstable-norm goes before it",
     ),
     IdleOptions(
-        ("force_unstable_norm",), lambda run: bool(run.model.group_norm) and not run.training.stable_norm,
+        ("force_unstable_norm",), lambda run: getattr(run.model, "group_norm", False) and not run.training.stable_norm,
         "the statistics are one-pass anyway",
     ),
     IdleOptions(
