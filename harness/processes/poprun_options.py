@@ -106,6 +106,9 @@ OPTIONS: Mapping[str, PoprunOption] = {
     "reset-partition": PoprunOption(_switch, False, "reset the partition", idle=True),
     "remove-partition": PoprunOption(_switch, True, "remove the partition at the end", idle=True),
     "executable-cache-path": PoprunOption(str, None, "folder of compiled programs", idle=True),
+    "sync-type": PoprunOption(str, None, "how IPUs wait for each other", idle=True),
+    "host-subnet": PoprunOption(str, None, "network between the hosts and the V-IPU server", idle=True),
+    "process-placement": PoprunOption(str, None, "NUMA nodes nearest to the IPUs", idle=True),
     "offline-mode": PoprunOption(_switch, False, "compile without IPUs", idle=True),
 }
 SHORT = {"-H": "--host", "-v": "--verbose", "-vv": "--verbose", "--vv": "--verbose", "-h": "--help", "-n": "--num-instances"}
@@ -121,7 +124,9 @@ def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
         name = SHORT.get(written, written)[2:]
         option = OPTIONS.get(name)
         if option is None:
-            raise OptionError(f"unknown option {brief(written)}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS])}")
+            raise OptionError(
+                f"unknown option {brief(written)}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS], 0.3)}"
+            )
         if option.read is None:
             if equals:
                 raise OptionError(f"--{name} takes no value, but was given {brief(text)}")
