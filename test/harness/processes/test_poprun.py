@@ -33,8 +33,10 @@ from harness.processes import launch, poprun_options, server_probe
 
 ROOT = plugins.ROOT
 TELL = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
-    "import os; names = ('REPLICA_INDEX_OFFSET', 'NUM_LOCAL_REPLICAS', 'LOCAL_INSTANCE_INDEX');"
-    "os.write(1, (' '.join(os.environ['POPDIST_' + n] for n in names) + '\\n').encode())"
+    "import os, popdist as p; p.init(); p.checkNumIpusPerReplica(1);"
+    "place = (p.getReplicaIndexOffset(), p.getNumLocalReplicas(), p.getLocalInstanceIndex());"
+    "assert place[0] == 2 * p.getInstanceIndex() and (p.getNumInstances(), p.getNumTotalReplicas()) == (3, 6);"
+    "os.write(1, (' '.join(map(str, place)) + '\\n').encode())"
 )
 
 
@@ -47,6 +49,8 @@ def called(*words: object) -> Result:
 
 COMMANDS = {
     **{name: command.removeprefix("poprun ") for name, command in manual.COMMANDS.items() if command.startswith("poprun ")},
+    "sync": "--sync-type=ReplicaAndLadder --host-subnet 10.1.0.0/16 --process-placement=spreadnuma --num-instances 2 "
+    "--num-replicas=2 python3 train.py",
     "cache": "--executable-cache-path=/tmp/c --offline-mode no --remove-partition no --print-topology yes --num-instances=2 "
     "--num-replicas=2 python3 train.py",
 }
@@ -70,6 +74,7 @@ def test_printed_commands_are_laid_out(name, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        ("--sync-tipe=full python train.py", "unknown option --sync-tipe; did you mean --sync-type"),
         ("--ipus-per replica 2 python train.py", "unknown option --ipus-per; did you mean --ipus-per-replica"),
         (
             "--num-replicas 2 --ipus-per-replica --mpi-local-args=-x python train.py",
