@@ -2,8 +2,8 @@
 
 `--profile [FILE]` and `--gc-profile [TYPE]` ask for it, and so does `gc-profile -d DIR -- command` by an environment
 variable. The files are `profile.json` and `profile.svg`, in the run's folder, in DIR, or as FILE says. All but `--profile`
-alone have two more beside them, as the IPU's tool had: `execution.json`, the same in numbers, and `stdout.txt`, what the
-command printed.
+alone have three more beside them, as the IPU's tool had: `execution.json`, the same in numbers, `archive.a`, all of these
+in one file of the tool `ar`, and `stdout.txt`, what the command printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
 STEM = "profile"
 OWN_NAMES = (f"{STEM}.json", f"{STEM}.svg")  # without a name of the call's
-EXECUTION, PRINTED = "execution.json", "stdout.txt"
+EXECUTION, PRINTED, ARCHIVE = "execution.json", "stdout.txt", "archive.a"
 STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
 
 
@@ -43,7 +43,7 @@ class ProfileRequest:
 
     kind: str
     target: Path
-    reports: bool  # whether execution.json and stdout.txt are wanted beside them
+    reports: bool  # whether execution.json, archive.a and stdout.txt are wanted beside them
 
     @property
     def operations(self) -> bool:
@@ -98,7 +98,7 @@ def write(
         request.target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
         write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
-        _write_execution(request, title, operations, _measures(plan, cells, most_alive))
+        _write_reports(request, title, operations, _measures(plan, cells, most_alive), (trace, drawing))
     except OSError as error:  # no reason to lose the run
         return [f"The profile was not written: {error.strerror}: {error.filename}"]
     milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
@@ -122,7 +122,7 @@ def write_operations(request: ProfileRequest, title: str, operations: Sequence[M
     try:
         request.target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
-        _write_execution(request, title, operations, {})
+        _write_reports(request, title, operations, {}, (trace,))
     except OSError as error:
         return f"The profile was not written: {error.strerror}: {error.filename}"
     return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
@@ -151,10 +151,12 @@ def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int 
     }
 
 
-def _write_execution(
-    request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any]
-) -> None:
-    """execution.json: the measures, and how often each type of operation ran and for how long."""
+def _write_reports(
+    request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any],
+    written: Sequence[Path],
+) -> None:  # fmt: skip
+    """execution.json: the measures, and how often each type of operation ran and for how long; archive.a: that file and
+    those `written`."""
     if not request.reports:
         return
     totals: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
@@ -164,7 +166,19 @@ def _write_execution(
             sums["count"] += 1
             sums["milliseconds"] += event.get("dur", 0) / 1000
     content = {"title": title, "kind": request.kind, **measures, "operations": totals}
-    write_atomically(request.target.with_name(EXECUTION), json.dumps(content, indent=1) + "\n")
+    execution = json.dumps(content, indent=1) + "\n"
+    write_atomically(request.target.with_name(EXECUTION), execution)
+    members = {f"{STEM}{path.suffix}": path.read_bytes() for path in written}
+    write_atomically(request.target.with_name(ARCHIVE), _archive({**members, EXECUTION: execution.encode()}))
+
+
+def _archive(members: Mapping[str, bytes]) -> bytes:
+    """Return a file of the tool `ar`, whose members have no owner and no date."""
+    parts = [b"!<arch>\n"]
+    for name, content in members.items():
+        header = f"{name + '/':<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
+        parts += [header.encode(), content, b"\n" * (len(content) % 2)]  # each begins at an even byte
+    return b"".join(parts)
 
 
 class _Copied:

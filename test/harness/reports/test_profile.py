@@ -180,8 +180,11 @@ def test_gc_profile_runs_a_command(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
-        "profile.json", "profile.svg", "execution.json", "stdout.txt"
+        "profile.json", "profile.svg", "execution.json", "archive.a", "stdout.txt"
     }  # fmt: skip
+    subprocess.run(["ar", "x", "archive.a", "--output", tmp_path], cwd=tmp_path / "kept", check=True)
+    for name in ("profile.json", "profile.svg", "execution.json"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "kept" / name).read_bytes()
     assert (tmp_path / "kept/stdout.txt").read_text() == done.stdout
     found = json.loads((tmp_path / "kept/execution.json").read_text())
     assert (found["kind"], found["stages"], found["operations"]) == ("DEVICE_PROFILE", 1, {})
