@@ -215,6 +215,8 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
     for name, on in of_results.items():
         if on and not precision.rounds_results:
             yield f"{flag(name)} changes nothing: with {precision.name} nothing is half"
+    if device.enable_half_partials and precision.rounds_results:
+        yield f"{flag('enable_half_partials')} is not emulated: all sums inside of an operation are FP32"
     updates = precision.rounds_updates(resolved.run.trace.variables)
     results = precision.rounds_results or precision.rounds_operands
     at_random = updates if precision.stochastic == UPDATE else updates or results

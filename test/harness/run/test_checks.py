@@ -106,6 +106,7 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
         ("--lr-schedule exponential --lr-decay-rate 0.9 --lr-drops 0", {}, "--lr-decay-rate 0.9 changes nothing: --lr-drops 0"),
         ("--lr-schedule exponential --lr-decay-rate 1 --lr-drops 9", {}, "--lr-drops 9 changes nothing: --lr-decay-rate 1"),
         ("--learning-rate-schedule 0.5 --learning-rate-decay 1", {}, "--learning-rate-schedule 0.5 changes nothing: --learning"),
+        ("--enable-half-partials", {}, "--enable-half-partials is not emulated: all sums inside of an operation are FP32"),
         # passed over without a word
         ("--wandb-project x", {}, "--wandb-project x changes nothing: it is for --wandb, which is not given"),
         ("--mlflow-experiment x", {}, "--mlflow-experiment x changes nothing: it is for --mlflow, which is not given"),
@@ -210,6 +211,12 @@ def test_the_way_from_the_host_is_idle_where_the_device_makes_the_pictures(word)
     words = ["--dataset", "imagenet", "--model-size", "18", "--synthetic-data", word]
     found = prepare(cli.parse(words, "train", environ={}).options, {}).notes
     assert f"{word} changes nothing: --synthetic-data has no host input" in found
+
+
+def test_a_model_without_norm_options_takes_those_of_every_model():
+    words = "--dataset cifar-10 --generated-data --model squeezenet --force-unstable-norm --stable-norm"
+    for k in (6, 7):
+        prepare(cli.parse(words.split()[:k], "train", environ={}).options, {})
 
 
 def test_options_of_trackers_and_of_servers_are_told_of_where_they_are_idle():
