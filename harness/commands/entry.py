@@ -28,7 +28,7 @@ from harness.options import sources
 from harness.options.sections import RunOptions, with_trait
 from harness.processes.folders import FolderError
 from harness.processes.heartbeat import PeerError
-from harness.reports import profile
+from harness.reports import profile, trackers
 from harness.reports.layer_table import layer_table
 from harness.run import host_memory
 from harness.run.origin import Origin
@@ -87,6 +87,8 @@ def start(
         return None
     if not run.options.checkpoint.predict:
         profile.check_target(run.options.device, os.environ)
+    if training and not membership.is_later_instance(os.environ, run.options.training.distributed):
+        trackers.check_installed(run.options.logging)
     return run
 
 

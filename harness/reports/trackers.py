@@ -3,22 +3,35 @@ imported by name, where a call asks for them."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from base.errors import OptionError
 from base.fields import ONE_CALL, PER_INSTANCE
-from harness.options.sections import with_trait
+from harness.options.sections import LoggingOptions, with_trait
 from harness.run.run import Run
 
 _DECIDING = ("model", "dataset", "optimiser", "lr_schedule", "precision")  # of every run, whoever gave them
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # by itself it waits for minutes
 _SUCCESS, _FAILURE = 1, 2  # how a session of TensorBoard's plug-in for hyperparameters ended
 _LONGEST = 500  # characters of a parameter's value that MLflow takes
+
+
+def check_installed(logging: LoggingOptions) -> None:
+    """OptionError, with the command that installs it, if the package of a service is missing that a call asks for."""
+    for name, distribution in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
+        if getattr(logging, name) and sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
+            raise OptionError(
+                f"--{name} needs the package {distribution}, which is not installed: {sys.executable} -m pip install "
+                f"{distribution}, or leave it out: --no-{name}"
+            )
 
 
 class Board:

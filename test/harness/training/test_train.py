@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import photos
@@ -390,8 +391,16 @@ def test_logs_path_and_suffix(tmp_path):
     assert re.fullmatch(r"RN8_bs8_BN_32\.32_noSR_try-1_[A-Z0-9]{3}", named.folder.name)
 
 
+@pytest.mark.parametrize(("service", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
+def test_a_service_without_its_package_is_refused_before_the_run(service, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, service, None)  # as if it were not installed
+    result = run("train", *SMALL, "--iterations", 2, "--logs-path", tmp_path / "run", f"--{service}")
+    assert result.code == 2 and f"-m pip install {package}, or" in result.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_failing_logger_warns_once_and_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # a package that can do nothing
     result = succeed(
         "train", *SMALL, "--batch-size", 8, "--iterations", 2, "--log-dir", tmp_path, "--wandb", "--no-validation"
     )
