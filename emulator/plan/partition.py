@@ -35,10 +35,11 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
 
     A name is the first segment of the *next* stage, in the segment's own spelling or in that of the later vintage
     (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`), if need be in other capitals. Names out of the model's order
-    are refused, not sorted: they are likely slips.
+    are refused, not sorted: they are likely slips. Where all stages share an IPU the model's first segment may begin the
+    second stage, too: the first one, with no segments, is the input's.
     """
     cuts = [_position(segments, name) for name in names]
-    if 0 in cuts:
+    if 0 in cuts and stages is not None:
         given = f"pipeline_splits: '{names[cuts.index(0)]}' is the model's first segment"
         raise PartitionError(f"{given}; a split names the first segment of the next stage", segments)
     for (before, first), (after, second) in pairwise(zip(names, cuts)):

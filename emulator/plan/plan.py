@@ -20,6 +20,7 @@ from Models._layers import Variable
 from Models._norms import BatchNorm
 
 AUTO = "auto"
+INPUT = "input"  # the name of a stage without segments, which only hands the pictures on
 MAX_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
 MAX_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
 WORTH_MEMORY = 1.02  # times the shortest predicted time: larger passes take memory
@@ -57,6 +58,11 @@ class ExecutionPlan:
     fold: int  # micro-batches of one pass
     instances: int = 1
     instance: int = 0  # this one
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """The segment at which each stage begins."""
+        return tuple(stage[0] if stage else INPUT for stage in self.stages)
 
     @property
     def overlapped(self) -> bool:
@@ -145,7 +151,7 @@ class ExecutionPlan:
         ]
         if len(self.stages) > 1:
             passes = _count(self.passes_in_flight, "pass", "passes")
-            begin = ", ".join(stage[0] for stage in self.stages)
+            begin = ", ".join(self.stage_names)
             lines.append(f"  {len(self.stages)} stages, {self.schedule}, {passes} in flight; they begin at {begin}")
         attached = str(self.training_device)
         if self.validation_device != self.training_device:

@@ -141,7 +141,9 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
     total = 0
     for stage, most in zip(plan.stages, plan.max_in_flight):
         if plan.options.enable_recomputation:
-            total += most * sum(inputs.get(name, 0) for name in stage) + max(activations[name] for name in stage)
+            total += most * sum(inputs.get(name, 0) for name in stage) + max(
+                (activations[name] for name in stage), default=0
+            )
         else:
             total += most * sum(activations[name] for name in stage)
     return int(plan.samples_per_pass * (total + WORKED_ON * _largest(trace.operations)))

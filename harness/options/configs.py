@@ -104,6 +104,7 @@ class Block:
     release: str | None  # whose values they are, where the file says
     entries: dict[str, Entry]
     notes: tuple[str, ...]  # lines that the user should read
+    is_old: bool  # of a file of the first release with such files, which read keys by the letter
 
 
 def read_block(path: str, name: str) -> dict[str, Entry]:
@@ -123,7 +124,7 @@ def choose(path: str, name: str, release: str | None = None) -> Block:
     entries = file.block(choice.block)
     chosen = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
     notes = [note for note in (choice.note, *file.notes) if note]
-    return Block(chosen, choice.release, entries, tuple(dict.fromkeys(notes)))
+    return Block(chosen, choice.release, entries, tuple(dict.fromkeys(notes)), file.is_old)
 
 
 class ConfigFile:
@@ -136,7 +137,7 @@ class ConfigFile:
         root, self._loader = _compose(path)
         self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         self._lost: dict[str, yaml.Node] = {}  # first keys of blocks that are defined twice
-        self._is_old = False
+        self.is_old = False
         if root is None:
             return
         if not isinstance(root, yaml.MappingNode):
@@ -147,7 +148,7 @@ class ConfigFile:
                 self._lost[label] = self._blocks[label][0]
             self._blocks[label] = (key, node)
         blocks = [node for _, node in self._blocks.values() if isinstance(node, yaml.MappingNode)]
-        self._is_old = any(key.value in releases.MARKS for block in blocks for key, _ in block.value)
+        self.is_old = any(key.value in releases.MARKS for block in blocks for key, _ in block.value)
 
     @property
     def names(self) -> list[str]:
@@ -230,7 +231,7 @@ class ConfigFile:
     def _repeated(self, twice: str, first: str, outcome: str) -> None:
         """OptionError for a name that stands `twice` in a file. In an old release's, where the last one won, a note
         says which is `outcome`."""
-        if not self._is_old:
+        if not self.is_old:
             raise OptionError(f"{twice}, first at {first}; keep one of them")
         if len(self.notes) < MAX_LISTED:
             self.notes.append(f"{twice}: {outcome}")
@@ -285,7 +286,7 @@ class ConfigFile:
 
     def _name(self, label: str) -> str:
         """The name that a key means: with hyphens or underscores, which were two names in old releases."""
-        return label if self._is_old else label.replace("-", "_")
+        return label if self.is_old else label.replace("-", "_")
 
     def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
         """The mappings of one `<<`; within a list the first one wins, as YAML's merge type has it."""

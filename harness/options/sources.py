@@ -217,7 +217,7 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     release = main["release"].raw if "release" in main else None
     block = configs.choose(config_path(main), main["config"].raw, release)
     notes = [_short(note) for note in block.notes]
-    return dataclasses.replace(block, entries=_without_dead_keys(block.entries, notes), notes=tuple(notes))
+    return dataclasses.replace(block, entries=_without_dead_keys(block, notes), notes=tuple(notes))
 
 
 def from_config(known: Catalogue, block: Block) -> OptionSource:
@@ -254,15 +254,19 @@ def _meant(known: Catalogue, key: str, entry: Entry) -> str:
     return earlier if earlier and entry.value in known.options[earlier].meta["choices"] else key
 
 
-def _without_dead_keys(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
-    """Return the entries without the keys of old files that changed nothing in their time: those that no release read, and a
-    key with hyphens beside the same with underscores."""
+def _without_dead_keys(block: Block, notes: list[str]) -> dict[str, Entry]:
+    """Return the entries without the keys of old files that changed nothing in their time: those that no release read, and,
+    as the first one with such files knew options by one name only, keys with hyphens and those that begin with no_."""
     remaining = {}
-    for key, entry in entries.items():
+    for key, entry in block.entries.items():
         named = NEVER_READ.get(key.replace("-", "_"))
         instead = f"no release read it; {named} may be meant" if named else ""
-        if not named and "-" in key and key.replace("-", "_") in entries:
-            instead = f"{key.replace('-', '_')} is given too"
+        if not named and block.is_old and ("-" in key or key.startswith("no_")):
+            meant = key.replace("-", "_")
+            given = f"{meant} is given too"
+            instead = (
+                given if meant in block.entries else f"its release did not read it; {meant.removeprefix('no_')} is a key"
+            )
         if instead:
             notes.append(f"{_short(entry.where)}: {key} is left out: {instead}")
         else:

@@ -98,14 +98,14 @@ def _fit(planned: Planned) -> list[str]:
 
 def _stages(prediction: Prediction) -> list[str]:
     plan, timing = prediction.workload.plan, prediction.timing
-    name = max(len(stage[0]) for stage in plan.stages)
+    name = max(map(len, plan.stage_names))
     lines = [f"  stage  {'begins at':{max(9, name)}s}  forward   backward   memory"]
-    for j, stage in enumerate(plan.stages):
+    for j, begins_at in enumerate(plan.stage_names):
         forward, backward = timing.cells[j, FORWARD].seconds, timing.cells[j, BACKWARD].seconds
         lone = prediction.workload.one_device
         size = f"{prediction.memories[j].total / MIB:5,.0f} MiB" if not lone else (
             f"{prediction.memories[0].total / MIB:5,.0f} MiB" if j == 0 else "   (same IPU)")  # fmt: skip
-        lines.append(f"  {j:5d}  {stage[0]:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}")
+        lines.append(f"  {j:5d}  {begins_at:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}")
     return lines
 
 

@@ -21,7 +21,7 @@ def layer_table(trace: Trace, plan: ExecutionPlan) -> str:
         own = [operation for operation in trace.operations if operation.segment in segments]
         rows += [_row(operation) for operation in own]
         if len(plan.stages) > 1:
-            rows += [_sum(f"stage {number}, from {segments[0]}", own), ("",) * len(HEAD)]
+            rows += [_sum(f"stage {number}, from {plan.stage_names[number]}", own), ("",) * len(HEAD)]
     rows.append(_sum("all", trace.operations))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return "\n".join(_line(row, widths) for row in rows)

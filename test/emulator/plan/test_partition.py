@@ -126,6 +126,7 @@ def test_the_first_segment_leaves_no_first_stage(first_segment):
     assert first == (
         f"pipeline_splits: '{first_segment}' is the model's first segment; a split names the first segment of the next stage"
     )
+    assert split(RN50, [first_segment, "b2/0"], None)[:2] == ((), RN50[: RN50.index("b2/0")])  # of one IPU: the input's
 
 
 def test_duplicates_and_the_wrong_order_name_both():

@@ -1,31 +1,15 @@
-"""The named configurations against the tables they come from, release by release: every option that a block gives, and what
-follows from them: batch, rate, updates, stages, cuts, precision, schedule."""
+"""The named configurations against those of the original's releases: every option of every block, and what follows from
+them: batch, rate, updates, stages, cuts, precision, schedule."""
 
 from __future__ import annotations
 
+import json
+import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import (
-    CUTMIX,
-    CUTS_16,
-    CUTS_20,
-    CUTS_BN,
-    CUTS_G1,
-    CUTS_G16,
-    CUTS_MK1,
-    HALF_SIDES,
-    MEME_COMMON,
-    MEME_EXTRAS,
-    MIXUP,
-    RELEASES,
-    SIDES,
-    Row,
-    given,
-    layout,
-    meme_network,
-)
 
 from base.errors import OptionError
 from base.process import command_line
@@ -40,6 +24,16 @@ from harness.run.run import Run
 pytestmark = pytest.mark.usefixtures("read_once")
 
 IMAGES = 1_281_167  # ImageNet's training set
+# release: name: every option of the block, as the release's own file gives it with the blocks that it merges, or the earlier
+# release with the same options
+REFERENCE = json.loads((Path(__file__).parents[2] / "references" / "recipes.json").read_text())
+MEME_RELEASE = "MEME"  # one file, which no release had: more efficient EfficientNet
+RELEASES = [release for release in REFERENCE if release != MEME_RELEASE]
+SIDES = {"B0": 224, "B1": 240, "B2": 260, "B3": 300, "B4": 380, "B5": 456}
+HALF_SIDES = {"B0": 160, "B1": 176, "B2": 196, "B3": 204, "B4": 252, "B5": 328}
+CUTS_BN, CUTS_MK1 = "b1/2/relu b2/3/relu b3/3/relu", "b1/2/relu b2/3/relu b3/5/relu"
+CUTS_16, CUTS_20 = "b1/0/relu b1/2/relu b2/3/relu", "b1/0/relu b1/2/relu b2/0/relu b2/2/relu b3/0/relu b3/3/relu"
+CUTS_G1, CUTS_G16 = "block2b block4b block6c", "block2c block4c block6a"
 # kind, size: micro-batch, shards, replicas, accumulation, cuts
 MEME = """
 G1-GN-Native B0 12 2 8 8 block3b
@@ -149,17 +143,6 @@ def test_meme(kind, size, micro, shards, replicas, count, splits):
     assert run.image_size == (HALF_SIDES if kind.endswith("Half") else SIDES)[size]
     assert run.peak_rate == 768 * 2.0**-14 == 0.046875
     assert run.length.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
-    assert plan.precision.name == ("16.16" if (size, kind) == ("B5", "G1-GN-Native") else "16.32")
-    assert (
-        plan.precision.offload_fp32_weight_copy == ((size, kind) == ("B5", "G1-GN-Native"))
-        and plan.precision.stochastic == "off"
-    )
-    model = options.model
-    assert (model.model_size, model.group_dim, model.expand_ratio) == (size, *((1, 6) if "G1-" in kind else (16, 4)))
-    assert (model.groups, model.proxy_norm) == ((1, True) if "LN_PN" in kind else (4, False))
-    assert (options.dataset.mixup_alpha, options.dataset.cutmix_lambda) == (MIXUP[size], CUTMIX[size])
-    assert options.training.optimiser == "RMSprop" and options.training.weight_avg_exp == (0.97,)
-    assert options.training.label_smoothing == 0.1 and options.dataset.eight_bit_io
 
 
 def test_there_are_thirty_meme_runs():
@@ -197,36 +180,55 @@ def test_application(name):
 
 # Every option of every block, release by release. What a block does not give has its default.
 
-# whose places are this project's own
-OWN_CUTS = tuple(f"efficientnet_b4_g1_with_batch_norm_{name}" for name in ("base", "16ipus", "64ipus"))
+UNLIKE = ("config", "config_path", "release")
+# blocks without network or data: those of the blocks that merge them
+PARTS = {
+    "efficientnet_b4_g1_with_batch_norm_base": "--model efficientnet --model-size B4 --pipeline --dataset imagenet",
+    "efficientnet_b4_g1_with_batch_norm_pod64_modification": "--dataset imagenet",
+}
+WITHOUT_VERSION = {"cutmix_version": 2}  # of 2.0, whose files do not name it
 
 
-def differing(words: list[str], row: Row) -> dict[str, tuple[Any, Any]]:
-    """{option: (value, value meant)} where a configuration does not say what its row does."""
-    data = [] if "dataset" in row else ["--dataset", "imagenet"]
-    found = cli.parse(["--config", *words, *data], "train", None, {}).options.values()
-    chosen = {flag: row[flag] for flag in ("model", "lr_schedule", "optimiser", "dataset", "model_size") if flag in row}
-    flags = [word for flag, value in chosen.items() for word in ("--" + flag.replace("_", "-"), str(value))]
-    meant = cli.parse([*flags, *data], "train", None, {}).options.values() | row
-    own = {"config", "release", *(["pipeline_splits"] * (words[0] in OWN_CUTS))}
-    return {name: (found[name], meant[name]) for name in found if name not in own and found[name] != meant[name]}
+def blocks_of(release: str) -> dict[str, dict[str, Any]]:
+    blocks = REFERENCE[release]
+    return {name: REFERENCE[block][name] if isinstance(block, str) else block for name, block in blocks.items()}
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_block_of_a_release(release):
-    """And under its plain name, the last one's."""
-    later = list(RELEASES)[list(RELEASES).index(release) + 1 :]
-    for name, row in RELEASES[release].items():
-        assert differing([name, "--release", release], row) == {}, name
-        if not any(name in RELEASES[other] for other in later):
-            assert differing([name], row) == {}, name
+def words_for(name: str, *words: str) -> list[str]:
+    return [*words, "--generated-data", *PARTS.get(name, "").split()]
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Values in one spelling."""
+    later = re.compile(r"stage([0-9]+)/unit([0-9]+)/")
+    splits = tuple(later.sub(lambda m: f"b{m[1]}/{int(m[2]) - 1}/", split) for split in values["pipeline_splits"])
+    return {name: value for name, value in {**values, "pipeline_splits": splits}.items() if name not in UNLIKE}
+
+
+@pytest.mark.parametrize("release", REFERENCE)
+def test_every_block_of_a_release(release, tmp_path):
+    """The block of the release's own file and that of the name here are the same options, and both can be carried out. The
+    plain name is the last release's."""
+    file = tmp_path / "original.yml"
+    file.write_text(json.dumps(blocks_of(release)))  # JSON is YAML
+    own_file = ("--config-path", str(file))
+    meant = {
+        name: plain(cli.parse(["--config", name, *words_for(name, *own_file)], "train", None, {}).options.values())
+        for name in blocks_of(release)
+    }
+    for name, values in meant.items():
+        values |= WITHOUT_VERSION if release == "2.0" and "efficientnet" in name else {}
+        last = [each for each in REFERENCE if name in REFERENCE[each]][-1]
+        for words in ([["--release", release]] if release != MEME_RELEASE else []) + ([[]] if release == last else []):
+            found = plain(resolved(name, *words_for(name, *words)).options.values())
+            assert {key: (found[key], values[key]) for key in found if found[key] != values[key]} == {}, name
 
 
 def test_names_of_releases():
     spans = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).spans()
     found = {release: {name for name, span in spans.items() if version(release) in span} for release in RELEASES}
-    assert found == {release: set(table) for release, table in RELEASES.items()}
-    assert {name for table in RELEASES.values() for name in table} == set(spans)
+    assert found == {release: set(REFERENCE[release]) for release in RELEASES}
+    assert {name for release in RELEASES for name in REFERENCE[release]} == set(spans)
 
 
 @pytest.mark.parametrize("words", ["mk2_efficientnet_b4_g16_16ipus --release v2.1.0", "mk2_efficientnet_b4_g16_16ipus@2.1",
@@ -257,30 +259,6 @@ def test_a_release_that_had_no_such_name():
         with pytest.raises(OptionError) as caught:
             cli.parse(["--config", name, "--release", release], "train", None, {})
         assert first in command_line.shown(caught.value)  # with its lists on lines of their own
-
-
-# More efficient EfficientNet: what the runs have in common, and what else some of them say
-
-
-def test_every_option_of_the_meme_runs():
-    for kind, size, micro, shards, replicas, count, *splits in MEME_ROWS:
-        row = MEME_COMMON | meme_network(size, kind) | layout(*map(int, (micro, shards, replicas, count)))
-        row |= given(pipeline_splits=tuple(splits))
-        for extras in (f"{size} {kind}", f"{size} {kind.replace('-GN-', '-').replace('-LN_PN-', '-')}"):
-            row |= MEME_EXTRAS.get(extras, {})
-        assert differing([f"{size}-{kind}_16IPU_{shards}x{replicas}"], row) == {}, (size, kind)
-
-
-def test_parts_of_the_meme_runs_chosen_alone():
-    """With data set, precision and rounding: they lacked them, and were other networks' numbers."""
-    common = {name: MEME_COMMON[name] for name in ("model", "dataset", "precision", "stochastic_rounding", "eight_bit_io",
-                                                   "enable_half_partials", "standard_imagenet")}  # fmt: skip
-    for size in SIDES:
-        alone = given(model_size=size, mixup_alpha=MIXUP[size], cutmix_lambda=CUTMIX[size])
-        assert differing([size], common | alone) == {}
-        assert differing([f"{size}_Half_Res"], common | alone | given(image_size=HALF_SIDES[size])) == {}
-        for kind in ("G1-GN", "G16-GN", "G16-LN_PN"):
-            assert differing([f"{size}-{kind}"], common | meme_network(size, f"{kind}-Native")) == {}
 
 
 def test_the_large_batch_is_the_same_training_on_every_system():
