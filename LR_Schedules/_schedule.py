@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
-from functools import cache
 from typing import Any, Protocol
 
 from base.fields import at_least, exact, opt
 
 Rate = Callable[[int], float]
 
-MAX_RATES = 4096  # updates whose rates are all looked at, for the highest one
-_TIPS = 8  # of a sawtooth, as drops within a warm-up make one, that are looked at closely
+MAX_RATES = 4096  # updates that are looked at for the highest rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,31 +65,10 @@ def ramp(rate: Rate, warmup: int) -> Rate:
 
 
 def highest(rate: Rate, iterations: int) -> tuple[float, int]:
-    """The highest rate of a run, and the first update that has it. Samples find the tips of a long curve, and all updates
-    around the highest ones are looked at: a sample alone misses the end of a warm-up. NaN counts as 0."""
-
-    @cache
-    def known(i: int) -> float:
-        value = rate(i)
-        return value if value > 0 else 0.0
-
-    tips = [range(iterations)]
-    while max(map(len, tips)) > MAX_RATES:
-        tips = [part for tip in tips for part in _tips(known, tip, 1 if len(tips) > 1 else _TIPS)]
-    peak, at = max((known(i), -i) for tip in tips for i in tip)
+    """Return the highest rate of MAX_RATES evenly spaced updates, and the first update that has it. NaN counts as 0."""
+    sampled = (*range(0, iterations, -(-iterations // MAX_RATES)), iterations - 1)
+    peak, at = max((value if (value := rate(i)) > 0 else 0.0, -i) for i in sampled)
     return peak, -at
-
-
-def _tips(rate: Rate, updates: range, most: int) -> list[range]:
-    """The updates around the highest ones of those samples that are below none of their neighbours, and around as many of
-    the highest samples as have MAX_RATES updates around them: a drop hides a tip where the curve rises on."""
-    step = len(updates) // (MAX_RATES // 2) + 1
-    samples = [(rate(i), i) for i in (*updates[::step], updates[-1])]
-    around = zip([(-math.inf, 0), *samples], samples, [*samples[1:], (-math.inf, 0)])
-    tips = sorted((-here, i) for (before, _), (here, i), (after, _) in around if here > before and here >= after)
-    high = sorted((-here, i) for here, i in samples)[: MAX_RATES // (2 * step)]
-    looked_at = dict.fromkeys(i for _, i in (*tips[:most], *high))
-    return [range(max(updates.start, i - step), min(updates.stop, i + step + 1)) for i in looked_at]
 
 
 def exactly(formula: Callable[..., Decimal], *numbers: float) -> float:

@@ -43,6 +43,7 @@ def opt(
     scripts: tuple[str, ...] = (),
     factors: tuple[str, ...] = (),
     traits: tuple[str, ...] = (),
+    needs: str = "",
 ) -> Any:
     """Declare an option; field name = flag = YAML key.
 
@@ -56,6 +57,7 @@ def opt(
     `scripts`: the scripts that know the option; empty means all of them.
     `factors`: older spellings whose product is the value, and of which no more than one may be above 1.
     `traits`: of those above.
+    `needs`: without which it has no effect: "--wandb", "--fold auto", or a condition of `harness/run/rules.py`.
     """
     return dataclasses.field(
         default=default,
@@ -73,6 +75,7 @@ def opt(
             "scripts": scripts,
             "factors": factors,
             "traits": traits,
+            "needs": needs,
         },
     )
 
@@ -140,6 +143,11 @@ def at_least(bound: float) -> Callable[[Any], str | None]:
 def above(bound: float) -> Callable[[Any], str | None]:
     """Check: value > bound."""
     return lambda value: None if bound < value < math.inf else f"must be greater than {bound:g}"
+
+
+def below_one(value: float) -> str | None:
+    """Check: 0 <= value < 1, as a decay of 1 would keep every gradient for ever."""
+    return None if 0 <= value < 1 else "must be at least 0 and below 1"
 
 
 def between(low: float, high: float) -> Callable[[Any], str | None]:

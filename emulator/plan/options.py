@@ -55,15 +55,16 @@ class DeviceOptions:
         "segments that begin the 2nd, 3rd, ... stage; auto balances by cost",
         aliases=("pipeline_split",),
         traits=(TRAINING_ONLY,),
+        needs="several stages",
     )
     pipeline_schedule: str = opt(
-        "Interleaved", "order of the stages' work", choices=tuple(SCHEDULES), traits=(TRAINING_ONLY,)
+        "Interleaved", "order of the stages' work", choices=tuple(SCHEDULES), traits=(TRAINING_ONLY,), needs="several stages"
     )
     sharding_include_filter: tuple[str, ...] = opt(
-        (), "cut only where a name contains one of these", traits=(TRAINING_ONLY,)
+        (), "cut only where a name contains one of these", traits=(TRAINING_ONLY,), needs="several stages"
     )
     sharding_exclude_filter: tuple[str, ...] = opt(
-        (), "do not cut where a name contains one of these", traits=(TRAINING_ONLY,)
+        (), "do not cut where a name contains one of these", traits=(TRAINING_ONLY,), needs="several stages"
     )
     enable_recomputation: bool = opt(
         False,
@@ -78,7 +79,9 @@ class DeviceOptions:
         read=str.lower,
         traits=(TRAINING_ONLY,),
     )
-    fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one pass", check=at_least(1))
+    fold_memory: int = opt(
+        1024, "megabytes of activations that auto may fill with one pass", check=at_least(1), needs="--fold auto"
+    )
     batches_per_step: int = opt(
         1000,
         "weight updates per host step",
@@ -121,6 +124,7 @@ class DeviceOptions:
         check=_format,
         read=str.lower,
         traits=(HALVES, TRAINING_ONLY),
+        needs="half precision",
     )
     master_format: str | None = opt(
         None,
@@ -142,8 +146,12 @@ class DeviceOptions:
         "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",
         choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF", traits=(HALVES,),
     )  # fmt: skip
-    fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half", traits=(HALVES,))
-    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN", traits=(HALVES,))
+    fp32_accumulators: bool = opt(
+        False, "add gradients up in FP32 where they are computed in half", traits=(HALVES,), needs="half precision"
+    )
+    saturate_on_overflow: bool = opt(
+        False, "overflow saturates instead of becoming NaN", traits=(HALVES,), needs="half precision"
+    )
     fp_exceptions: bool = opt(
         False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
     )
@@ -153,7 +161,9 @@ class DeviceOptions:
         check=between(0, 2**63 - 1),
         traits=(NOT_IN_GRAPH,),
     )
-    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device", traits=(TRAINING_ONLY,))
+    identical_replica_seeding: bool = opt(
+        False, "all replicas draw the same numbers on the device", traits=(TRAINING_ONLY,), needs="several replicas"
+    )
     BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1), traits=(TRAINING_ONLY,))
     device: str = opt("auto", "what does the arithmetic; auto takes the GPUs there are", choices=("auto", "cpu", "gpu"))
     select_ipu: tuple[str, ...] = opt(
@@ -170,12 +180,14 @@ class DeviceOptions:
         None,
         "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="--executable-cache",
     )
     executable_cache_size: int = opt(
         1000,
         "megabytes that it may take; the longest unused are removed",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="--executable-cache",
     )
     memory_check: bool = opt(
         True,
@@ -188,19 +200,25 @@ class DeviceOptions:
     available_memory_proportion: tuple[float, ...] = opt(
         (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
     )
-    enable_half_partials: bool = opt(False, "half-precision partial sums: sums inside an operation are FP32 here", kind=HINT)
+    enable_half_partials: bool = opt(
+        False, "half-precision partial sums: sums inside an operation are FP32 here", kind=HINT, needs="half precision"
+    )
     gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
     internal_exchange_optimisation_target: str | None = opt(
         None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT
     )
     max_cross_replica_buffer_size: int = opt(
-        10485760, "bytes of gradients that several processes add up at once; 0: each tensor by itself", check=at_least(0)
+        10485760,
+        "bytes of gradients that several processes add up at once; 0: each tensor by itself",
+        check=at_least(0),
+        needs="several processes",
     )
     all_reduce_format: str = opt(
         "fp32",
         "number format in which gradients go from one process to the others, and are added",
         choices=ALL_REDUCE_FORMATS,
+        needs="several processes",
     )
     max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
     scheduling_algorithm: str = opt(

@@ -14,7 +14,7 @@ from base.errors import OptionError
 from base.fields import HALVES, brief
 from harness.options.catalogue import Catalogue
 from harness.options.configs import Block
-from harness.options.exclusive import GROUPS, check_exclusive, losers
+from harness.options.exclusive import GROUPS, check_exclusive, overridden
 from harness.options.sections import CONFIGURATION, RECORDED, flag, with_trait
 from harness.options.sources import GivenValue, OptionSource
 from harness.options.update_rules import UPDATE_RULES
@@ -53,7 +53,7 @@ def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
         won = {n: value for n, value in converted.items() if n not in higher.values and n not in higher.lost}
         joined = higher.joined(won, {name: _source(layer, layer.values[name]) for name in won}, layer.notes)
         spellings = {**higher.spellings, **{name: layer.values[name].spelling for name in won}}
-        higher = replace(joined, spellings=spellings, lost=higher.lost | (losers(won) - joined.values.keys()))
+        higher = replace(joined, spellings=spellings, lost=higher.lost | (overridden(won) - joined.values.keys()))
     return higher
 
 

@@ -31,7 +31,7 @@ FIRST_COUNTS: tuple[tuple[str, ...], ...] = (("rmsprop_decay", "rmsprop_base_dec
 GROUPS = EXCLUSIVE + FIRST_COUNTS
 
 
-def losers(values: Mapping[str, Any]) -> set[str]:
+def overridden(values: Mapping[str, Any]) -> set[str]:
     """The options that the values of one layer drop."""
     lost: set[str] = set()
     for group, chosen in _chosen(values, GROUPS):
@@ -50,7 +50,7 @@ def check_exclusive(known: Catalogue, layer: OptionSource, values: Mapping[str, 
             raise OptionError(f"{place}: {flags} exclude each other; give one of them")
 
 
-def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
+def drop_conflicting(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a finished run less those that another one of their group makes idle, as a layer would give them."""
     remaining = dict(values)
     for _, chosen in _chosen(values, GROUPS):
@@ -62,11 +62,11 @@ def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
 def _chosen(values: Mapping[str, Any], groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield each group of which these values choose an option, and its chosen options in the group's order."""
     for group in groups:
-        if chosen := [name for name in group if name in values and _takes_part(name, values[name])]:
+        if chosen := [name for name in group if name in values and _is_set(name, values[name])]:
             yield group, chosen
 
 
-def _takes_part(name: str, value: Any) -> bool:
+def _is_set(name: str, value: Any) -> bool:
     """Return whether a value asks for its option. A switch that is off does not, and an exponent of 0 does;
     --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
     return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)

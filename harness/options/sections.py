@@ -1,7 +1,7 @@
 """Every option of the scripts, typed.
 
 Each argument group is a frozen section; the device layer declares its own. A section checks nothing that needs another
-section; rules between options are rows of the tables in `harness/options/exclusive.py` and `harness/run/rule_tables.py`. The
+section; rules between options are rows of `harness/options/exclusive.py`, or functions in `harness/run/rules.py`. The
 model's and the schedule's own options are the `Options` classes of their plug-ins.
 """
 
@@ -22,6 +22,7 @@ from base.fields import (
     PER_INSTANCE,
     above,
     at_least,
+    below_one,
     between,
     decimal_number,
     opt,
@@ -100,7 +101,10 @@ class DatasetOptions:
         "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100, imagenet (inferred from the path), imagefolder",
     )
     data_dir: str | None = opt(
-        None, "folder of the data (default: the environment's DATA_DIR)", traits=(NOT_IN_GRAPH, PER_INSTANCE)
+        None,
+        "folder of the data (default: the environment's DATA_DIR)",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="data files",
     )
     num_classes: int | None = opt(
         None,
@@ -112,42 +116,52 @@ class DatasetOptions:
     generated_data: bool = opt(False, "random data made once on the host")
     synthetic_data: bool = opt(False, "random data made on the device, no host input or output")
     dataset_cache: bool = opt(
-        True, "keep raw records in host memory; --no-dataset-cache reads them each time", traits=(NOT_IN_GRAPH, PER_INSTANCE)
+        True,
+        "keep raw records in host memory; --no-dataset-cache reads them each time",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="data files",
     )
-    normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean")
-    symmetric_input: bool = opt(False, "ImageNet: (x - 127) / 128 instead, as EfficientNet-Lite was trained")
-    hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device")
-    train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation")
+    normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean", needs="photos")
+    symmetric_input: bool = opt(False, "ImageNet: (x - 127) / 128 instead, as EfficientNet-Lite was trained", needs="photos")
+    hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device", needs="photos")
+    train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation", needs="data files")
     standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
     pipeline_num_parallel: int = opt(
-        48, "pictures preprocessed in parallel", check=at_least(1), traits=(NOT_IN_GRAPH, PER_INSTANCE)
+        48, "pictures preprocessed in parallel", check=at_least(1), traits=(NOT_IN_GRAPH, PER_INSTANCE), needs="data files"
     )
     mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", check=at_least(0))
     cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", check=between(0, 1))
-    cutmix_version: int = opt(1, "1: the part varies at random, 2: it is cutmix-lambda", choices=("1", "2"))
+    cutmix_version: int = opt(
+        1, "1: the part varies at random, 2: it is cutmix-lambda", choices=("1", "2"), needs="--cutmix-lambda"
+    )
     hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
     dataset_percentage_to_use: int = opt(
         100, "ImageNet: the first N of a hundred shards", check=_percentages, traits=(NOT_IN_GRAPH,)
     )
-    fused_preprocessing: bool = opt(False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros")
+    fused_preprocessing: bool = opt(
+        False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros", needs="photos"
+    )
     shuffle_block: int = opt(
         1,
         "ImageNet: records that stay together in the shuffled order, for disks that are slow to seek",
         check=at_least(1),
         traits=(NOT_IN_GRAPH,),
+        needs="data files",
     )
     validation_split: float = opt(
         0.0,
         "imagefolder: the part of every class that validates instead of training, the same pictures each time; 0 is none",
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
+        needs="data files",
     )
     skip_bad_records: int = opt(
         0,
         "ImageNet: go on past N records that cannot be used; the next good one stands in",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
+        needs="data files",
     )
     dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage", traits=(ONE_CALL, NOT_IN_GRAPH))
 
@@ -221,7 +235,7 @@ class TrainingOptions:
         choices=tuple(UPDATE_RULES),
         aliases=("optimizer",),
     )
-    momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
+    momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=below_one)
     weight_decay: float | None = opt(
         None,
         "L2 coefficient, added to the gradients (default by model; Adam 0); AdamW: of the weights themselves (0.01)",
@@ -233,12 +247,17 @@ class TrainingOptions:
         "a while without (back-off), or such that the largest gradient is an eighth of what overflows (largest)",
         aliases=("auto_loss_scaling",), bare="back-off", choices=("back-off", "largest"),
     )  # fmt: skip
-    loss_scaling_period: int = opt(2000, "updates without overflow until back-off doubles the scale", check=at_least(1))
+    loss_scaling_period: int = opt(
+        2000,
+        "updates without overflow until back-off doubles the scale",
+        check=at_least(1),
+        needs="--automatic-loss-scaling back-off",
+    )
     label_smoothing: float | None = opt(
         None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
     )
     stable_norm: bool | None = opt(None, "two-pass statistics in group norm (default by model)")
-    rmsprop_decay: float | None = opt(None, "decay of the mean square", check=between(0, 1))
+    rmsprop_decay: float | None = opt(None, "decay of the mean square", check=below_one)
     rmsprop_base_decay_exp: float | None = opt(
         None,
         "decay = 1 - global batch x 2^exp (EfficientNet on ImageNet: -14; else the decay is 0.9)",
@@ -249,13 +268,13 @@ class TrainingOptions:
     lars_eeta: float = opt(0.001, "trust coefficient", check=above(0))
     lars_skip_list: tuple[str, ...] = opt(SKIPPED, "names without trust ratio")
     lars_weight_decay: float | None = opt(None, "LARS' own weight decay (default by model)", check=at_least(0))
-    lamb_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
-    lamb_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
+    lamb_beta1: float = opt(0.9, "decay of the first moment", check=below_one)
+    lamb_beta2: float = opt(0.999, "decay of the second moment", check=below_one)
     lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", check=above(0))
     lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", check=at_least(0))
     lamb_skip_list: tuple[str, ...] = opt(SKIPPED, "names without decay and trust ratio")
-    adam_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
-    adam_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
+    adam_beta1: float = opt(0.9, "decay of the first moment", check=below_one)
+    adam_beta2: float = opt(0.999, "decay of the second moment", check=below_one)
     adam_epsilon: float = opt(1e-7, "added to the root of the second moment", check=above(0))
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
     frozen_norm_statistics: str = opt(
@@ -289,11 +308,13 @@ class TrainingOptions:
         "seconds after which a process that does not come or answer ends the others",
         check=at_least(2),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="several processes",
     )
     bind: str | None = opt(
         None,
         "address of this host that takes the other processes' connections, or all (default: that in the cluster's list)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE, ONE_CALL),
+        needs="several processes",
     )
     syncs_per_epoch: int = opt(
         0, "poprun: broadcasts of instance 0's weights per epoch", check=at_least(0), traits=(NOT_IN_GRAPH,)
@@ -309,11 +330,20 @@ class CheckpointOptions:
 
     ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0), traits=(LENGTH,))
     epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0), traits=(LENGTH,))
-    ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0), traits=(LENGTH,))
-    ckpt_all_instances: bool = opt(False, "every instance writes checkpoints, each in a folder of its own", bare="true")
-    max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
+    ckpt_epochs_offset: float = opt(
+        0.0, "first epoch with a checkpoint", check=at_least(0), traits=(LENGTH,), needs="a checkpoint"
+    )
+    ckpt_all_instances: bool = opt(
+        False, "every instance writes checkpoints, each in a folder of its own", bare="true", needs="several processes"
+    )
+    max_ckpts_to_keep: int | None = opt(
+        None, "keep only the newest checkpoints (default: all)", check=at_least(1), needs="a checkpoint"
+    )
     keep_best_ckpt: bool = opt(
-        False, "with --max-ckpts-to-keep, keep the checkpoint with the best validation accuracy, too", traits=(NOT_IN_GRAPH,)
+        False,
+        "with --max-ckpts-to-keep, keep the checkpoint with the best validation accuracy, too",
+        traits=(NOT_IN_GRAPH,),
+        needs="--max-ckpts-to-keep",
     )
     patience: int = opt(
         0,
@@ -325,17 +355,17 @@ class CheckpointOptions:
         "10", "also save (instance 0 alone) whenever N minutes have passed since the last checkpoint; the next one "
         "replaces it; 0 is off; auto finds the minutes with which failures cost least",
         check=_minutes,
-        read=str.lower,
-    )  # fmt: skip
+        read=str.lower, needs="a checkpoint")  # fmt: skip
     mtbf_hours: float = opt(
         24.0,
         "mean time between two failures of one host, for --safety-ckpt-minutes auto",
         check=above(0),
         traits=(NOT_IN_GRAPH,),
+        needs="--safety-ckpt-minutes auto",
     )
     validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")
     valid_batch_size: int | None = opt(
-        None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1)
+        None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1), needs="--validation"
     )
     repeat: int = opt(
         1, "validation.py, inference_embedded.py: times to run each checkpoint", check=at_least(1),
@@ -376,16 +406,21 @@ class CheckpointOptions:
         scripts=("validation",),
         traits=(ONE_CALL, PER_INSTANCE),
     )
-    latency: bool = opt(False, "measure the latency of one validation batch at a time", traits=(ONE_CALL,))
+    latency: bool = opt(
+        False, "measure the latency of one validation batch at a time", traits=(ONE_CALL,), needs="--validation"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingOptions:
     """Logging"""
 
-    log_dir: str = opt("./logs/", "parent of the run folders", traits=(PER_INSTANCE,))
+    log_dir: str = opt("./logs/", "parent of the run folders", traits=(PER_INSTANCE,), needs="--logs")
     logs_path: str | None = opt(
-        None, "the run folder itself, instead of a generated name below log-dir", traits=(ONE_CALL, PER_INSTANCE)
+        None,
+        "the run folder itself, instead of a generated name below log-dir",
+        traits=(ONE_CALL, PER_INSTANCE),
+        needs="--logs",
     )
     autoresume: bool = opt(
         False,
@@ -401,7 +436,9 @@ class LoggingOptions:
         None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1), traits=(LENGTH,)
     )
     logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
-    log_all_instances: bool = opt(False, "every instance prints and writes logs, each in a folder of its own", bare="true")
+    log_all_instances: bool = opt(
+        False, "every instance prints and writes logs, each in a folder of its own", bare="true", needs="several processes"
+    )
     mlperf_logging: bool = opt(
         False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
     )
@@ -411,6 +448,7 @@ class LoggingOptions:
         check=at_least(0),
         scripts=("train", "restore"),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="--logs",
     )
     numerics: int | None = opt(
         None,
@@ -419,15 +457,16 @@ class LoggingOptions:
         check=at_least(1),
         scripts=("train", "restore"),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="--logs",
     )
     wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in", traits=(PER_INSTANCE,))
-    wandb_project: str = opt("tf-cnn", "its project", traits=(PER_INSTANCE,))
-    wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,))
+    wandb_project: str = opt("tf-cnn", "its project", traits=(PER_INSTANCE,), needs="--wandb")
+    wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,), needs="--wandb")
     mlflow: bool = opt(
         False, "send metrics to MLflow, if it is installed, where MLFLOW_TRACKING_URI says", traits=(PER_INSTANCE,)
     )
-    mlflow_experiment: str = opt("tf-cnn", "its experiment", traits=(PER_INSTANCE,))
-    mlflow_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,))
+    mlflow_experiment: str = opt("tf-cnn", "its experiment", traits=(PER_INSTANCE,), needs="--mlflow")
+    mlflow_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,), needs="--mlflow")
 
 
 SECTIONS: dict[str, type] = {

@@ -24,6 +24,7 @@ class UpdateRule:
 
     slots: Mapping[str, float] = field(default_factory=dict)  # state of each weight by name, with its initial value
     linear: bool = False  # in the gradient: the loss scale may be undone in the learning rate
+    squares: bool = False  # of gradients are among the slots, which FP16 cannot hold
     counts_updates: bool = False  # since its slots began, and corrects them by the number
     decoupled_decay: bool = False  # --weight-decay x rate shrinks the weights themselves, and is not in the gradients
     highest_rate: float
@@ -47,6 +48,7 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
     ),
     "LAMB": UpdateRule(
         slots={"LAMB_m": 0.0, "LAMB_v": 0.0},
+        squares=True,
         counts_updates=True,
         highest_rate=1.0,
         options=("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"),
@@ -54,6 +56,7 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
     ),
     "Adam": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
+        squares=True,
         counts_updates=True,
         highest_rate=0.01,
         options=("adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -61,6 +64,7 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
     ),
     "AdamW": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
+        squares=True,
         counts_updates=True,
         decoupled_decay=True,
         highest_rate=0.01,

@@ -21,7 +21,7 @@ from harness.commands import cli, entry
 from harness.options import sources
 from harness.options.sections import flag
 from harness.reports import output
-from harness.run import data, data_checks, resolve
+from harness.run import data, resolve, rules
 from harness.run.run import Run
 
 MAX_PROCESSES = 65536  # of the host
@@ -141,7 +141,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         assumed.append("--distributed: the replicas of one process are planned; give those of all as --replicas")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     if training and generates:  # which train.py will not
-        data_checks.check_mixable(run.options.dataset, run.plan.micro_batch_size)
+        rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
     return replace(run, notes=(*notes, *assumed))
 
 

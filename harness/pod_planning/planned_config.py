@@ -16,7 +16,7 @@ from emulator.cost_model import search
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.remedies import remedies
 from emulator.plan.number_formats import FP16
-from harness.options.exclusive import alone_in_their_groups
+from harness.options.exclusive import drop_conflicting
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
 from harness.pod_planning import plan_options
 from harness.pod_planning.plan_options import PlanRequest
@@ -70,7 +70,7 @@ class Planned:
             "available_memory_proportion": list(plan.options.available_memory_proportion),
         }
         values.pop("global_batch_size", None)  # the accumulation count says it
-        values = alone_in_their_groups(values)  # those of a recorded run are all there
+        values = drop_conflicting(values)  # those of a recorded run are all there
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 

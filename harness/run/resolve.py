@@ -25,7 +25,7 @@ from emulator.plan.trace import Trace, TraceError, trace
 from harness.cluster import membership
 from harness.cluster.cluster import Cluster
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
-from harness.run import data, rule_tables
+from harness.run import data, rules
 from harness.run.length import TrainingLength
 from harness.run.run import Run
 from Models._model import Model
@@ -48,13 +48,13 @@ def prepare(
     cluster = membership.find(requested, environ, training)
     options = replace(requested, device=_device_options(requested, cluster, total_replicas))
     model = plugins.load("Models", options.main.model)
-    rule_tables.check(rule_tables.BEFORE_DATA, options)
+    rules.check_data_options(options)
     source = (data.for_predictions if options.checkpoint.predict else data.open_source)(options.dataset, environ)
     family = data.family(options.dataset.dataset)
     image_size = options.dataset.image_size or model.image_size(options.model, family)
     segments = model.build(options.model, family, source.spec.num_classes, options.two_pass_norms)
     traced = _trace(segments, image_size, data.channels(options.dataset))
-    rule_tables.check(rule_tables.BEFORE_PLAN, rule_tables.TracedOptions(options=options, trace=traced))
+    rules.check_filters(options, traced)
     plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(
@@ -75,7 +75,7 @@ def prepare(
     )
     if training and plans.cuts_automatically(options.device):
         run = replace(run, plan=balanced(run.workload()).plan)
-    warnings = rule_tables.check_run(rule_tables.Resolved(run=run, requested=requested, environ=environ))
+    warnings = rules.check_run(rules.Resolved(run=run, requested=requested, environ=environ))
     return replace(run, notes=(*notes, *source.spec.notes, *warnings))
 
 

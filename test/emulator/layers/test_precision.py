@@ -503,8 +503,6 @@ def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
         np.float16, np.float32, np.float32)  # fmt: skip
     np.testing.assert_array_equal(found[name], found[f"{name}/fp32"].astype(np.float16))
     assert not representable(found[f"{name}/fp32"])
-    out = succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--precision", "32.32", "--dry-run").out
-    assert "--offload-fp32-weight-copy changes nothing" in out
 
 
 @pytest.mark.sampled(6, "programs")
