@@ -357,6 +357,8 @@ def replaced_values(resolved: Resolved) -> Iterator[str]:
             f"--stochastic-rounding {before.stochastic_rounding}: {run.plan.precision.name} has FP32 weights: results and "
             "gradients are rounded at random (all)"
         )
+    if run.trains and run.options.device.enable_half_partials and run.plan.precision.rounds_results:
+        yield "--enable-half-partials is not emulated: all sums inside an operation are FP32"
     if run.trains and run.options.device.pipeline and run.options.device.shards == 1:
         stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "one stage"
         yield f"--pipeline with --shards 1: {stages} on one device, run as Sequential"

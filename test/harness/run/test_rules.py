@@ -46,6 +46,7 @@ WARNED = [
     ("--groups 4 --contiguous-groups", {}, "--contiguous-groups has no effect without group norm"),
     ("--group-norm --BN-decay 0.9", {}, "--BN-decay 0.9 has no effect without batch norm"),
     ("--precision 32.32 --fp32-accumulators", {}, "--fp32-accumulators has no effect without half precision"),
+    ("--enable-half-partials", {}, "--enable-half-partials is not emulated"),
     ("--pipeline-schedule Grouped", {}, "--pipeline-schedule Grouped has no effect without several stages"),
     ("--identical-replica-seeding", {}, "--identical-replica-seeding has no effect without several replicas"),
     ("--worker-timeout 5", {}, "--worker-timeout 5.0 has no effect without several processes"),
