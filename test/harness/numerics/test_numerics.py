@@ -119,8 +119,6 @@ def test_weights_are_those_of_the_update(tmp_path):
 
 
 def test_numerics_need_a_folder_and_a_number():
-    assert (
-        "--numerics 2 has no effect" in succeed("train", *WORDS, "--numerics", 2, "--no-logs", "--dry-run").out
-    )
+    assert "--numerics 2 has no effect" in succeed("train", *WORDS, "--numerics", 2, "--no-logs", "--dry-run").out
     result = run("train", *WORDS, "--numerics", 0, "--dry-run")
     assert result.code == 2 and "must be at least 1" in result.err
