@@ -207,6 +207,57 @@ def test_variances_are_exact_far_from_zero():
     np.testing.assert_allclose(y.astype(np.float64).var((1, 2)), 1, rtol=1e-4)
 
 
+@pytest.mark.parametrize("switch", ["1", "off"])
+def test_norms_of_one_pass_far_from_zero(switch, monkeypatch):
+    """The mean of the squares less the square of the mean is a small difference of large numbers: exact enough for 30
+    deviations, and below 0 for some of these samples with 10^5 and more, whose variance counts as 0."""
+    monkeypatch.setenv(library.SWITCH, switch)
+    noise, ones = np.random.default_rng(6).normal(0, 1, (16, 30, 30, 4)).astype(np.float32), np.ones(4)
+    norm = grouped(GroupNorm(groups=4, epsilon=1e-5), "linear")
+    for mean, deviation in ((30, 1), (100, 1e-3), (1000, 1e-3)):
+        x = np.float32(mean + deviation * noise)
+        wide = x.astype(np.float64)
+        wide -= wide.mean((1, 2), keepdims=True)
+        y, *slopes = outcome(norm, {"x": x, "gamma": ones, "beta": 0 * ones, "dy": noise}, np.float32)
+        assert all(np.isfinite(each).all() for each in (y, *slopes))
+        assert np.abs(y).max() <= np.abs(wide).max() / np.sqrt(1e-5) + 1
+        if deviation == 1:
+            np.testing.assert_allclose(y, wide / wide.std((1, 2), keepdims=True), atol=1e-2)
+
+
+# gamma 0 makes beta the number that the activation sees: at a kink the slope is 0, as TensorFlow has it
+KINKS = {
+    "relu": {-(2.0**-14): 0, 0.0: 0, 2.0**-14: 1},
+    "relu6": {-(2.0**-14): 0, 0.0: 0, 2.0**-14: 1, 6 - 2.0**-8: 1, 6.0: 0, 6 + 2.0**-8: 0},
+}
+
+
+@pytest.mark.parametrize("switch", ["1", "off"])
+@pytest.mark.parametrize("rounding", [None, Rounding()], ids=["exact", "rounded"])
+@pytest.mark.parametrize("norm", ["group", "proxy", "batch"])
+@pytest.mark.parametrize("activation", KINKS)
+def test_slopes_at_kinks(activation, norm, rounding, switch, monkeypatch):
+    monkeypatch.setenv(library.SWITCH, switch)
+    if norm == "batch" and not library.identity():
+        pytest.skip("TensorFlow's own operations do it then")
+    numbers, policy = np.float32([*KINKS[activation]]), GroupNorm(groups=1, epsilon=1e-3)
+    shape = 3, 9, 7, len(numbers)
+    inputs = drawn(shape, 9) | {"gamma": 0 * numbers, "beta": numbers, "dy": np.ones(shape)}
+
+    def normed(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
+        if norm == "batch":
+            return batch_norm.native_batch_norm(x, gamma, beta, 1, 1e-3, activation, rounding)[0]
+        if norm == "group":
+            return group_norm.group_norm(x, gamma, beta, policy, activation, rounding)
+        rows = beta, gamma, tf.zeros_like(beta), tf.ones_like(beta)
+        return group_norm.proxy_norm(x, rows, policy, activation, scaled=True, rounding=rounding)
+
+    y, dx, _, dbeta = outcome(normed, inputs, np.float32)
+    assert np.array_equal(y[0, 0, 0], np.clip(numbers, 0, 6 if activation == "relu6" else None))
+    assert not dx.any()
+    assert np.array_equal(dbeta, np.float32([*KINKS[activation].values()]) * 3 * 9 * 7)
+
+
 NORMS = grouped(GroupNorm(groups=4, two_pass=True), "swish"), batched(5, "swish")
 
 
