@@ -112,7 +112,7 @@ def _timeline(prediction: Prediction) -> str:
     end = max(last for _, _, last in bars)
     scale, row, top = (WIDTH - LEFT - RIGHT) / end, 26.0, 44.0
     bottom = top + row * stages
-    entries = ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle"))
+    entries = ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are micro-batches"))
     legend, height = _legend(entries, bottom + 44)
 
     def parts() -> Iterator[str]:
@@ -132,7 +132,7 @@ def _timeline(prediction: Prediction) -> str:
         yield from legend
 
     plan = prediction.workload.plan
-    name = f"{plan.schedule}, one replica: {count} of {plan.accumulation} micro-batches"
+    name = f"{plan.schedule}, one replica: {count} of {plan.accumulation}"
     return _picture(name, height, parts())
 
 
