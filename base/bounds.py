@@ -5,71 +5,32 @@ A claim beyond them is a ValueError with the reason, and the bound, in one line;
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from base.fields import brief
 
 TEXT = 1 << 20  # bytes of a file with settings
-DEPTH = 64  # of JSON
 RANK = 8  # of an array of weights
 MAX_SHOWN = 400  # characters of another error's message
 
 
-_MARKS = {codecs.BOM_UTF8: "a byte-order mark", codecs.BOM_UTF16_LE: "UTF-16's mark", codecs.BOM_UTF16_BE: "UTF-16's mark"}
-
-
 class NotJson(ValueError):
-    """A text that is no JSON, or no text in UTF-8."""
+    """A text that is not JSON in UTF-8."""
 
 
 def json_value(text: str | bytes) -> Any:
-    """The value of a JSON text in UTF-8, nested at most DEPTH deep, with no name twice in one object."""
-    mark = next((name for mark, name in _MARKS.items() if isinstance(text, bytes) and text.startswith(mark)), None)
-    if mark:
-        raise NotJson(f"it begins with {mark}, and JSON in UTF-8 has none")
-    if not text.strip():
-        raise NotJson("it is empty")
-    too_deep = f"its JSON is nested more than {DEPTH} deep"
+    """Return the value of a JSON text in UTF-8; ValueError for one that is nested too deeply."""
     try:
-        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, object_pairs_hook=_object)
+        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
-        raise ValueError(too_deep) from None
+        raise ValueError("its JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise NotJson(f"it is no JSON from line {error.lineno}, column {error.colno} on") from None
+        raise NotJson(f"it is not JSON from line {error.lineno}, column {error.colno} on") from None
     except UnicodeDecodeError as error:
-        raise NotJson(f"it is no UTF-8 text from byte {error.start} on") from None
-    except _Twice:
-        raise
-    except ValueError:  # Python's own advice is for programmers
-        raise ValueError("its JSON has a number of thousands of digits") from None
-    level, depth = _containers([value]), 0
-    while level and depth < DEPTH:
-        level = [inner for each in level for inner in _containers(each.values() if isinstance(each, dict) else each)]
-        depth += 1
-    if level:
-        raise ValueError(too_deep)
-    return value
-
-
-class _Twice(ValueError):
-    """A name that one object of a JSON text gives two values."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise _Twice(f"its JSON gives '{brief(twice)}' twice")
-    return entries
-
-
-def _containers(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if isinstance(value, (dict, list))]
+        raise NotJson(f"it is not UTF-8 text from byte {error.start} on") from None
 
 
 def elements(name: str, shape: Any, most: int) -> int:

@@ -831,7 +831,7 @@ CLUSTER = '{"cluster": {"worker": ["a:1000", "b:1000"]}%s}'
     ("environ", "more", "part"),
     [
         ({}, "--distributed", "--distributed needs the environment variable TF_CONFIG"),
-        ({"TF_CONFIG": "{"}, "--distributed", "TF_CONFIG cannot be used (it is no JSON from line 1, column 2 on), and must be JSON"),
+        ({"TF_CONFIG": "{"}, "--distributed", "TF_CONFIG cannot be used (it is not JSON from line 1, column 2 on), and must be JSON"),
         ({"TF_CONFIG": "[]"}, "--distributed", "TF_CONFIG has no list cluster.worker of host:port, and must be JSON"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a"]}}'}, "--distributed", "'a' is not host:port"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:70000"]}}'}, "--distributed", "'a:70000' is not host:port"),

@@ -20,7 +20,7 @@ from commands import succeed
 
 import log
 from base import plugins
-from base.storage import files, locks, run_tables, tables
+from base.storage import locks, run_tables, tables
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, manifest, pruning, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -164,18 +164,6 @@ def test_no_value_that_a_line_quotes_reaches_the_terminal(tmp_path, capsys):
     log.RunLog(tmp_path).note("warning: a\x1b[2J\x9bb\tc\nof 2\u3000x")
     told = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
     assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == told
-
-
-def test_syncing_leaves_the_file_the_one_that_rows_go_to(tmp_path):
-    """Syncing runs beside training: a copy in the place of a file with two names would lack the row that is written
-    meanwhile."""
-    run_log, _ = written(tmp_path)
-    os.link(tmp_path / "training.csv", tmp_path / "backup.csv")
-    run_log.sync()
-    assert os.path.samefile(tmp_path / "training.csv", tmp_path / "backup.csv")
-    run_log.training_row(row(50))
-    assert not os.path.samefile(tmp_path / "training.csv", tmp_path / "backup.csv")
-    assert [cells["iteration"] for cells in run_log.rows("training.csv")] == ["10", "20", "30", "40", "50"]
 
 
 def test_rows_of_averages_that_are_not_made_anew_are_told_of(tmp_path, capsys):
@@ -575,23 +563,3 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
         run_log.close()
         assert kept.seen == [(1, 0.5), (1, 0.5), not early] and not lost.seen
         assert capsys.readouterr().out.count("--wandb is off for the rest of this run: RuntimeError: no such host\n") == 1
-
-
-def test_rows_go_into_no_other_folder_of_the_name(tmp_path):
-    """As when somebody moves the folder of a validation and makes one anew."""
-    folder, moved = tmp_path / "run", tmp_path / "moved"
-    folder.mkdir()
-    row = {**dict.fromkeys(run_tables.VALIDATION_COLUMNS, 1), "name": "ckpt-1"}
-    first = log.RunLog(folder, console=False, locked=True)
-    first.validation_row(row)
-    assert locks.is_locked(folder)  # nobody else writes or removes it
-    folder.rename(moved)
-    folder.mkdir()
-    with pytest.raises(files.FolderReplaced, match=f"moved to {moved} while it was being written"):
-        first.validation_row(row)
-    assert not list(folder.iterdir()) and len(run_tables.run_table(moved, "validation.csv").read()) == 1
-    first.close()
-    second = log.RunLog(folder, console=False, locked=True)  # what is of no log any longer may lie anywhere
-    second.validation_row(row)
-    second.close()
-    assert not locks.is_locked(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ from base.storage import locks
 from emulator.plan import machine
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.commands import hints
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
@@ -225,51 +223,6 @@ def after_two(monkeypatch) -> Callable[[Callable[[], object]], None]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def test_a_run_whose_folder_is_moved_writes_into_no_other_of_its_name(other_run, after_two, tmp_path):
-    folder, moved = tmp_path / "run", tmp_path / "moved"
-
-    def move() -> None:
-        folder.rename(moved)
-        shutil.copytree(other_run, folder)
-
-    after_two(move)
-    ended = run("train", *SHORT, "--seed", 2, "--logs-path", folder)
-    told = f"the folder was moved to {moved} while it was being written"  # by a row or by a checkpoint
-    assert ended.code == 1 and told in ended.err and str(folder) in ended.err
-    assert contents(folder) == contents(other_run)
-    assert f"Go on:           {hints.command('restore', '--restore-path', str(moved))}\n" in ended.out
-    succeed("restore", "--restore-path", moved)
-    succeed("train", *SHORT, "--seed", 2, "--logs-path", tmp_path / "whole")
-    assert_same_bits(variables(moved, 4), variables(tmp_path / "whole", 4))
-    assert timeless(moved / "training.csv") == timeless(tmp_path / "whole" / "training.csv")
-
-
-def test_a_run_whose_folder_is_removed_ends(after_two, tmp_path):
-    def remove() -> None:
-        (tmp_path / "run").rename(tmp_path / "away")  # at once: a row may be written meanwhile
-        shutil.rmtree(tmp_path / "away")
-
-    after_two(remove)
-    ended = run("train", *SHORT, "--logs-path", tmp_path / "run")
-    assert ended.code == 1 and re.search(r"the folder was (removed|moved to \S+) while it was being written", ended.err)
-    assert "Go on:" not in ended.out and not (tmp_path / "run").exists()
-
-
-def test_a_run_stays_in_the_folder_to_which_a_link_led(other_run, after_two, tmp_path):
-    link, folder, other = (tmp_path / name for name in ("link", "run", "other"))
-    folder.mkdir()
-    link.symlink_to(folder)
-    shutil.copytree(other_run, other)
-
-    def lead_elsewhere() -> None:
-        link.unlink()
-        link.symlink_to(other)
-
-    after_two(lead_elsewhere)
-    assert f"The run is in {folder};" in succeed("train", *SHORT, "--logs-path", link).out
-    assert contents(other) == contents(other_run) and (folder / "ckpt-4.index").exists()
 
 
 def test_the_record_of_a_run_that_goes_on_is_written_again(after_two, tmp_path):

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,8 +20,6 @@ from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
-_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes
-_REMOVED = "the working directory has been removed; change to another one (cd)"
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
 Errors = tuple[type[Exception], ...]
 
@@ -68,18 +66,6 @@ class Parser(Spoken):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-
-def _open_what_is_closed() -> None:
-    """Standard streams that the caller closed lead nowhere; the next file to be opened would take their number, and what
-    libraries write to standard error would go into it."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -134,7 +120,6 @@ def run(
     """
     prog = commands.prog(prog)
     startup.begun(prog)
-    _open_what_is_closed()
     for stream, handling in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=handling)  # a terminal without our characters must not end a run
@@ -148,7 +133,7 @@ def run(
                 return code
             except Exception as error:
                 try:
-                    return _ended(error, _told(prog, words, error, wrong, failures))
+                    return _ended(error, _told(prog, error, wrong, failures))
                 except Exception:
                     stop.raise_if_received()  # a library may have made something else of the request
                     if _ends_process(error):
@@ -179,29 +164,6 @@ def _ended(error: BaseException, code: int) -> int:
     return code
 
 
-def _of_path(error: Exception) -> Exception:
-    """The system's error where pathlib, before Python 3.13, has made one of its own of a loop of links."""
-    inner = error.__context__
-    loop = type(error) is RuntimeError and isinstance(inner, OSError) and inner.errno == errno.ELOOP
-    return inner if loop else error
-
-
-def _remedy(error: OSError) -> str:
-    """The remedy for an error that names no file, as the end of a message."""
-    if "temporary directory" in str(error):
-        return "; set TMPDIR to a folder that can be written"
-    return f": {_REMOVED}" if error.errno == errno.ENOENT and _is_nowhere() else ""
-
-
-def _is_nowhere() -> bool:
-    """Return whether the working directory has been removed."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
-
-
 def shown(text: object) -> str:
     """An error, or its message, without control characters: given values break no line and reach no terminal as they are.
     The lists below the message keep their lines."""
@@ -209,41 +171,22 @@ def shown(text: object) -> str:
     return "\n".join(map(printable, (message, *listed.splitlines())))
 
 
-def _impossible_path(error: OSError, words: Sequence[str]) -> str:
-    """The message for a path that cannot be one, with the option that gave it."""
-    path, option, before = str(error.filename), "", ""
-    for word in words:
-        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        is_long = len(os.fsencode(value)) > _LONGEST_PATH or max(map(len, os.fsencode(value).split(b"/"))) > _LONGEST_NAME
-        at_fault = is_long if error.errno == errno.ENAMETOOLONG else f"{path}/".startswith(f"{value}/")
-        if value and value in path and at_fault and name.startswith("--"):
-            option = f"{name} "
-        before = word
-    remedy = {
-        errno.ENAMETOOLONG: "a name has at most 255 bytes, a path 4,095; give a shorter one",
-        errno.ELOOP: "the link leads to itself; give another path",
-    }[error.errno]
-    return f"{option}{brief(path)}: {error.strerror}: {remedy}"
-
-
 def _give_up_standard_output() -> None:
     """Let what it still holds go nowhere, or the interpreter tries again at its end, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, failures: Errors) -> int:
+def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
         message, *listed = shown(text).split("\n")
-        if os.strerror(errno.ENOENT) in message and _REMOVED not in message and _is_nowhere():
-            message += f"; {_REMOVED}"
         told = "\n".join((message, *listed))
         print(f"{prog}: error: {_bounded(commands.spoken(told))}", file=sys.stderr)
         return code
 
     try:
-        raise _of_path(error)
+        raise error
     except (UsageError, *wrong) as error:
         return report(error, 2)
     except failures as error:
@@ -260,13 +203,10 @@ def _told(prog: str, words: Sequence[str], error: Exception, wrong: Errors, fail
         _give_up_standard_output()
         return report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1  # a run's log names its output
     except OSError as error:
-        if error.errno in _OF_NAMES and error.filename:
-            return report(_impossible_path(error, words), 2)
         if error.filename == signals.STANDARD_OUTPUT:
             _give_up_standard_output()
-        where = f": {error.filename}" if error.filename else ""
-        remedy = "" if where else _remedy(error)
-        return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)
+        where = f": {brief(error.filename)}" if error.filename else ""
+        return report(f"{error.strerror or error}{where}", 2 if error.errno in _OF_NAMES else 1)
     except Exception as error:
         if not tf_runtime.is_of_tensorflow(error):
             raise

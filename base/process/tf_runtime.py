@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from base.errors import OptionError
 
@@ -23,23 +22,22 @@ _LESS = (
     "--enable-recomputation, --fold 1 or a smaller --image-size"
 )
 _OF_DATA, _NO_MEMORY = "DataError: ", "OOM when allocating"  # in a line of TensorFlow's messages
-_THREADS = 14  # at the same time, beside the first: the smallest training has 17 on one core, 23 on two
 # of the loader, and of Python; some libraries give it as one of several tries, in quotation marks
 _STARVED = re.compile(
     r"""[^'"\\]*(?:failed to map segment|cannot allocate memory|can't start new thread)[^'"\\]*""", re.IGNORECASE
 )
-_NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d)")
 
 
 def import_tensorflow(level: str = "2") -> None:
-    """The first import; lines that are not of the information level come out after it. `level`: what TensorFlow leaves out,
-    2 up to warnings, 3 errors too, which are raised anyway. OptionError for an environment that would end the process."""
+    """Import TensorFlow for the first time; OptionError for an environment that would end the process.
+
+    `level`: what it does not log: 2 up to warnings, 3 errors too.
+    """
     if "tensorflow" in sys.modules:
         return
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         if os.environ.get(name, "").strip().startswith("-"):
             raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts with a negative number of threads; unset it")
-    _try_threads(_THREADS)
     with _without_keras():
         _import_quietly(level)
 
@@ -59,37 +57,21 @@ def _without_keras() -> Iterator[None]:
 
 
 def _import_quietly(level: str) -> None:
+    """Import it while standard error goes nowhere: its libraries write there before a logging level counts."""
     if LEVEL in os.environ:
         import tensorflow
 
         return
     os.environ[LEVEL] = level
     sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.memfd_create("standard error"), "w+b") as caught:  # in memory: a folder for temporary files may be missing
-        os.dup2(caught.fileno(), 2)
-        try:
-            import tensorflow  # noqa: F401
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            caught.seek(0)
-            with suppress(OSError):  # nobody reads standard error, or its disk is full: no reason to end a run
-                os.write(2, b"".join(line for line in caught if not _NOISE.match(line)))
-
-
-def _try_threads(count: int) -> None:
-    """RuntimeError if `count` threads cannot be started: TensorFlow, which needs them, would abort."""
-    gate, waiting = threading.Event(), []
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     try:
-        for _ in range(count):
-            thread = threading.Thread(target=gate.wait, daemon=True)
-            thread.start()
-            waiting.append(thread)
+        import tensorflow  # noqa: F401
     finally:
-        gate.set()
-        for thread in waiting:
-            thread.join()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def is_of_tensorflow(error: BaseException | None) -> bool:

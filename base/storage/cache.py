@@ -6,7 +6,6 @@ whole; sizes and checksums recorded beside the files show whether it still is.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -44,12 +43,9 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 
 def digest(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    total = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            total.update(block)
-    return total.hexdigest()
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with input_files.open_regular_file(file) as stream:
+        return input_files.sha256(stream)
 
 
 def _bases(environ: Mapping[str, str]) -> Iterator[Path]:

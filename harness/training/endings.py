@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base import bounds
 from base.process import commands
-from base.storage import files
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.report_page import page
@@ -66,8 +65,7 @@ def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> 
         writer.wait_until_finished()
     except (SaveError, OSError) as error:  # of a task that tells of a checkpoint in a log that takes no more
         log.note(f"warning: {error}")
-    folder = files.held_place(folder)
-    if not run.options.logging.logs or run.cluster.instance or folder is None:
+    if not run.options.logging.logs or run.cluster.instance:
         return
     if writer.latest:
         log.note(f"The newest checkpoint is {writer.latest}.")

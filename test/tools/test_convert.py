@@ -1121,7 +1121,7 @@ def test_damage_to_trees_and_binary_files_is_named(tmp_path):
     code, found, _ = verified(tmp_path / "pets")
     assert found[0].endswith("no picture is left out: " + str(tmp_path / "pets/bee/Thumbs.db"))
     assert code == 1 and found[1].startswith("ant/1.JPEG: says that it is 20000 x 20000 pixels, more than")
-    assert found[2] == "bee/0.JPEG: cannot be read: Is a pipe, not a file"
+    assert found[2] == "bee/0.JPEG: cannot be read: Is a pipe or a device, not a file"
     below = tmp_path / "small" / "cifar-10-batches-bin"
     below.mkdir(parents=True)
     for k in range(1, 5):

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from base.process import command_line, tf_runtime
 from harness.checkpoints import averages, find, read
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import gc_profile
-from harness.processes.folders import FolderError, new_run_folder
 from harness.reports import mlperf, profile
 from log import RunLog
 
@@ -83,42 +81,12 @@ def test_too_little_memory_before_a_command_begins_is_one_line(error):
     assert done.returncode == 1 and re.fullmatch(r"runs\.py: error: .*: give more .*ulimit -v.*\n", done.stderr)
 
 
-def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
-    start, begun = threading.Thread.start, []
-
-    def limited(thread: threading.Thread) -> None:
-        if len(begun) == 3:
-            raise RuntimeError("can't start new thread")
-        begun.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(RuntimeError) as refused:
-        tf_runtime._try_threads(5)
-    assert "ulimit -u" in tf_runtime.starved_message(refused.value)
-    assert len(begun) == 3 and not any(thread.is_alive() for thread in begun)
-
-
 def test_numbers_of_threads_that_tensorflow_aborts_at():
     """By processes of their own, which have not imported it yet."""
     words = ["train.py", "--dataset", "fashion-mnist", "--model-size", "8", "--iterations", "1", "--no-logs"]
     environ = {**os.environ, "TF_NUM_INTEROP_THREADS": "-1"}
     ended = subprocess.run([sys.executable, *words], cwd=plugins.ROOT, env=environ, capture_output=True, text=True)
     assert ended.returncode == 2 and ended.stderr.startswith("train.py: error: TF_NUM_INTEROP_THREADS=-1: "), ended
-
-
-def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch, capsys):
-    def nowhere(*_: object, **__: object) -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    def main(words: list[str]) -> int:
-        return int(nowhere())
-
-    assert command_line.run("train.py", main, [], ()) == 1
-    assert capsys.readouterr().err.endswith("; set TMPDIR to a folder that can be written\n")
-    monkeypatch.setattr("tempfile.mkdtemp", nowhere)
-    with pytest.raises(FolderError, match="set TMPDIR"):
-        new_run_folder("name", "logs", None, keep=False)
 
 
 @pytest.mark.parametrize("look", [read.find_latest, find.select, read.load_init_path, averages.candidates])
@@ -217,17 +185,6 @@ def main(words):
 
 sys.exit(command_line.run("train.py", main, None, ()))
 """
-
-
-@pytest.mark.parametrize("closed", ["0 1 2", "2", "1", "0 2"])
-def test_files_do_not_take_the_place_of_streams_that_are_closed(tmp_path, closed):
-    kept = os.open(tmp_path / "kept", os.O_WRONLY | os.O_CREAT)
-    close = " ".join(f"{number}{'<' if number == '0' else '>'}&-" for number in closed.split())
-    command = ["sh", "-c", f'exec "$@" {close}', "sh", sys.executable, "-c", OPENING, str(tmp_path / "file")]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=kept, stderr=kept, check=False, timeout=60)
-    os.close(kept)
-    assert done.returncode == 0
-    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_a_profile_is_seen_with_any_clock(tmp_path, capfd):

@@ -95,7 +95,7 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     )
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    assert "Is a pipe, not a file" in load(tmp_path / name, "x")[1]
+    assert "Is a pipe or a device, not a file" in load(tmp_path / name, "x")[1]
 
 
 def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
