@@ -385,14 +385,14 @@ def native_arithmetic(resolved: Resolved) -> Iterator[str]:
 
 
 def memory_proportions(resolved: Resolved) -> None:
-    """Refuse a number of values other than one, or two for each shard, unless they come from a configuration for others."""
+    """Refuse a number of values other than one, or two for each shard of a pipeline, unless they come from a configuration
+    for others."""
     run, options = resolved.run, resolved.run.options
     values, shards = options.device.available_memory_proportion, options.device.shards
     own = options.given("available_memory_proportion") or (run.trains and not options.given("shards"))
-    if own and len(values) not in (0, 1, 2 * shards):
-        raise OptionError(
-            f"--available-memory-proportion has {len(values)} values but needs 1, or 2 for each of the {shards} shards"
-        )
+    if own and len(values) > 1 and not (options.device.pipeline and len(values) == 2 * shards):
+        several = f", or 2 for each of the {shards} shards" if options.device.pipeline else " without --pipeline"
+        raise OptionError(f"--available-memory-proportion has {len(values)} values but needs 1{several}")
 
 
 def batch_statistics(resolved: Resolved) -> Iterator[str]:

@@ -93,7 +93,14 @@ def finished(tmp_path_factory) -> Result:
         ("--dataset fashion-mnist --data-dir .", "data set fashion-mnist: --data-dir . lacks the IDX files"),
         ("--dataset cifar-10 --generated-data --groups 5 --group-norm", "16 channels do not divide into 5 norm groups"),
         ("--dataset cifar-10 --generated-data --name-suffix ../x", "--name-suffix '../x' must not contain"),
-        ("--dataset cifar-10 --generated-data --available-memory-proportion .1 .2 .3", "has 3 values but needs 1, or 2"),
+        (
+            "--dataset cifar-10 --generated-data --available-memory-proportion .1 .2 .3",
+            "has 3 values but needs 1 without --pipeline",
+        ),
+        (
+            "--dataset cifar-10 --generated-data --available-memory-proportion .1 .2",
+            "has 2 values but needs 1 without --pipeline",
+        ),
         (
             "--dataset cifar-10 --generated-data --base-learning-rate 2000",
             "base_learning_rate_exponent is '2000' but must lie between -126 and 64",
