@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     if exported is None:
         return 0
     texts = exported.texts(embedded.shape(exported.run)[1])
-    export_folder.check(request.output, texts, request.force, request.files.values())
+    export_folder.check(request.output, texts, request.force)
     if request.int8:
         pictures.check_calibration(exported)
     for line in (*exported.notes, exported.title()):

@@ -32,7 +32,6 @@ from harness.commands import entry, run_log
 from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
 from harness.evaluation.weights import SavedWeights
-from harness.export import predicting
 from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import compiling
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Validate what --restore-path names, or random weights, one after another by the instances of a team."""
-    exported = predicting.exported_file_given(argv)
-    if exported:
-        return predicting.predict(exported)
     origin = _origin(argv)
     run = entry.start(argv, "validation", origin, training=False)
     if run is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import math
 import os
 import sys
 import tempfile
@@ -15,60 +14,15 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
-from base.fields import brief
-from base.storage import input_files
-from harness.programs.embedded import MAX_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow.compat.v1 as tf
 
-# operations of a portable graph, none of which reads or writes a file; graphs with others are not run
-PLAIN = frozenset(
-    [
-        "AddV2",
-        "BiasAdd",
-        "Cast",
-        "ConcatV2",
-        "Const",
-        "Conv2D",
-        "DepthwiseConv2dNative",
-        "ExpandDims",
-        "FusedBatchNormV3",
-        "MatMul",
-        "MaxPool",
-        "Maximum",
-        "Mean",
-        "Mul",
-        "Pack",
-        "Pad",
-        "Placeholder",
-        "RealDiv",
-        "Relu",
-        "Relu6",
-        "Reshape",
-        "ResizeBilinear",
-        "Rsqrt",
-        "Shape",
-        "Sigmoid",
-        "Softmax",
-        "Sqrt",
-        "Square",
-        "SquaredDifference",
-        "StridedSlice",
-        "Sub",
-        "Tile",
-        "Unpack",
-    ]
-)
-_NO_EXPORT = "it holds what no export does: {}"
-_MAX_FILES = 100  # in the folder of a SavedModel
-_MAX_NUMBERS = 1 << 28  # of a tensor, for each picture: 1 GB
 _OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
 Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
 
@@ -86,15 +40,13 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format. `write` makes the file, or the folder, at a path; `runner` is what its own runtime makes of that;
-    `is_fragile`: damage may end the process of that runtime."""
+    """A format. `write` makes the file, or the folder, at a path; `runner` is what its own runtime makes of that."""
 
     file: str
     quantised: str = ""  # the same with --int8
     write: Callable[[Content, Path], None]
     runner: Callable[[Path], Runner]
     packages: tuple[str, ...] = ()  # beside TensorFlow
-    is_fragile: bool = False
 
 
 def check_packages(names: Sequence[str]) -> None:
@@ -130,40 +82,18 @@ def quiet() -> Iterator[None]:
 
 
 def _imported(definition: tf.GraphDef) -> Any:
-    """Return a session with the graph. ValueError for one that might take any memory."""
+    """Return a session with the graph."""
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
-    _check_tensors(graph)
     return tf.Session(graph=graph)
-
-
-def _check_tensors(graph: tf.Graph) -> None:
-    """ValueError for a graph with a tensor above the bound, as far as its shapes are known."""
-    for operation in graph.get_operations():
-        for tensor in operation.outputs:
-            _check_size(tensor.name, (tensor.shape.rank and tensor.shape.as_list()) or ())
-
-
-def _check_size(name: str, shape: Sequence[int | None]) -> None:
-    """ValueError for a tensor above the bound. A few bytes of a file may say that one is of any size."""
-    numbers = math.prod(size or 1 for size in shape)
-    if numbers > _MAX_NUMBERS:
-        raise ValueError(_NO_EXPORT.format(f"a tensor of {numbers:,} numbers, {brief(name)}"))
 
 
 def _session_runner(session: tf.Session) -> Runner:
     from ipu_utils import IMAGE, PROBABILITIES
 
     return session.make_callable(f"{PROBABILITIES}:0", [f"{IMAGE}:0"])
-
-
-def _check_plain(definition: tf.GraphDef) -> None:
-    """ValueError for a graph that is no export: its operations might do anything that this process may."""
-    others = sorted({node.op for node in definition.node} - PLAIN)
-    if others or definition.library.function:
-        raise ValueError(_NO_EXPORT.format(", ".join(others[:3]) or "functions"))
 
 
 def _write_saved_model(content: Content, path: Path) -> None:
@@ -185,28 +115,11 @@ def _write_saved_model(content: Content, path: Path) -> None:
 
 def _saved_model_runner(path: Path) -> Runner:
     import tensorflow.compat.v1 as tf
-    from tensorflow.core.protobuf import saved_model_pb2
 
-    _check_regular(path)
-    content = input_files.content(path / "saved_model.pb", MAX_BYTES)
-    for meta in saved_model_pb2.SavedModel.FromString(content).meta_graphs:
-        _check_plain(meta.graph_def)
     with tf.Graph().as_default() as graph:
         session = tf.Session(graph=graph)
         tf.saved_model.load(session, [tf.saved_model.SERVING], str(path))
-    _check_tensors(graph)
     return _session_runner(session)
-
-
-def _check_regular(folder: Path) -> None:
-    """ValueError for a SavedModel's folder with a file that a reader might wait for, as a pipe."""
-    there = list(islice(folder.rglob("*"), _MAX_FILES + 1))
-    if len(there) > _MAX_FILES:
-        raise ValueError(_NO_EXPORT.format(f"more than {_MAX_FILES} files"))
-    for path in there:
-        reason = None if path.is_dir() else input_files.unfit_reason(path.stat().st_mode)
-        if reason:
-            raise ValueError(f"{path.name}: {reason}")
 
 
 def _write_frozen(content: Content, path: Path) -> None:
@@ -216,9 +129,7 @@ def _write_frozen(content: Content, path: Path) -> None:
 def _frozen_runner(path: Path) -> Runner:
     import tensorflow.compat.v1 as tf
 
-    definition = tf.GraphDef.FromString(input_files.content(path, MAX_BYTES))
-    _check_plain(definition)
-    return _session_runner(_imported(definition))
+    return _session_runner(_imported(tf.GraphDef.FromString(path.read_bytes())))
 
 
 # TensorFlow Lite
@@ -269,34 +180,8 @@ def _tflite_runner(path: Path) -> Runner:
 
     from ipu_utils import IMAGE, PROBABILITIES
 
-    content = input_files.content(path, MAX_BYTES)
-    _check_plain_tflite(content)
-    run = tf.lite.Interpreter(model_content=content).get_signature_runner("serving_default")
-    expected_shape = tuple(map(int, run.get_input_details()[IMAGE]["shape_signature"][1:]))
-
-    def answers(images: np.ndarray) -> np.ndarray:
-        if images.shape[1:] != expected_shape:  # a model can be made anew for any size, at any cost
-            raise ValueError(f"it takes pictures of {expected_shape}, not of {images.shape[1:]}")
-        return run(**{IMAGE: images})[PROBABILITIES]
-
-    return answers
-
-
-def _check_plain_tflite(content: bytes) -> None:
-    """ValueError for a model with operations of others' making, with graphs inside of operations, as loops have them, or
-    that might take any memory."""
-    from tensorflow.lite.python.schema_py_generated import Model
-
-    model = Model.GetRootAs(content, 0)
-    if model.SubgraphsLength() != 1:
-        raise ValueError(_NO_EXPORT.format(f"{model.SubgraphsLength()} graphs"))
-    for k in range(model.OperatorCodesLength()):
-        if model.OperatorCodes(k).CustomCode():
-            raise ValueError(_NO_EXPORT.format(model.OperatorCodes(k).CustomCode().decode(errors="replace")))
-    graph = model.Subgraphs(0)
-    for k in range(graph.TensorsLength()):
-        tensor = graph.Tensors(k)
-        _check_size((tensor.Name() or b"").decode(errors="replace"), [tensor.Shape(i) for i in range(tensor.ShapeLength())])
+    run = tf.lite.Interpreter(model_path=str(path)).get_signature_runner("serving_default")
+    return lambda images: run(**{IMAGE: images})[PROBABILITIES]
 
 
 # ONNX
@@ -327,41 +212,23 @@ def _onnx_runner(path: Path) -> Runner:
 
     from ipu_utils import IMAGE, PROBABILITIES
 
-    content = input_files.content(path, MAX_BYTES)
-    _check_plain_onnx(content)
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda images: session.run([PROBABILITIES], {IMAGE: images})[0]
-
-
-def _check_plain_onnx(content: bytes) -> None:
-    """ValueError for a model with functions, graphs inside of operations, as loops have them, or data in other files."""
-    import onnx
-
-    model = onnx.ModelProto.FromString(content)
-    if model.functions:
-        raise ValueError(_NO_EXPORT.format("functions"))
-    for node in model.graph.node:
-        if any(each.HasField("g") or each.graphs for each in node.attribute):
-            raise ValueError(_NO_EXPORT.format(node.op_type))
-    tensors = [*model.graph.initializer, *(each.t for node in model.graph.node for each in node.attribute)]
-    if any(tensor.external_data for tensor in tensors):
-        raise ValueError(_NO_EXPORT.format("data in other files"))
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    for value in (*inferred.value_info, *inferred.output):
-        _check_size(value.name, [each.dim_value for each in value.type.tensor_type.shape.dim])
 
 
 FORMATS = {
     "savedmodel": Format(file="saved_model", write=_write_saved_model, runner=_saved_model_runner),
     "frozen": Format(file="frozen.pb", write=_write_frozen, runner=_frozen_runner),
     "tflite": Format(
-        file="model.tflite", quantised="model_int8.tflite", write=_write_tflite, runner=_tflite_runner, is_fragile=True
+        file="model.tflite",
+        quantised="model_int8.tflite",
+        write=_write_tflite,
+        runner=_tflite_runner,
     ),
     "onnx": Format(
         file="model.onnx",
         write=_write_onnx,
         runner=_onnx_runner,
         packages=("tf2onnx", "onnx", "onnxruntime"),
-        is_fragile=True,
     ),
 }
