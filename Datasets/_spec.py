@@ -39,10 +39,16 @@ class DataSpec:
     train_images: int
     validation_images: int
     class_names: tuple[str, ...] = ()
+    first_label: int = 1  # in the records: that of the first class
     notes: tuple[str, ...] = ()  # lines for the log, about the files
     frame: int = 0  # pixels of zeros on each side that the published pictures were given
     standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
     precision: str | None = None  # where nobody gives one; None: of the recipes that were published with these data
+
+    @property
+    def labels(self) -> range:
+        """The labels that records may have, in the order of the classes."""
+        return range(self.first_label, self.first_label + self.num_classes)
 
 
 @dataclass(frozen=True)

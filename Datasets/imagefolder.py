@@ -53,7 +53,7 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     return _source(
         classes, index, held_out,
         f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,
-        conversion_info.warnings(top, index, held_out, bool(request.skip_bad)),
+        conversion_info.warnings(top, index, held_out, bool(request.skip_bad)), class_names.first_label(top),
     )  # fmt: skip
 
 
@@ -108,9 +108,11 @@ def _source(
     missing: str,
     tolerance: Tolerance,
     notes: tuple[str, ...] = (),
+    first_label: int = 1,
 ) -> PhotographSource:
     spec = DataSpec(
         name="imagefolder", num_classes=len(classes), image_size=None, train_images=len(train),
         validation_images=len(validation or ()), class_names=classes, notes=notes,
+        first_label=first_label,
     )  # fmt: skip
     return PhotographSource(spec, train, validation, missing, tolerance)

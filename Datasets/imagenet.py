@@ -59,6 +59,7 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     spec = SPECS["imagenet"]
     counted = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
+        first_label=class_names.first_label(file.parent),
         train_images=len(index), validation_images=len(held_out or ()),
         notes=conversion_info.warnings(train[0].parent, index, held_out, bool(request.skip_bad)),
     )  # fmt: skip

@@ -1,7 +1,11 @@
-"""Class names: labels.txt beside a set's files, whose line i, counted from 1, is the name of label i; and ImageNet's own."""
+"""Class names: labels.txt beside a set's files; and ImageNet's own.
+
+Line i of labels.txt, counted from 1, is the name of label i. Where all lines are NUMBER:NAME, as TF-Slim writes them, the
+number is the label; 0:background is no class."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -16,6 +20,7 @@ FILE = "labels.txt"
 _MAX_BYTES = 16 << 20  # of labels.txt: some hundred thousand classes
 _IMAGENET = Path(__file__).resolve().parent.parent / "_embedded" / "imagenet_classes.txt"
 IMAGENET_CLASSES = 1000
+_NUMBERED = re.compile(r"\s*(\d{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -45,12 +50,21 @@ def _number(name: str) -> Fraction | None:
 
 
 def read(folder: Path) -> tuple[str, ...]:
-    """The names in the folder's labels.txt; () if it has none."""
+    """The names in the folder's labels.txt, in the order of the labels; () if it has none."""
+    return _read(folder)[0]
+
+
+def first_label(folder: Path) -> int:
+    """The label, as records have it, of the first class in the folder's labels.txt; 1 if it has none."""
+    return _read(folder)[1]
+
+
+def _read(folder: Path) -> tuple[tuple[str, ...], int]:
     file = folder / FILE
     try:
         names = input_files.text(file, _MAX_BYTES).removeprefix("\ufeff").removesuffix("\n").split("\n")
     except FileNotFoundError:
-        return ()
+        return (), 1
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}; it must hold one class name a line") from None
     except UnicodeDecodeError:
@@ -66,7 +80,31 @@ def read(folder: Path) -> tuple[str, ...]:
     if same:
         first, second = (f"line {place + 1} ({brief(names[place])})" for place in same)
         raise DataError(f"{file}: {first} and {second} are one number; a class has one label")
-    return tuple(names)
+    return _numbered(names, file) or (tuple(names), 1)
+
+
+def _numbered(names: Sequence[str], file: Path) -> tuple[tuple[str, ...], int] | None:
+    """The names and the first label where all lines are NUMBER:NAME; None for plain names. DataError if the numbers do not
+    follow one another, but for names like 16:9 and 12:30."""
+    lines = [_NUMBERED.fullmatch(line) for line in names]
+    if None in lines:
+        return None
+    by_number: dict[int, str] = {}
+    for line in lines:
+        by_number.setdefault(int(line[1]), line[2])
+    numbers = sorted(by_number)
+    gap = next((number for number in numbers if number + 1 not in by_number), numbers[-1])
+    if len(numbers) < len(lines) or gap < numbers[-1]:
+        if all(_number(line[2]) is not None for line in lines):
+            return None
+        fault = f"{gap + 1} has no name" if gap < numbers[-1] else "a number comes twice"
+        raise DataError(f"{file}: its lines are NUMBER:NAME, and {fault}; give each label one line, without a gap")
+    if by_number[numbers[0]].lower() == "background" and numbers[0] == 0 and len(numbers) > 1:
+        numbers = numbers[1:]
+    ordered_names = tuple(by_number[number] for number in numbers)
+    if len(set(ordered_names)) < len(ordered_names):
+        raise DataError(f"{file}: a name comes twice; a class has one label")
+    return ordered_names, numbers[0]
 
 
 def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]:
@@ -79,7 +117,10 @@ def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]
 
 
 def text(names: Iterable[str]) -> str:
-    """The content of labels.txt for these classes."""
+    """The content of labels.txt for these classes, with their labels where the names alone would be read as NUMBER:NAME."""
+    names = tuple(names)
+    if names and all(map(_NUMBERED.fullmatch, names)):
+        names = tuple(f"{label}:{name}" for label, name in enumerate(names, 1))
     return "".join(f"{name}\n" for name in names)
 
 

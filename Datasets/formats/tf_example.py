@@ -16,6 +16,11 @@ TEXT = "image/class/text"
 BOX_EDGES = tuple(f"image/object/bbox/{edge}" for edge in ("ymin", "xmin", "ymax", "xmax"))
 _BYTES_LIST, _INT64_LIST = 1, 3  # fields of tf.train.Feature
 UNPARSED = "it is no tf.train.Example"
+WRONG_LABEL = "its label is"  # begins the reason of `value_fault`
+LABEL_REMEDY = (
+    "labels.txt must name every label: line by line from 1, or with their numbers, as 0:NAME, 1:NAME where labels begin "
+    "with 0 (0:background is no class)"
+)
 
 
 class Example(NamedTuple):
@@ -25,6 +30,15 @@ class Example(NamedTuple):
     encoded: list[bytes]
     labels: list[int]
     box_fault: str | None
+
+
+def value_fault(example: Example, labels: range) -> str | None:
+    """Why a record has no single file and label of the data set's."""
+    for name, values in ((ENCODED, example.encoded), (LABEL, example.labels)):
+        if len(values) != 1:
+            return f"it has {len(values)} values of {name} instead of 1"
+    label = example.labels[0]
+    return None if label in labels else f"{WRONG_LABEL} {label}, outside {labels.start} to {labels[-1]}"
 
 
 def serialised(encoded: bytes, label: int, text: str) -> bytes:

@@ -216,6 +216,7 @@ def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"{file} is empty; copy it again")
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     with input_files.open_regular_file(file) as stream:
+        tfrecord_recovery.check_compression(file, os.pread(stream.fileno(), HEADER_BYTES, 0))
         while at < size:
             offsets: list[int] = []
             headers: list[bytes] = []

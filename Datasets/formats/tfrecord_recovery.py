@@ -9,6 +9,7 @@ another end the walk, as a hostile file would have its bytes read once for each 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,27 @@ class Damage(NamedTuple):
 
 Stretch = Record | Damage
 
+_COMPRESSIONS = (  # of a whole file: its first bytes, its name, and the command that undoes it
+    (re.compile(rb"\x1f\x8b"), "gzip", "gunzip < FILE > NEW"),
+    (re.compile(rb"\x78[\x01\x5e\x9c\xda]"), "zlib",
+     "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))' < FILE > NEW"),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "Zstandard", "zstd -d < FILE > NEW"),
+    (re.compile(rb"BZh"), "bzip2", "bunzip2 < FILE > NEW"),
+    (re.compile(rb"\xfd7zXZ"), "xz", "unxz < FILE > NEW"),
+)  # fmt: skip
+
+
+def check_compression(file: Path, first_bytes: bytes) -> None:
+    """DataError for a compressed file, by its first HEADER_BYTES: a record is found by its place in the file."""
+    length, stored = first_bytes[:8], first_bytes[8:HEADER_BYTES]
+    if len(stored) == 4 and checksums.masked_header(length) == int.from_bytes(stored, "little"):
+        return
+    for beginning, name, command in _COMPRESSIONS:
+        if beginning.match(first_bytes):
+            raise DataError(
+                f"{file} is compressed with {name}, and TFRecords are read uncompressed; decompress each: {command}"
+            )
+
 
 def walk(file: Path, payloads: bool = False, before_read: Callable[[], None] = lambda: None) -> list[Stretch]:
     """Records and damage in the order of the file; [] for an empty one. `before_read` may end the walk by an error.
@@ -59,6 +81,7 @@ def walk(file: Path, payloads: bool = False, before_read: Callable[[], None] = l
     try:
         with input_files.open_regular_file(file) as stream:
             content = Slices(stream, before_read)
+            check_compression(file, content[:HEADER_BYTES])
             return _stretches(content, len(content), payloads)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None

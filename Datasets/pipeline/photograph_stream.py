@@ -29,15 +29,15 @@ _MAX_REPLACEMENTS = 8  # records tried after a bad one
 Element = dict[str, tf.Tensor]
 
 
-def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
+def train_stream(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> tf.data.Dataset:
     """Endless micro-batches of augmented crops, or of central ones if the request says so."""
     size = len(index)
-    describe = partial(_prepared, request=request, classes=classes, augment=False)
+    describe = partial(_prepared, request=request, labels=labels, augment=False)
     if not tolerance.most:
-        record_reader.check(index, 0, describe)
+        record_reader.check(index, 0, describe, labels)
     load = record_reader.loader(index, request.dataset_cache)
     single = _training_records(size, request, load).unbatch()
-    prepare = partial(_prepared, request=request, classes=classes, augment=request.augment)
+    prepare = partial(_prepared, request=request, labels=labels, augment=request.augment)
 
     def following(element: Element, k: tf.Tensor) -> Element:
         record = (element["record"] + k) % size
@@ -55,7 +55,9 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
         return record_reader.record_at(batching.sample_position(request, sample), size, request)
 
     return _micro_batches(
-        decoded, _Check(index, describe, partial(batching.sample_position, request), record_of, tolerance, True), request
+        decoded,
+        _Check(index, describe, labels, partial(batching.sample_position, request), record_of, tolerance, True),
+        request,
     )
 
 
@@ -71,27 +73,27 @@ def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor
     return batching.training_positions(request, _READ_TOGETHER).map(read, _READERS)
 
 
-def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> list[InputStage]:
+def stages(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> list[InputStage]:
     """The training stream up to reading, decoding, augmenting and batching."""
 
     def read() -> tf.data.Dataset:
         return _training_records(len(index), request, record_reader.loader(index, request.dataset_cache))
 
     def prepared(cropped: bool) -> tf.data.Dataset:
-        prepare = partial(_prepared, request=request, classes=classes, augment=request.augment, cropped=cropped)
+        prepare = partial(_prepared, request=request, labels=labels, augment=request.augment, cropped=cropped)
         return read().unbatch().map(prepare, batching.num_parallel_calls(request)).ignore_errors()
 
     if not tolerance.most:
-        record_reader.check(index, 0, partial(_prepared, request=request, classes=classes, augment=False))
+        record_reader.check(index, 0, partial(_prepared, request=request, labels=labels, augment=False), labels)
     return [
         ("read", read, _READ_TOGETHER),
         ("decode", partial(prepared, False), 1),
         ("augment", partial(prepared, True), 1),
-        ("batch", partial(train_stream, index, request, classes, tolerance), request.batch_size),
+        ("batch", partial(train_stream, index, request, labels, tolerance), request.batch_size),
     ]
 
 
-def validation_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
+def validation_stream(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
     count = batching.validation_micro_batches(request, size)
@@ -105,7 +107,7 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
 
     together = tf.data.Dataset.range(num_images).map(place).batch(_READ_TOGETHER)
     single = together.map(read, _READERS).unbatch()
-    prepare = partial(_prepared, request=request, classes=classes, augment=False)
+    prepare = partial(_prepared, request=request, labels=labels, augment=False)
 
     def replacement(element: Element) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors({**_blank(element["position"], request), "expected": element["expected"]})
@@ -114,7 +116,7 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
     # one micro-batch more than fills the last one: a gap at the very end would leave the last batch incomplete, and unseen
     filling = tf.data.Dataset.range(num_images, (count + 1) * request.batch_size).map(place)
     filling = filling.map(partial(_blank, request=request))
-    check = _Check(index, prepare, place, place, tolerance, False)
+    check = _Check(index, prepare, labels, place, place, tolerance, False)
     return _micro_batches(decoded.concatenate(filling), check, request).take(count)
 
 
@@ -141,6 +143,7 @@ class _Check:
 
     index: Records
     describe: record_reader.Prepare
+    labels: range
     position_of: Callable[[np.ndarray], np.ndarray]
     record_of: Callable[[int], int]
     tolerance: Tolerance
@@ -151,7 +154,7 @@ class _Check:
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
-            record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
+            record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe, self.labels)
         if self.tolerance.most:
             for record, actual_record in zip(expected.tolist(), actual.tolist()):
                 if actual_record != record:
@@ -166,9 +169,11 @@ class _Check:
         place = self.index.name(record)
         if not self.tolerance.known(place):
             try:
-                reason = record_reader.fault(self.index, record, self.describe)
+                reason = record_reader.fault(self.index, record, self.describe, self.labels)
             except DataError as error:
                 reason = str(error).removeprefix(f"{place} ")
+            if reason and reason.startswith(f"{tf_example.WRONG_LABEL} 0,"):  # of a whole set, as a rule
+                raise DataError(f"{place} cannot be used: {reason}; {tf_example.LABEL_REMEDY}")
             self.tolerance.add(place, reason or "it could not be read at first")
 
 
@@ -195,16 +200,16 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
     return batching.prefetched(numbered.map(checked))
 
 
-def _prepared(element: Element, request: ReadRequest, classes: int, augment: bool, cropped: bool = True) -> Element:
+def _prepared(element: Element, request: ReadRequest, labels: range, augment: bool, cropped: bool = True) -> Element:
     """Return one record's image [side, side, 3], float32 from 0 to 255, and label from 0; not `cropped`: decoded only."""
     parsed = tf_example.in_graph(element["payload"])
     stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
-    good = tf.logical_and(stored >= 1, stored <= classes)
+    good = tf.logical_and(stored >= labels.start, stored < labels.stop)
     # the operation alone: tf.Assert would wrap a branch around it, for every record
-    said = [f"{tf_example.LABEL} must be from 1 to {classes}, not", stored, "(-1: the record has none)"]
+    said = [f"{tf_example.LABEL} must be from {labels.start} to {labels[-1]}, not", stored, "(-1: the record has none)"]
     stop = tf.raw_ops.Assert(condition=good, data=said)
     with tf.control_dependencies([stop]):
-        label = tf.cast(stored - 1, tf.int32)
+        label = tf.cast(stored - labels.start, tf.int32)
     encoded = parsed[tf_example.ENCODED]
     image = decoding.random_crop(encoded, _boxes(parsed), element["seed"]) if augment else decoding.whole(encoded)
     if cropped:

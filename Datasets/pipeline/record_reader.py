@@ -53,25 +53,26 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     return load
 
 
-def check(index: Records, record: int, prepare: Prepare) -> None:
+def check(index: Records, record: int, prepare: Prepare, labels: range) -> None:
     """Raise if one record cannot be used: a set of which none can would otherwise be searched for ever."""
-    reason = fault(index, record, prepare)
+    reason = fault(index, record, prepare, labels)
     if reason:
-        raise DataError(f"{index.name(record)} cannot be used: {reason}; {REMEDY}")
+        remedy = tf_example.LABEL_REMEDY if reason.startswith(tf_example.WRONG_LABEL) else REMEDY
+        raise DataError(f"{index.name(record)} cannot be used: {reason}; {remedy}")
 
 
-def fault(index: Records, record: int, prepare: Prepare) -> str | None:
+def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str | None:
     """Why a record cannot be used; a DataError if it cannot be read."""
     damage = index.damage(record)
     if damage:
         return damage
     payload = index.payload(record)
-    return _header_fault(payload) or _reason(payload, prepare)
+    return _value_fault(payload, labels) or _reason(payload, prepare)
 
 
-def fail(index: Records, record: int, prepare: Prepare) -> NoReturn:
+def fail(index: Records, record: int, prepare: Prepare, labels: range) -> NoReturn:
     """Raise the error of a record that left a gap."""
-    check(index, record, prepare)
+    check(index, record, prepare, labels)
     raise DataError(f"{index.name(record)} could not be used, but can be now; is its file being written?")
 
 
@@ -82,12 +83,14 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
         return int(session.run(batching.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
 
 
-def _header_fault(payload: bytes) -> str | None:
-    """The fault in the header of a record's picture, or in its boxes, in better words than TensorFlow's."""
+def _value_fault(payload: bytes, labels: range) -> str | None:
+    """The fault in a record's label, in the header of its picture, or in its boxes, in better words than TensorFlow's."""
     example = tf_example.parse(payload)
     if example is None:
         return tf_example.UNPARSED
-    reason = image_headers.fault(example.encoded[0]) if len(example.encoded) == 1 else None
+    if wrong := tf_example.value_fault(example, labels):
+        return wrong
+    reason = image_headers.fault(example.encoded[0])
     return f"its picture {reason}" if reason else example.box_fault
 
 

@@ -47,14 +47,14 @@ class PhotographSource:
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import photograph_stream
 
-        return photograph_stream.train_stream(self._train, request, self.spec.num_classes, self.tolerance)
+        return photograph_stream.train_stream(self._train, request, self.spec.labels, self.tolerance)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import photograph_stream
 
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
-        return photograph_stream.validation_stream(self._validation, request, self.spec.num_classes, self.tolerance)
+        return photograph_stream.validation_stream(self._validation, request, self.spec.labels, self.tolerance)
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Reading, decoding, augmenting and batching of training; validation is one stage."""
@@ -62,7 +62,7 @@ class PhotographSource:
 
         if not training:
             return whole_stream(self, request, training)
-        return photograph_stream.stages(self._train, request, self.spec.num_classes, self.tolerance)
+        return photograph_stream.stages(self._train, request, self.spec.labels, self.tolerance)
 
     def validation_name(self, record: int) -> str:
         """The file of a validation record: of the picture, or its shard with the record's number in it."""

@@ -18,6 +18,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -275,7 +276,8 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
         element = {"payload": payload, "expected": zero, "record": zero, "epoch": zero, "position": zero}
         element |= photograph_stream._drawn(zero, zero, request())
         crops = [
-            session.run(photograph_stream._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)
+            session.run(photograph_stream._prepared(element, request(), range(1, 2), distort)["image"])
+            for distort in (False, True)
         ]
     assert got.shape == wanted.shape
     assert np.abs(got - wanted).mean() < 4  # JPEG, and black ink
@@ -452,7 +454,7 @@ def test_boxes_that_training_cannot_use_are_named_by_all(edges, told, tmp_path):
         feature.Clear()
         kind = feature.int64_list if isinstance(values[0], int) else feature.float_list
         kind.value.extend(values)
-    found = ExampleChecker(True).example(record.SerializeToString(), 1)
+    found = ExampleChecker(True).example(record.SerializeToString(), range(1, 2))
     assert found == told if told is None else found.startswith(told)
     photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1), record.SerializeToString()], 1)
     (tmp_path / "labels.txt").write_text("a\n")
@@ -491,7 +493,7 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         )
         assert data.for_predictions(asked.options.dataset, {}).spec.class_names == ("a", "b")
     photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], 2**32 + 2, "b")], 1)
-    with pytest.raises(DataError, match=r"must be from 1 to 2, not\] \[4294967298"):  # which is 2 in 32 bits
+    with pytest.raises(DataError, match="its label is 4294967298, outside 1 to 2"):  # which is 2 in 32 bits
         take(lambda: opened(tmp_path).train(request(batch_size=1)), 1)
     for text, words in (("a\n\nb\n", "line 2 is empty"), ("a\nb\na\n", "lines 1 and 3 are both a"), ("", "line 1 is empty")):
         (tmp_path / "labels.txt").write_text(text)
@@ -1104,6 +1106,58 @@ def test_a_damaged_conversion_is_told_of(tmp_path, content):
     (code, (found,), _), spec = verified(tmp_path, "--no-decode"), opened(tmp_path, "imagenet").spec
     assert code == 1 and found.startswith("conversion.json: is damaged: ") and spec.train_images == 2
     assert spec.notes[0].startswith(f"warning: {tmp_path}/conversion.json is damaged: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "labels"),
+    [
+        ("0:background\n1:a\n2:b\n", ("a", "b"), (1, 2)),
+        ("\ufeff0: a\r\n1: b\r\n", ("a", "b"), (0, 1)),
+        ("2:b\n1:a\n", ("a", "b"), (1, 2)),
+        ("a:1\nb:2\n", ("a:1", "b:2"), (1, 2)),
+        ("16:9\n4:3\n", ("16:9", "4:3"), (1, 2)),
+        (class_names.text(["0:a", "1:b"]), ("0:a", "1:b"), (1, 2)),  # as folders may be called
+    ],
+)
+def test_numbers_before_names_are_the_labels_of_the_records(tmp_path, text, names, labels):
+    photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], label, "x") for label in labels], 1)
+    (tmp_path / "labels.txt").write_text(text)
+    for name in ("imagenet", "imagefolder"):
+        source = opened(tmp_path, name)
+        assert (source.spec.class_names, source.spec.num_classes) == (names, 2)
+        batch = take(partial(source.train, request(batch_size=2)), 1)[0]
+        assert sorted(batch["label"].tolist()) == [0, 1]
+    assert verified(tmp_path)[0] == 0
+
+
+def test_numbers_with_a_gap_or_twice_are_refused(tmp_path):
+    photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], 1, "x")], 1)
+    for text, fault in (("1:a\n3:c\n", "2 has no name"), ("1:a\n1:b\n", "a number comes twice"), ("1:a\n2:a\n", "a name")):
+        (tmp_path / "labels.txt").write_text(text)
+        with pytest.raises(DataError, match=f"labels.txt: .*{fault}"):
+            opened(tmp_path)
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_labels_from_zero_are_not_to_be_skipped(tmp_path, skipped):
+    photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], k, "x") for k in (1, 0, 1)], 1)
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    with pytest.raises(
+        tf.errors.OpError, match=r"record 1 cannot be used: its label is 0, outside 1 to 2; labels.txt"
+    ) as told:
+        take(lambda: opened(tmp_path, skip_bad=skipped).train(request(batch_size=3)), 1)
+    assert "--skip" not in str(told.value) and "0:NAME" in str(told.value)
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_compressed_shards_are_named(tmp_path, compression):
+    with tf.io.TFRecordWriter(str(tmp_path / "train-00000-of-00001"), compression) as writer:
+        writer.write(tf_example.serialised(ODD["PNG"][0], 1, "a"))
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    for skipped in (0, 3):
+        with pytest.raises(DataError, match=f"train-00000-of-00001 is compressed with {compression.lower()}, .*decompress"):
+            opened(tmp_path, skip_bad=skipped)
+    assert f"is compressed with {compression.lower()}" in verified(tmp_path)[1][0]
 
 
 def test_damage_to_trees_and_binary_files_is_named(tmp_path):

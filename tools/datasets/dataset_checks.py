@@ -98,11 +98,12 @@ def _shards(
     names, named_in = class_names.beside([files[0][0]], folder)
     if names:
         class_names.agree(names, num_classes, str(named_in))
-    classes = len(names) or num_classes or class_names.IMAGENET_CLASSES
+    first = class_names.first_label(named_in.parent)
+    labels = range(first, first + (len(names) or num_classes or class_names.IMAGENET_CLASSES))
     checker = new_checker()
 
     def check(file: Path) -> Checked:
-        return _checked_shard(file, classes, checker, described, before_read)
+        return _checked_shard(file, labels, checker, described, before_read)
 
     return Work("TFRecord shards", [(file, check) for file, _ in files], findings)
 
@@ -126,7 +127,7 @@ def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Co
 
 
 def _checked_shard(
-    file: Path, classes: int, checker: ExampleChecker, described: ConversionInfo | None, before_read: Callable[[], None]
+    file: Path, labels: range, checker: ExampleChecker, described: ConversionInfo | None, before_read: Callable[[], None]
 ) -> Checked:
     try:
         stretches = tfrecord_recovery.walk(file, payloads=True, before_read=before_read)
@@ -140,7 +141,7 @@ def _checked_shard(
                 continue
             before_read()
             stream.seek(stretch.offset)
-            reason = checker.example(stream.read(stretch.length), classes)
+            reason = checker.example(stream.read(stretch.length), labels)
             if reason:
                 findings.append(Finding(file, number, reason))
     damaged = any(isinstance(stretch, Damage) for stretch in stretches)  # which may hide how many records there were

@@ -15,16 +15,13 @@ class ExampleChecker:
     def __init__(self, decode: bool) -> None:
         self._decoder = decoding.Decoder() if decode else None
 
-    def example(self, payload: bytes, classes: int) -> str | None:
+    def example(self, payload: bytes, labels: range) -> str | None:
         """Why a record cannot be used."""
         example = tf_example.parse(payload)
         if example is None:
             return tf_example.UNPARSED
-        for name, values in ((tf_example.ENCODED, example.encoded), (tf_example.LABEL, example.labels)):
-            if len(values) != 1:
-                return f"it has {len(values)} values of {name} instead of 1"
-        if not 1 <= example.labels[0] <= classes:
-            return f"its label is {example.labels[0]}, outside 1 to {classes}"
+        if wrong := tf_example.value_fault(example, labels):
+            return wrong
         reason = self.picture(example.encoded[0])
         return f"its picture {reason}" if reason else example.box_fault
 
