@@ -994,10 +994,3 @@ def test_a_server_at_another_place_of_its_own_run_is_named(monkeypatch):
     monkeypatch.setattr(watch, "_ask", dict.fromkeys((0, 1), SimpleNamespace(future=lambda request, timeout: elsewhere)))
     with pytest.raises(OptionError, match=r"instance 1 \(b:1\) belongs to another run.*: it is worker 0 there; correct"):
         watch.wait_for_all()
-
-
-def test_folders_of_an_earlier_version_are_found(tmp_path):
-    top = tmp_path / "run_worker0_XYZ"
-    (top / "instance-1").mkdir(parents=True)
-    assert folders.sibling(top, [], 1, TF_CONFIG) == top / "instance-1"
-    assert folders.sibling(top, [], 2, TF_CONFIG) == tmp_path / "run_worker2_XYZ"

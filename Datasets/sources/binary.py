@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
-from Datasets._spec import DataSpec, InputStage, ReadRequest, digest, whole_stream
-from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, checked, record, records_digest
+from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
+from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, checked, records_digest
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -60,10 +60,6 @@ class BinarySource:
     def _digests(self) -> tuple[str, str]:
         """Digests of all training records and of all validation records: a resume asks for them several times."""
         return records_digest(self._train), records_digest(self._validation)
-
-    def sampled_digest(self) -> str:
-        """The digest of some records, which earlier versions recorded."""
-        return digest((sum(map(len, files)), partial(record, files)) for files in (self._train, self._validation))
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """float32 [n, side, side, 3]: bytes are standardised here, as whole images without `moments`; float images were

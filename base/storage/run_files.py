@@ -18,7 +18,7 @@ _BY_REQUEST = (
     "evaluation.json", "numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt",
 )  # fmt: skip
 NAMES = frozenset((*APPENDED, *TABLES, *REPLACED, *_BY_REQUEST))
-_BEGINNINGS = (  # of names with a number, a host or a time in them, and of what editors and earlier versions left beside
+_BEGINNINGS = (  # of names with a number, a host or a time in them, and of what editors leave beside
     ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",
     "training.", "validation.",
 )  # fmt: skip

@@ -72,12 +72,8 @@ def _has_content(path: Path) -> bool:
 
 
 def run_id(folder: Path) -> str | None:
-    """The id of the run in a folder: of its arguments, or, where an older version or somebody else wrote them, of the first
-    state that has one. None without arguments: the checkpoints may be anybody's then."""
-    recorded = arguments(folder)
-    if not recorded or recorded.get(RUN_ID):
-        return recorded.get(RUN_ID)
-    return next((state[RUN_ID] for _, state in _states(folder) if state.get(RUN_ID)), None)
+    """Return the id of the run in a folder; None without arguments: the checkpoints may be anybody's then."""
+    return arguments(folder).get(RUN_ID)
 
 
 def seeds(folder: Path, newest: Checkpoint) -> list[int]:

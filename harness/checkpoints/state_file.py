@@ -39,7 +39,7 @@ from harness.run.recorded_arguments import (
 )  # fmt: skip
 
 ITERATION = "iteration"  # the updates that the run had done
-SAFETY = "rolling"  # true in a checkpoint that the next one replaces; the key is that of earlier versions
+SAFETY = "rolling"  # true in a checkpoint that the next one replaces
 MAX_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
 DIGEST = "digest"  # of the rest, in a state and in what else is kept with one
 _ABOVE_ONE = 1e-3  # of a rounded mean of fractions

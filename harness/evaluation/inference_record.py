@@ -4,7 +4,6 @@ that the run needs its data no more to name a photograph's class. The network's 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from base.storage import files, input_files
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.recorded_arguments import CLASSES, digest_of, names_digest
+from harness.run.recorded_arguments import CLASSES, digest_of
 from harness.run.run import Run
 
 FILE = "inference.json"
@@ -27,18 +26,10 @@ def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
     return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
-def record_inference(run: Run, folder: Path, resumed: bool) -> None:
-    """Write the file of a run that begins; of a `resumed` one where an earlier version wrote none and the data have the
-    classes that the weights know."""
-    if resumed and (os.path.lexists(folder / FILE) or _others_known(run, folder)):
-        return
+def record_inference(run: Run, folder: Path) -> None:
+    """Write the file of a run that begins."""
     text = json.dumps(described(run, class_names.of(run.data_source.spec)), indent=1, ensure_ascii=False)
     files.write_atomically(folder / FILE, text + "\n")
-
-
-def _others_known(run: Run, folder: Path) -> bool:
-    known = run_record.arguments(folder).get(CLASSES)
-    return known not in (None, names_digest(run.data_source.spec))
 
 
 def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -297,9 +297,6 @@ def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pat
         for path in (top.parent / Path(name).name, *[Path(name)] * os.path.isabs(name)):
             if path.is_dir() and run_record.arguments(path).get("instance") == instance:
                 return path
-    below = top / f"instance-{instance}"  # where earlier versions kept it
-    if below.is_dir() and not below.is_symlink():
-        return below
     before, tag, after = top.name.rpartition(_tag(0, source))
     own = _tag(instance, source)
     return top.with_name(f"{before}{own}{after}" if tag else f"{top.name}_{own}")

@@ -157,16 +157,11 @@ def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequenc
     if parts == PARTS[1:] and None not in (before[VALIDATION_RECORDS], now[VALIDATION_RECORDS]):
         sizes = [name for name in sizes if name in parts]
         others = before[VALIDATION_RECORDS] != now[VALIDATION_RECORDS]
-    else:  # earlier versions recorded the digest of both parts alone
-        others = None not in (before[RECORDS], now[RECORDS]) and not _same_records(source, before[RECORDS], now[RECORDS])
+    else:
+        others = None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]
     if others and not sizes:
         return ["as many pictures, but others or in another order"]
     return [f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}" for name in sizes if name in parts]
-
-
-def _same_records(source: DataSource, before: str, now: str) -> bool:
-    """Return whether a recorded digest is that of these records: earlier versions had sampled all kinds of data."""
-    return before == now or (hasattr(source, "sampled_digest") and before == source.sampled_digest())
 
 
 def names_digest(spec: DataSpec) -> str | None:
@@ -238,11 +233,10 @@ def _typed(options: list[Option]) -> Rule:
 
 
 def _fits(option: Option, value: Any) -> bool:
-    """Return whether a value of JSON is of the option's type; text that a flag alone stands for was a switch in older
-    versions."""
+    """Return whether a value of JSON is of the option's type."""
     if option.several and isinstance(value, list):
         return all(_FITTING[option.base](each) for each in value)
-    return _FITTING[option.base](value) or (isinstance(value, bool) and bool(option.meta["bare"]))
+    return _FITTING[option.base](value)
 
 
 _FITTING: Mapping[type, Callable[[Any], bool]] = {

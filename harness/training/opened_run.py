@@ -108,6 +108,6 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
         log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))
     if not saved and not log.recorded:
         folders.keep_options(run, folder, values, restored=False)
-    if logging.logs and folders.writes(run):
-        inference_record.record_inference(run, folder, resumed=saved is not None)
+    if logging.logs and folders.writes(run) and not saved:
+        inference_record.record_inference(run, folder)
     return log

@@ -22,7 +22,7 @@ from harness.processes import folders
 from harness.processes.folders import check_writable
 from harness.processes.team import Team
 from harness.run.origin import TrainingOrigin
-from harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data, other_class_names
+from harness.run.recorded_arguments import ARITHMETIC, changed_data, other_class_names
 from harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
@@ -136,9 +136,6 @@ class SavedRun(TrainingOrigin):
         lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in ignored]
         if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
             lines.append(f"{options.words('init_path')} changes nothing: a run that goes on has weights of its own")
-        run_id = run_record.run_id(self.folder)
-        if run_id and not run_record.arguments(self.folder).get(RUN_ID):
-            lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
         lost = find.missing_latest(self.folder)
         if lost and self.latest and lost.updates > self.updates:
             lines.append(
@@ -314,5 +311,5 @@ def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
 
 
 def _new_id() -> str:
-    """A random name for a new run, or for one of an older version, which has none."""
+    """Return a random name for a new run."""
     return secrets.token_hex(8)

@@ -409,19 +409,6 @@ def test_rows_that_checkpoints_contradict_are_told_of_by_whoever_shows_them(name
     assert all(f"{name} has other rows than its checkpoints keep" in each for each in shown())
 
 
-def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
-    """An older version, which records none, went on with it: the earlier checkpoints would be another run's otherwise."""
-    record = json.loads((folder / "arguments.json").read_text())
-    state = state_file.read(Checkpoint.at(folder, 6))
-    own = record.pop(RUN_ID)
-    (folder / "arguments.json").write_text(json.dumps(record))
-    for name, chosen in (("another", 4), (None, 6)):  # a copy of another run's, and what the older version saved
-        given = {RUN_ID: name} if name else {}
-        rest = {key: kept for key, kept in state.items() if key != RUN_ID}
-        write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), {**rest, **given})
-        assert run_record.run_id(folder) == own and read.find_latest(folder)[0].updates == chosen
-
-
 def test_options_that_are_not_those_of_the_training_are_told_of(tmp_path):
     def recorded(name: str, **content) -> None:
         (tmp_path / name).write_text(json.dumps({RUN_ID: "a", **content}))

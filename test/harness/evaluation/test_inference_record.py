@@ -66,11 +66,6 @@ def test_a_run_that_goes_on_keeps_the_names_that_its_weights_know(moved, tmp_pat
     before = (folder / "inference.json").read_bytes()
     succeed("restore", "--restore-path", folder, "--data-dir", other, "--iterations", 2)
     assert (folder / "inference.json").read_bytes() == before
-    (folder / "inference.json").unlink()  # as an earlier version leaves it
-    succeed("restore", "--restore-path", folder, "--data-dir", other, "--iterations", 3)
-    assert not (folder / "inference.json").exists()
-    succeed("restore", "--restore-path", folder, "--data-dir", write_tree(tmp_path / "same", NAMES), "--iterations", 4)
-    assert (folder / "inference.json").read_bytes() == before
 
 
 def test_the_preparation_of_pictures_is_recorded(moved):
