@@ -31,6 +31,7 @@ from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, v
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
 from harness.options.sections import RunOptions
+from harness.options.vintages import vintage
 from harness.processes.team import Team
 from harness.programs import embedded
 from harness.run.run import Run
@@ -91,7 +92,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
         batches = validation_batches_uint8(run, min(calls, embedded.MAX_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, threads)
-            for line in served.lines():
+            for line in served.lines(vintage(run.options.main.release).latency):
                 log.note(line)
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             log.validation_row(_row(run, program, batches, checkpoint, trained_batch, served))

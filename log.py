@@ -23,10 +23,10 @@ from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
 from base.storage.tables import ExpectedRows, Row, kept_rows
 
+THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # the part that releases write otherwise
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
-    "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "
-    "total_time: {total_time:8.1f}"
+    "THROUGHPUT, time: {it_time:8.6f}, total_time: {total_time:8.1f}"
 )
 VALIDATION_LINE = (
     "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
@@ -48,15 +48,20 @@ class Tracker(Protocol):
 
 class RunLog:
     """The log of a run. `folder` None: console only; without `console` not there either. `locked`: the log holds the lock
-    of its folder, which is nobody's yet; OptionError if another process has it."""
+    of its folder, which is nobody's yet; OptionError if another process has it. `throughput`: the words of a row's line;
+    `named`: as of `run_table`."""
 
-    def __init__(self, folder: Path | None, console: bool = True, locked: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None, console: bool = True, locked: bool = False, throughput: str = THROUGHPUT,
+        named: bool = True,
+    ) -> None:  # fmt: skip
         self.folder, self._console = folder, console
         self._hold = ExitStack()
         if folder and locked:
             self._hold.enter_context(locks.lock_folder(folder))
         self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
-        self._tables = {name: run_table(folder, name) for name in TABLES} if folder else {}
+        self._training_line = TRAINING_LINE.replace("THROUGHPUT", throughput)
+        self._tables = {name: run_table(folder, name, named) for name in TABLES} if folder else {}
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
@@ -129,7 +134,7 @@ class RunLog:
 
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
-        self.note(TRAINING_LINE.format(**row))
+        self.note(self._training_line.format(**row))
         if left:
             self.note(f"  ETA: {left}")
         self._row("training.csv", row)

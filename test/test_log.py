@@ -21,9 +21,10 @@ from commands import succeed
 import log
 from base import plugins
 from base.storage import locks, run_tables, tables
-from base.storage.tables import ExpectedRows
+from base.storage.tables import ExpectedRows, Kept
 from harness.checkpoints import find, manifest, pruning, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.options.vintages import vintage
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.reports import trackers
@@ -563,3 +564,33 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
         run_log.close()
         assert kept.seen == [(1, 0.5), (1, 0.5), not early] and not lost.seen
         assert capsys.readouterr().out.count("--wandb is off for the rest of this run: RuntimeError: no such host\n") == 1
+
+
+def test_a_table_without_names_has_them_of_its_iterations(tmp_path):
+    """As scripts of the first releases read it; every later call finds in the file itself that it has no names."""
+    names = run_tables.VALIDATION_COLUMNS[1:]
+    rows = [{**dict.fromkeys(names, 1.5), "name": name, "iteration": i, "val_size": 2}
+            for name, i in (("ckpt-4", 4), ("ckpt-8", 8), ("average", -1))]  # fmt: skip
+    first = run_tables.run_table(tmp_path, "validation.csv", named=False)
+    for row in rows:
+        first.append(row)
+    path = tmp_path / "validation.csv"
+    before = path.read_text()
+    assert before.splitlines()[:2] == [
+        ",".join(names),
+        ",".join("4" if n == "iteration" else "2" if n == "val_size" else "1.5" for n in names),
+    ]
+    later = run_tables.run_table(tmp_path, "validation.csv")
+    assert [row["name"] for row in later.read()] == ["ckpt-4", "ckpt-8", ""]
+    path.write_text(before[:-3])
+    kept = [Kept(9, first.rows_for_state(9, True))]
+    assert later.rebuild(9, kept, True) == [] and path.read_text().splitlines() == before.splitlines()[:3]
+    later.append(rows[0])
+    assert path.read_text().splitlines()[-1].startswith("4,")
+
+
+def test_a_release_has_its_own_words(tmp_path, capsys):
+    log.RunLog(tmp_path, throughput=vintage("3.0").throughput).training_row(
+        {**dict.fromkeys(run_tables.TRAINING_COLUMNS, 0.0), "step": 1, "iteration": 1, "img_per_sec": 12.0}
+    )
+    assert "top-1 accuracy:  0.000 %, throughput:  12.00 samples/sec, time:" in capsys.readouterr().out

@@ -25,6 +25,7 @@ TRAINING_TAGS = {
 VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
 
 
-def run_table(folder: Path, name: str) -> Table:
-    """The rows of a run's training.csv or validation.csv, which need not be there."""
-    return Table(folder / name, *TABLES[name])
+def run_table(folder: Path, name: str, named: bool = True) -> Table:
+    """The rows of a run's training.csv or validation.csv, which need not be there. `named`: validation.csv has its column
+    of names, unless the file that is there has none."""
+    return Table(folder / name, *TABLES[name], named)

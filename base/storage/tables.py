@@ -24,7 +24,8 @@ MAX_DAMAGED = 100_000  # lines of a file
 LONGEST = 1 << 16  # bytes of a row
 _WHOLE = ("iteration", "val_size")  # columns of whole numbers
 _NOT_FINITE = ("nan", "inf", "-inf")
-_MAY_BE_EMPTY = frozenset(("name", "epoch", "top5_acc", "loss"))  # rows of averages had no others in older versions
+NAME = "name"  # a first column that a file may lack
+_MAY_BE_EMPTY = frozenset((NAME, "epoch", "top5_acc", "loss"))  # rows of averages had no others in older versions
 MAX_KEPT = 100_000  # rows in one state: some 20 MB of text
 UNVERIFIED = "unverified"  # in a state that has been read: nothing vouches that it is the state that was written
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
@@ -67,11 +68,13 @@ def kept_rows(states: Iterable[tuple[int, Mapping[str, Any]]], name: str) -> lis
 
 
 class Table:
-    """A CSV file. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
+    """A CSV file. `named`: with the column `name`, which otherwise follows from a row's iteration; a file that is there
+    decides itself. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
     which go before the checkpoint of their update, 1 for validation rows, which follow it."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], lag: int) -> None:
+    def __init__(self, path: Path, columns: tuple[str, ...], lag: int, named: bool = True) -> None:
         self.path, self.columns, self._lag = path, columns, lag
+        self._new_named = named or columns[0] != NAME
         self._since = 0  # the update of the last permanent checkpoint
         self._before = 0  # rows that it and earlier ones keep
         self._recent: list[list[str]] = []
@@ -81,8 +84,9 @@ class Table:
         checkpoints: they are made anew at the end of a run."""
         cells = [str(row[column]) for column in self.columns]
         head = [] if os.path.lexists(self.path) else [self.columns]
+        text = self._text([*head, cells])
         with files.naming(self.path), files.append(self.path) as out:
-            out.write(_text([*head, cells]))
+            out.write(text)
         if row["iteration"] >= 0:
             self._recent.append(cells)
             if len(self._recent) > 2 * MAX_KEPT:  # no checkpoint comes, or seldom
@@ -126,7 +130,7 @@ class Table:
         merged = dict(sorted(merge.rows.items()))
         damaged += 0 <= cut <= updates and cut not in merged
         if damaged or ragged or list(merged.values()) != file_rows:
-            files.write_atomically(self.path, _text([self.columns, *merged.values()]))
+            files.write_atomically(self.path, self._text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
         rebuilt = sum(rows.get(place) != cells for place, cells in merged.items())
         return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, updates, expected_rows))]
@@ -232,7 +236,7 @@ class Table:
                 rest = line
                 break
             line = line[:-1]
-            cells = line.removesuffix("\r").split(",")
+            cells = self._with_name(line.removesuffix("\r").split(","))
             if tuple(cells) == self.columns:
                 heads.append(number)
                 continue
@@ -243,7 +247,7 @@ class Table:
             if number > MAX_LINES:
                 raise _beyond(self.path, f"{MAX_LINES:,} lines")
             whole += [cells] * sound
-        first_cells = rest.split(",")[self.columns.index("iteration") :]
+        first_cells = rest.split(",")[self.columns.index("iteration") - (not self._named()) :]
         cut = (
             int(first_cells[0])
             if len(first_cells) > 1 and first_cells[0].isascii() and first_cells[0].isdigit() and len(first_cells[0]) < 19
@@ -265,6 +269,27 @@ class Table:
     def _fits(self, state: Kept) -> bool:
         """Return whether the rows in the table's part of a checkpoint are of its updates."""
         return all(state.content[_SINCE] < self._place(cells) + self._lag <= state.done for cells in state.content[_ROWS])
+
+    def _text(self, rows: Iterable[Sequence[str]]) -> bytes:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows if self._named() else (cells[1:] for cells in rows))
+        return text.getvalue().encode()
+
+    def _named(self) -> bool:
+        """Return whether the file has the column of names."""
+        if self.columns[0] != NAME or not os.path.lexists(self.path):
+            return self._new_named
+        head = next(_lines(self.path), "").rstrip()
+        return head != ",".join(self.columns[1:]) if head else self._new_named
+
+    def _with_name(self, cells: list[str]) -> list[str]:
+        """Return the cells of a line, with the name that the file may leave out: that of the update's checkpoint."""
+        unnamed = self.columns[0] == NAME and len(cells) == len(self.columns) - 1
+        if not unnamed:
+            return cells
+        if tuple(cells) == self.columns[1:]:
+            return [NAME, *cells]
+        return ["" if cells[0].startswith("-") else f"ckpt-{cells[0]}", *cells]
 
     def _place(self, cells: Sequence[str]) -> int:
         return int(cells[self.columns.index("iteration")])
@@ -288,12 +313,6 @@ def _lines(path: Path) -> Iterator[str]:
 def _beyond(path: Path, most: str) -> OSError:
     reason = f"Has more than {most}; move it elsewhere, and the rows that the checkpoints keep are made anew"
     return OSError(errno.EFBIG, reason, str(path))
-
-
-def _text(rows: Iterable[Sequence[str]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
 
 
 def _rows(count: int) -> str:

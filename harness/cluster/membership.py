@@ -126,7 +126,7 @@ def ignored_others(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _other_release(options: RunOptions) -> str:
     """Return where else the shards may come from, if a configuration says how many there are."""
-    named = options.main.release and options.sources.get("shards", "").startswith(CONFIGURATION)
+    named = "release" in options.sources and options.sources.get("shards", "").startswith(CONFIGURATION)
     return ", or the release whose configuration is meant: --release" if named else ""
 
 

@@ -89,6 +89,7 @@ def parse(
     given = given.joined({"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw})
     if block:
         given = option_values.with_block_completed(given, block)
+    given = option_values.with_vintage(given, known, block)
     if not given.values.get("help"):
         given = option_values.with_model_defaults(given, known, model, environ)
         given = option_values.with_data_defaults(given, block)

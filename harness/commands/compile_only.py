@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from harness.commands import run_log
+from harness.options.vintages import vintage
 from harness.programs import compiling
 from harness.reports import compilation
 from harness.reports.compilation import Compilation
@@ -26,12 +27,12 @@ def report(run: Run, training: bool) -> None:
         program = compiling.training_program(run, log)
         _profile(run, log, program)
         megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
-        _report(log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
+        _report(run, log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
     if not training or (run.options.checkpoint.validation and run.data_source.spec.validation_images):
         program = compiling.validation_program(run, log)
         if not training:
             _profile(run, log, program)
-        _report(log, program, "validation")
+        _report(run, log, program, "validation")
     log.close()
 
 
@@ -42,7 +43,8 @@ def _profile(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram)
             log.note(line)
 
 
-def _report(log: RunLog, program: TrainingProgram | InferenceProgram, kind: str, size: str = "") -> None:
+def _report(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram, kind: str, size: str = "") -> None:
     operations = len(program.graph.get_operations())
-    log.note(f"The {kind} graph was successfully compiled: {operations:,} operations{size}.")
+    words = vintage(run.options.main.release).compiled.format(kind=kind, Kind=kind.capitalize())
+    log.note(f"{words}: {operations:,} operations{size}.")
     program.close()

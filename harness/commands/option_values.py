@@ -15,9 +15,10 @@ from base.fields import HALVES, brief
 from harness.options.catalogue import Catalogue
 from harness.options.configs import Block
 from harness.options.exclusive import GROUPS, check_exclusive, overridden
-from harness.options.sections import CONFIGURATION, RECORDED, flag, with_trait
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag, with_trait
 from harness.options.sources import GivenValue, OptionSource
 from harness.options.update_rules import UPDATE_RULES
+from harness.options.vintages import VINTAGES, vintage
 from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
@@ -95,8 +96,10 @@ def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
     leaves them to the blocks that merge it."""
     values, sources = given.values, given.sources
     if block.release:
-        last = sources["config"] if "@" in block.name else f"the last with {block.name}"
-        given = given.joined({"release": block.release}, {"release": sources.get("release", last)})
+        if "@" in block.name:
+            given = given.joined({"release": block.release}, {"release": sources.get("release", sources["config"])})
+        else:
+            given = given.joined({}, {"release": f"default; the values are of {block.release}, the last with {block.name}"})
         if "frozen_norm_statistics" not in values:
             usual = f"default of release {block.release}"
             given = given.joined({"frozen_norm_statistics": "batch"}, {"frozen_norm_statistics": usual})
@@ -109,6 +112,25 @@ def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
         {"pipeline_splits": f"configuration {block.name} names none"},
         [f"configuration {block.name} has {stages} stages but no pipeline_splits: auto cuts them by cost"],
     )
+
+
+def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> OptionValues:
+    """Fill in what the release of --release meant where an option was not given; OptionError for a release that is neither
+    the original's nor the configuration's."""
+    release, values = given.values.get("release"), given.values
+    if not release:
+        return given
+    where = given.sources["release"]
+    if release not in VINTAGES and not (block and block.release) and where.startswith((COMMAND_LINE, CONFIGURATION)):
+        near = plugins.did_you_mean(release, list(VINTAGES))
+        raise OptionError(f"{where}: no release '{brief(release)}'{near}", f"There are: {', '.join(VINTAGES)}")
+    how, source, notes = vintage(release), f"default of release {release}", []
+    defaults = {"cutmix_version": how.cutmix_version, "frozen_norm_statistics": "batch"} if release in VINTAGES else {}
+    meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
+    if not how.warms_up_iterations and values.get("iterations") and "warmup_epochs" in known.options:
+        meant["warmup_epochs"] = 0.0
+        notes.append(f"no warm-up, as in release {release}, where --iterations gives the length")
+    return given.joined(meant, dict.fromkeys(meant, source), notes)
 
 
 def with_model_defaults(

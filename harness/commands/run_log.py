@@ -11,6 +11,7 @@ from typing import Any
 
 from base.process import commands
 from harness.commands import cli
+from harness.options.vintages import vintage
 from harness.processes.folders import new_run_folder
 from harness.processes.team import Team, introduction
 from harness.reports import prediction
@@ -25,7 +26,8 @@ def open_run_log(
 ) -> RunLog:  # fmt: skip
     """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
     `head`: lines on the work that is about to run; `locked`: as of a log."""
-    log = RunLog(folder, console, locked)
+    how = vintage(run.options.main.release)
+    log = RunLog(folder, console, locked, how.throughput, how.names_validations)
     log.file_only(f"Command line: {command_line()}")
     if folder:
         log.note(f" Saving to {folder}")

@@ -80,10 +80,10 @@ def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[st
     own = dict(sorted(older.get(name, {}).items()))
     if text is None:
         return _newest(name, own, spans.get(name))
+    if name not in spans and not own:  # its values are those of no release, and serve in any
+        return Choice(name, None)
     ends = {end for span in spans.values() for end in (span.first, span.last)}
     release = _known(text, sorted(ends.union(*older.values())))
-    if name not in spans and not own:
-        raise OptionError(f"configuration '{brief(name)}' has no values by release; leave out --release {brief(text)}")
     if name in spans and release not in spans[name]:
         others = [other for other, span in spans.items() if release in span]
         raise OptionError(

@@ -28,6 +28,7 @@ from base.fields import (
     opt,
 )  # fmt: skip
 from emulator.plan.options import DeviceOptions
+from harness.options import vintages
 from harness.options.update_rules import SKIPPED, UPDATE_RULES
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # of values: where from
@@ -70,8 +71,9 @@ class MainOptions:
     )
     release: str | None = opt(
         None,
-        "with --config: the values that the name had in this release (2.1; default: its last)",
-        traits=(ONE_CALL, PER_INSTANCE),
+        "do as this release of the original did (2.1), with the values that --config NAME had in it (default: its last)",
+        read=vintages.read,
+        traits=(LENGTH,),
     )
     restore_path: str | None = opt(
         None,

@@ -20,7 +20,7 @@ from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECT
 
 # read from the words before anything else is known, or an answer's place
 COMMAND_LINE_ONLY = (
-    "config", "config_path", "release", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
+    "config", "config_path", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
 )  # fmt: skip
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
 EARLIER_CHOICES = {"profile": "gc_profile"}  # keys of another option in their time, whose choices tell
@@ -210,9 +210,6 @@ def config_path(main: Mapping[str, GivenValue]) -> str:
 def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     """The configuration that this call asks for."""
     if "config" not in main:
-        if "release" in main:
-            words = f"{main['release'].where} {main['release'].raw}"
-            raise OptionError(f"{words}: a release is one of a configuration's; give --config NAME too")
         return None
     release = main["release"].raw if "release" in main else None
     block = configs.choose(config_path(main), main["config"].raw, release)

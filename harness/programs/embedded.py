@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SUFFIX = ".frozen.pb"
 MAX_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
 MAX_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
-_SHOWN = (("avg", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))  # which programs parse
+_SHOWN = (("", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))  # which programs parse
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Served:
         """Milliseconds of a call."""
         return 1000 * sum(self.latencies) / len(self.latencies)
 
-    def lines(self) -> list[str]:
-        """The mean and some percentiles, for the log."""
+    def lines(self, words: str) -> list[str]:
+        """The mean, in a release's words, and some percentiles, for the log."""
         values = (self.mean if percentile is None else self.latency(percentile) for _, percentile in _SHOWN)
-        shown = ", ".join(f"{name}: {value:.3f} ms" for (name, _), value in zip(_SHOWN, values))
-        return [f"Latencies - {shown}", f"Median latency: {self.latency(50.0):.3f} ms"]
+        shown = ", ".join(f"{name or words}: {value:.3f} ms" for (name, _), value in zip(_SHOWN, values))
+        return [shown, f"Median latency: {self.latency(50.0):.3f} ms"]
 
 
 def check(run: Run) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from base.fields import exact
+from harness.options.vintages import vintage
 from LR_Schedules._schedule import ScheduledRun
 
 MAX_ITERATIONS = 2**31 - 1
@@ -29,12 +30,14 @@ class TrainingLength:
     iterations_per_ckpt: int  # 0: never
     ckpt_epochs_offset: float = 0
     logs_first_rate: bool = False  # a log row has the learning rate of its host step's first update, not of its last
+    saves_first_step: bool = False  # checkpoints come after the first and the last two host steps, too
 
     @classmethod
     def of(
         cls, *, images: int, global_batch: int, epochs: float | None = None, iterations: int | None = None,
         logs_per_epoch: int | None = None, log_freq: int | None = None, batches_per_step: int = 1000,
         ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, logs_first_rate: bool = False,
+        release: str | None = None,
     ) -> TrainingLength:  # fmt: skip
         """`iterations`, `log_freq` and `epochs_per_ckpt` win over `epochs`, `logs_per_epoch` and `ckpts_per_epoch`."""
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
@@ -50,7 +53,7 @@ class TrainingLength:
         ckpt = per_epoch * epochs_per_ckpt or (max(1, per_epoch // ckpts_per_epoch) if ckpts_per_epoch else 0)
         return cls(
             images=images, global_batch=global_batch, iterations_per_ckpt=ckpt, ckpt_epochs_offset=ckpt_epochs_offset,
-            logs_first_rate=logs_first_rate,
+            logs_first_rate=logs_first_rate, saves_first_step=vintage(release).saves_first_step,
             iterations=iterations or max(1, int(images * exact(epochs) // global_batch)),
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
@@ -124,8 +127,11 @@ class TrainingLength:
         start = self.host_step_start(first)
         if end != self.host_step_end(first) or not self.log_interval:
             return end == self.host_step_end(first) and (start == 0 or end == self.iterations)
-        last_two = self.host_step_start(self.iterations - 1) - self.updates_per_host_step
-        return start == 0 or start >= last_two or _crosses(self.log_interval, start, end)
+        return self._is_outer(start) or _crosses(self.log_interval, start, end)
+
+    def _is_outer(self, start: int) -> bool:
+        """Return whether a host step is the first or one of the last two."""
+        return start == 0 or start >= self.host_step_start(self.iterations - 1) - self.updates_per_host_step
 
     def checkpoint_due(self, first: int, end: int) -> bool:
         """Return whether the piece completes a host step after which the weights are saved and validated, as for
@@ -133,6 +139,8 @@ class TrainingLength:
         period = self.iterations_per_ckpt
         if not period or end != self.host_step_end(first):
             return False
+        if self.saves_first_step and self._is_outer(self.host_step_start(first)):
+            return True
         if end == self.iterations or not _crosses(period, self.host_step_start(first), end):
             return end == self.iterations
         return end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)

@@ -329,7 +329,6 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
          "valid_batch_size?"),
         ("gradient_acumulation: 64", "FILE:3: a: unknown key 'gradient_acumulation'; did you mean "
          "gradient_accumulation_count, gradients_to_accumulate or gradient_format?"),
-        ("release: 2.1", "FILE:3: a: release has a meaning on the command line only"),
         ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
         ("epochs: .inf", "FILE:3: epochs is '.inf' but must be a finite number"),
         ("epochs: yes", "FILE:3: epochs is 'True' but must be a finite number"),
@@ -636,7 +635,7 @@ own@1.0: {<<: *own, epochs: 7}
             "a",
             "",
             5,
-            "2.5",
+            None,
             "configuration a as release 2.5 has it; up to 2.1 and up to 2.3 it had other values, which --release gives",
         ),
         ("a", "--release 2.5", 5, "2.5", "configuration a as release 2.5 has it"),
@@ -648,7 +647,7 @@ own@1.0: {<<: *own, epochs: 7}
         ("a@2.1", "--release 2.5", None, None, "--config a@2.1 and --release 2.5 name two releases; give one of them"),
         ("a", "--release 2.6", None, None, "configuration 'a' exists in releases 2.1 to 2.5, not in 2.6"),
         ("a", "--release 1.0", None, None, "configuration 'a' exists in releases 2.1 to 2.5, not in 1.0\nRelease 1.0 has: "),
-        ("b", "", 5, "2.6", None),
+        ("b", "", 5, None, None),
         ("b", "--release 2.5", None, None, "configuration 'b' exists in release 2.6, not in 2.5"),
         ("c", "--release 3.0", 5, "3.0", "configuration c as release 3.0 has it"),  # 2.10 comes after 2.6
         ("own", "", 9, None, None),
@@ -674,14 +673,6 @@ def test_releases(write, name, words, epochs, release, note):
     assert parsed.options.sources["epochs"].startswith(f"configuration {asked} ({path}:")
 
 
-def test_a_release_needs_a_configuration():
-    for words in (["--release", "2.1"], ["--config-path", "c.yml", "--rel", "2.1", "--dataset", "cifar-10"]):
-        with pytest.raises(
-            OptionError, match="^command line: --release 2.1: a release is one of a configuration's; give --con"
-        ):
-            cli.parse(words, "train", None, {})
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -698,8 +689,11 @@ def test_tables_of_releases_that_are_wrong(write, table, message):
 
 
 def test_files_without_releases(write):
-    first = refused(write("a: {dataset: cifar-10}"), "--release", "2.1")
-    assert first == "FILE: the file says nothing of releases; leave out --release 2.1"
+    assert parse(write("a: {dataset: cifar-10}"), "--release", "2.1").options.main.release == "2.1"  # as the harness was
+    assert parse(write("a: {dataset: cifar-10, release: 2.0}")).options.dataset.cutmix_version == 2
+    assert refused(write("a: {dataset: cifar-10}"), "--release", "2.9").startswith(
+        "command line: --release: no release '2.9'"
+    )
     path = write("x@2.1: {dataset: cifar-10, seed: 4}\nx@y: {dataset: cifar-10, seed: 5}\n")
     assert [parse(path, name=name).options.device.seed for name in ("x@2.1", "x@y")] == [4, 5]
 

@@ -186,7 +186,6 @@ PARTS = {
     "efficientnet_b4_g1_with_batch_norm_base": "--model efficientnet --model-size B4 --pipeline --dataset imagenet",
     "efficientnet_b4_g1_with_batch_norm_pod64_modification": "--dataset imagenet",
 }
-WITHOUT_VERSION = {"cutmix_version": 2}  # of 2.0, whose files do not name it
 
 
 def blocks_of(release: str) -> dict[str, dict[str, Any]]:
@@ -211,15 +210,15 @@ def test_every_block_of_a_release(release, tmp_path):
     plain name is the last release's."""
     file = tmp_path / "original.yml"
     file.write_text(json.dumps(blocks_of(release)))  # JSON is YAML
-    own_file = ("--config-path", str(file))
+    asked = [] if release == MEME_RELEASE else ["--release", release]
+    own_file = ("--config-path", str(file), *asked)
     meant = {
         name: plain(cli.parse(["--config", name, *words_for(name, *own_file)], "train", None, {}).options.values())
         for name in blocks_of(release)
     }
     for name, values in meant.items():
-        values |= WITHOUT_VERSION if release == "2.0" and "efficientnet" in name else {}
         last = [each for each in REFERENCE if name in REFERENCE[each]][-1]
-        for words in ([["--release", release]] if release != MEME_RELEASE else []) + ([[]] if release == last else []):
+        for words in [asked] + [[]] * (release == last):
             found = plain(resolved(name, *words_for(name, *words)).options.values())
             assert {key: (found[key], values[key]) for key in found if found[key] != values[key]} == {}, name
 
@@ -241,9 +240,14 @@ def test_everything_says_whose_values_they_are(words):
     assert note.startswith(f"configuration mk2_efficientnet_b4_g16_16ipus as release {release} has it")
     assert ("it had other values" in note) == (release == "2.5")
     rows = {line.split()[0]: line.split(None, 2)[1:] for line in cli.explain(run.options).splitlines()}
-    assert rows["release"][0] == release and rows["release"][1].startswith(("command line: --", "the last with mk2_eff"))
+    # the plain name asks for no more than the values
+    asked, usual = release if release == "2.1" else None, "default; the values are of 2.5, the last with mk2_eff"
+    assert (rows["release"][0] == (asked or "(not") and usual in rows["release"][1]) or rows["release"][1].startswith(
+        "command"
+    )
     assert "@2.1 (configs.yml:" in rows["shards"][1] or release == "2.5"
-    assert arguments(run, "", {})["release"] == release
+    recorded = arguments(run, "", {})
+    assert recorded["release"] == asked and recorded["sources"]["release"] in rows["release"][1]
 
 
 def test_a_release_that_had_no_such_name():
@@ -253,12 +257,43 @@ def test_a_release_that_had_no_such_name():
         ("mk2_efficientnet_b4_g1_32ipus", "2.4", "'mk2_efficientnet_b4_g1_32ipus' exists in release 2.5, not in 2.4; did"),
         ("mk2_resnet50_gn_16ipus", "2.7", "no release '2.7'; did you mean 2.6, 2.5 or 2.4?\nThere are: 2.0, 2.1, 2.2, 2.3, "),
         ("mk2_resnet50_gn_16ipus", "new", "no release 'new'\nThere are: 2.0"),
-        ("quickstart", "2.1", "configuration 'quickstart' has no values by release; leave out --release 2.1"),
-        ("B0-G16-GN-Native_16IPU_2x8", "2.1", "has no values by release"),
     ):  # fmt: skip
         with pytest.raises(OptionError) as caught:
             cli.parse(["--config", name, "--release", release], "train", None, {})
         assert first in command_line.shown(caught.value)  # with its lists on lines of their own
+
+
+def of_release(release: str | None, words: str) -> Run:
+    return resolved("quickstart", *words.split(), *(["--release", release] if release else []))
+
+
+def test_a_release_without_values_of_its_own_is_a_way_to_do_things():
+    """Also of a configuration that no release had, as of no configuration."""
+    assert of_release("v2.0.0", "").options.main.release == "2.0"
+    assert [of_release(each, "").options.dataset.cutmix_version for each in (None, "1.3", "2.0", "2.1")] == [1, 1, 2, 1]
+    assert of_release("2.0", "--cutmix-version 1").options.dataset.cutmix_version == 1
+    assert cli.parse(["--release", "2.0", "--dataset", "cifar-10"], "train", None, {}).options.dataset.cutmix_version == 2
+    for wrong in ("2.7", "new", "0.1"):
+        with pytest.raises(OptionError, match=f"^command line: --release: no release '{wrong}'"):
+            of_release(wrong, "")
+
+
+def test_the_first_releases_warm_up_over_epochs_only():
+    for release, words, warmup in (
+        ("1.3", "--iterations 40", 0), ("1.4", "--iterations 40 --warmup-epochs 2", 0), ("1.3", "--epochs 2", 1),
+        ("2.0", "--iterations 40", 1), (None, "--iterations 40", 1),
+    ):  # fmt: skip
+        run = of_release(release, words)
+        assert run.options.schedule.warmup_epochs == warmup
+        assert (run.learning_rate(0) == 0) == bool(warmup)
+        assert any("no warm-up, as in release" in note for note in run.notes) == (not warmup)
+
+
+def test_the_first_releases_save_after_the_outer_host_steps():
+    words = "--iterations 100 --batches-per-step 10 --log-freq 10"
+    assert of_release(None, words).length.checkpoint_points() == of_release("2.0", words).length.checkpoint_points() == [100]
+    assert of_release("1.3", words).length.checkpoint_points() == [10, 90, 100]
+    assert of_release("1.3", f"{words} --ckpts-per-epoch 0 --no-validation").length.checkpoint_points() == []
 
 
 def test_the_large_batch_is_the_same_training_on_every_system():
