@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cnn_harness import console
+from cnn_harness.tools import console
 
 if __name__ == "__main__":
     console.module()

@@ -84,7 +84,7 @@ sys.path[0] = {folder!r}  # where the program's file lies
 sys.argv[0] = {folder!r} + "/cnn"
 if {quick!r}:
     atexit.register(lambda: print("TensorFlow:", "tensorflow" in sys.modules, file=sys.stderr))
-from cnn_harness.console import {entry}
+from cnn_harness.tools.console import {entry}
 sys.exit({entry}())
 """
 

@@ -1,4 +1,4 @@
-"""plan.py as a person calls it."""
+"""cnn plan as a person calls it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_configuration_is_planned(capsys):
 
 
 def test_a_plan_imports_no_tensorflow_and_reads_no_data():
-    code = ("import sys, plan; from harness.commands import entry; "
+    code = ("import sys; from tools import plan; from harness.commands import entry; "
             "code = entry.run_command('plan', plan.main, ['--config', 'mk2_resnet50_mlperf_pod16_bs20']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)
@@ -178,7 +178,7 @@ def test_links_and_pipes_stay_what_they_are(tmp_path):
 
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_a_pipe_by_the_name_of_standard_output(option):
-    words = [sys.executable, "plan.py", "--config", "quickstart", "--synthetic-data", option, "/dev/stdout"]
+    words = [sys.executable, "tools/plan.py", "--config", "quickstart", "--synthetic-data", option, "/dev/stdout"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     if option == "--html":
         assert done.stdout.startswith("<!DOCTYPE html>")
@@ -212,12 +212,12 @@ def test_a_pipe_by_the_name_of_standard_output(option):
 def test_a_slip_is_one_line(words, told):
     result = run("plan", *words.split())
     assert result.code == 2 and told in result.err and "Traceback" not in result.err
-    assert result.err.startswith("plan.py: error: ")
+    assert result.err.startswith("cnn plan: error: ")
 
 
 def test_help_and_shares(capsys):
     for word in ("--help", "--hel"):
-        assert succeed("plan", word).out.startswith("usage: plan.py")
+        assert succeed("plan", word).out.startswith("usage: cnn plan")
     out = succeed("plan", "--config", "mk2_efficientnet_b4_g16_16ipus").out
     assert "fits" in out and "img/sec" in out and "block4a" in out
 

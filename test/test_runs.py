@@ -1,4 +1,4 @@
-"""runs.py: the runs below a folder, and their removal."""
+"""cnn runs: the runs below a folder, and their removal."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_times_that_no_calendar_has_are_told_as_the_last_or_first(seconds, year,
 
 
 def test_tensorflow_is_not_imported(logs):
-    command = [sys.executable, "-X", "importtime", ROOT / "runs.py", logs]
+    command = [sys.executable, "-X", "importtime", ROOT / "tools/runs.py", logs]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "deep/half" in done.stdout and not re.search(r"\| +tensorflow$", done.stderr, re.MULTILINE)
 

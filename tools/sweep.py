@@ -26,7 +26,7 @@ if __name__ == "__main__":  # before slow imports
     sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
-    startup.begin("sweep.py")
+    startup.begin("cnn sweep")
 
 import argparse
 import csv
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> int:
         try:
             sweep.run(given.jobs)
         except StopRequest:
-            print(f"Resume with:     {hints.command('tools/sweep', *argv)}")
+            print(f"Resume with:     {hints.command('sweep', *argv)}")
             raise
     print(f"\n{sweep.table()}\n\nAs a table:      {sweep.target}")
     best = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the sweep's own options and the words of train.py, which all trials share."""
     parser = command_line.Parser(
-        prog="sweep.py", usage="sweep.py FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
+        prog="cnn sweep", usage="cnn sweep FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Every other option of train.py may follow: all trials share it, and it wins over the file.",
     )  # fmt: skip

@@ -56,7 +56,10 @@ COMMANDS = {
     "train": Command(module="train", takes="train", help="train a network"),
     "validate": Command(module="validation", takes="validation", help="validate checkpoints of a run, or weights"),
     "restore": Command(module="restore", takes="restore", help="go on with a run"),
-    "finetune": Command(module="finetune", takes="train", help="fit published weights to pictures of one's own"),
+    "finetune": Command(
+        module="tools.finetune", written="cnn finetune", takes="train",
+        help="fit published weights to pictures of one's own",
+    ),
     "sweep": Command(
         module="tools.sweep", written="cnn sweep", takes="train", help="train with many values of options, and compare them"
     ),
@@ -64,10 +67,22 @@ COMMANDS = {
         module="validation", takes="validation", usage="WEIGHTS PICTURE... ", words=_to_predict,
         help="name what photographs show: WEIGHTS PICTURE...",
     ),
-    "export": Command(module="export", takes="validation", help="write a network for TensorFlow Lite, ONNX and others"),
-    "report": Command(module="report", help="write a run's page, or that of several"),
-    "plan": Command(module="plan", takes="train", help="predict memory, rate and time of a training on a POD"),
-    "runs": Command(module="runs", help="list the runs below a folder, and remove some"),
+    "export": Command(
+        module="tools.export", written="cnn export", takes="validation",
+        help="write a network for TensorFlow Lite, ONNX and others",
+    ),
+    "report": Command(
+        module="tools.report", written="cnn report",
+        help="write a run's page, or that of several",
+    ),
+    "plan": Command(
+        module="tools.plan", written="cnn plan", takes="train",
+        help="predict memory, rate and time of a training on a POD",
+    ),
+    "runs": Command(
+        module="tools.runs", written="cnn runs",
+        help="list the runs below a folder, and remove some",
+    ),
     "poprun": Command(module="poprun", written="poprun", help="start a command as several instances that train together"),
     "weight-avg": Command(module="weight_avg", help="average checkpoints into one more"),
     "inference": Command(
@@ -122,7 +137,7 @@ def usage() -> str:
 
 def named(module: str) -> str:
     """The command of a script."""
-    return next(name for name, row in COMMANDS.items() if row.module == module)
+    return next(name for name, row in COMMANDS.items() if row.module in (module, f"tools.{module}"))
 
 
 def spoken(text: str) -> str:

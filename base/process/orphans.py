@@ -2,7 +2,7 @@
 
 A launcher that is killed tells nobody. The instances look for poprun themselves: their parent (poprun, mpirun or mpirun's
 daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
-this host. The trials of sweep.py find its mark, and end with it the same way.
+this host. The trials of cnn sweep find its mark, and end with it the same way.
 """
 
 from __future__ import annotations

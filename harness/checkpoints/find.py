@@ -98,7 +98,7 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
 
 
 def _runs_in(folder: Path) -> str:
-    """'; runs in it: a, b' for a folder around runs, as finetune.py and sweep.py make, or nothing."""
+    """'; runs in it: a, b' for a folder around runs, as cnn finetune and cnn sweep make, or nothing."""
     runs = []
     with suppress(OSError, CheckpointError):
         runs = [str(each) for each in sorted(folder.iterdir()) if numbered(each)]

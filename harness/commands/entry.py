@@ -49,7 +49,8 @@ INTRODUCTIONS = {
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """main(argv) with every foreseeable error as one line on standard error."""
-    return command_line.run(f"{script}.py", main, argv, WRONG_INPUT, FAILURES)
+    call = commands.COMMANDS[commands.named(script)].call if script != "gc_info" else script
+    return command_line.run(call.removeprefix("python "), main, argv, WRONG_INPUT, FAILURES)
 
 
 def start(

@@ -21,8 +21,12 @@ def command(script: str, *words: str) -> str:
     called = commands.called()
     if called:
         program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
-        return commands.in_shell([*program, commands.named(script.replace("/", ".")), *words])
-    return commands.in_shell([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+        return commands.in_shell([*program, commands.named(script), *words])
+    file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # where make has put it
+    if not file.exists() and beside.exists():
+        return commands.in_shell([_from_here(str(beside)), script, *words])
+    file = file if file.exists() else plugins.ROOT / f"tools/{script}.py"
+    return commands.in_shell([_python(), _from_here(str(file)), *words])
 
 
 def _program(path: str) -> str:

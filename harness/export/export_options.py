@@ -1,4 +1,4 @@
-"""The words of a call of export.py: the network, the formats, and the place."""
+"""The words of a call of cnn export: the network, the formats, and the place."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NEAREST = {  # what other tools call it, or what leads to it
 
 class _Parser(command_line.Spoken):
     def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; python export.py --help lists the options")
+        raise OptionError(f"{message}; cnn export --help lists the options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The options of export.py. `path`: of the weights, as --restore-path of validation.py; `words`: its other options."""
+    """The options of cnn export. `path`: of the weights, as --restore-path of validation.py; `words`: its other options."""
 
     path: str
     formats: tuple[str, ...]  # names of FORMATS, each once
@@ -52,10 +52,10 @@ class ExportRequest:
 
 
 def parser() -> argparse.ArgumentParser:
-    """export.py's own options; those of data set and model are validation.py's."""
+    """cnn export's own options; those of data set and model are validation.py's."""
     own = _Parser(
-        prog="export.py", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="export.py RUN --to FORMAT[,FORMAT...] [options]",
+        prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
         description="Writes a trained network to files for other runtimes, and holds each of them against the checkpoint.",
         epilog="validation.py's options of data set and model, such as --data-dir, go before the recorded ones",
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _format(word: str) -> str:
 
 
 def _check_spelling(rest: Sequence[str]) -> None:
-    """OptionError for a flag that is nearly one of export.py's own, and none of validation.py's, which know it otherwise."""
+    """Raise OptionError for a flag that is nearly one of the export's own, and none of validation.py's."""
     own, known = [flag for each in parser()._actions for flag in each.option_strings], sources.all_options(SCRIPT).flags()
     for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
         if word in _OTHER_FLAGS:

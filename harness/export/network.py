@@ -109,7 +109,7 @@ def _check_given(parsed: cli.Parsed) -> None:
     for name, source in parsed.options.sources.items():
         if source.startswith(COMMAND_LINE) and parsed.catalogue.options[name].section not in _OWN:
             raise OptionError(
-                f"{flag(name)} is not an option of export.py, which computes in FP32 and takes the options of data set and "
+                f"{flag(name)} is not an option of cnn export, which computes in FP32 and takes the options of data set and "
                 "model alone; leave it out"
             )
 

@@ -83,7 +83,7 @@ def _of_stage(stage: TrainingStage, given: Sequence[str], decided: Collection[st
     for flag, values in sources.tokens(list(given), everything):
         name = everything[flag].option.name
         if name in _OWN:
-            raise OptionError(f"command line: {flag} is not for finetune.py: {_OWN[name]}")
+            raise OptionError(f"command line: {flag} is not for cnn finetune: {_OWN[name]}")
         if name not in decided and (stage is NETWORK or name not in last_only):
             words += [flag, *values]
     return words

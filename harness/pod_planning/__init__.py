@@ -1,1 +1,1 @@
-"""`plan.py`: from options to predictions, and predictions as text, JSON and a page."""
+"""`cnn plan`: from options to predictions, and predictions as text, JSON and a page."""

@@ -1,4 +1,4 @@
-"""The way from the words of a call to the planner's workload: options as for train.py, and those of plan.py alone."""
+"""The way from the words of a call to the planner's workload: options as for train.py, and those of cnn plan alone."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FOLDERS = "imagefolder"  # but where only the data tells how many classes there 
 
 class _Parser(command_line.Spoken):
     def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; python plan.py --help lists the options")
+        raise OptionError(f"{message}; cnn plan --help lists the options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The options of plan.py, and the words for train.py's options of each configuration."""
+    """The options of cnn plan, and the words for train.py's options of each configuration."""
 
     systems: tuple[System, ...]
     json: str | None
@@ -50,8 +50,8 @@ class PlanRequest:
 
 
 def parser() -> argparse.ArgumentParser:
-    """plan.py's own options; all others are those of train.py."""
-    own = _Parser(prog="plan.py", add_help=False, allow_abbrev=False)
+    """cnn plan's own options; all others are those of train.py."""
+    own = _Parser(prog="cnn plan", add_help=False, allow_abbrev=False)
     own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
                      help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16; several for the same global batch on "
                      "each (default: the smallest Mk2 system that holds the plan)")  # fmt: skip

@@ -21,7 +21,7 @@ _OPTIONS = (
 
 
 def help_text(parser: argparse.ArgumentParser) -> str:
-    """Return the help of plan.py."""
+    """Return the help of cnn plan."""
     parser.description = (
         "Plans a training on an IPU system before anything runs: memory of each IPU, rate, and where the time goes."
     )

@@ -20,7 +20,7 @@ MAX_RUNS = 16  # on one page
 _COMPILED = {"Compilation time:": "compilation", "Validation program ready in": "compilation for validation"}
 _PLACED = "at epoch"  # a figure that the title has already
 _WITHOUT = "classes, confusions, calibration and wrong pictures are not here: "
-_AT_THE_END = "python report.py adds them, with the newest checkpoint and the data"
+_AT_THE_END = "cnn report adds them, with the newest checkpoint and the data"
 
 
 @dataclass(frozen=True)

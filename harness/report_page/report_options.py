@@ -1,4 +1,4 @@
-"""The options of report.py: which runs, into which file, and whether their checkpoints are evaluated."""
+"""The options of cnn report: which runs, into which file, and whether their checkpoints are evaluated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ReportRequest:
 def parse(argv: Sequence[str], description: str) -> ReportRequest:
     """The request; OptionError where the page cannot be written as far as its name and folder tell."""
     parser = command_line.Parser(
-        prog="report.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="cnn report", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or checkpoints in them, at most {MAX_RUNS}")
     parser.add_argument("--html", metavar="FILE", help=f"the page (default: {FILE} in the folder of a single run)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
-from base.process import commands
 from emulator.cost_model import systems
 from emulator.cost_model.prediction import Prediction, check_tiles, predict
 
@@ -33,11 +32,12 @@ def lines(run: Run) -> list[str]:
     if prediction is None:
         return []
     room, timing = prediction.room / MIB, prediction.timing
+    idle = f"{100 * timing.idle_share:.0f} % idle, " if run.plan.options.shards > 1 else ""
     fit = f"{room:,.0f} MiB left on the fullest IPU" if prediction.fits else f"lacks {-room:,.0f} MiB on the fullest IPU"
     return [
         f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, "
-        f"{100 * timing.idle_share:.0f} % idle, {fit}; "
-        f"{commands.spoken('plan.py')} tells more"
+        f"{idle}{fit}; "
+        f"{'cnn plan'} tells more"
     ]
 
 

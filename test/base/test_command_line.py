@@ -20,7 +20,7 @@ from base.process import command_line
     ],
 )
 def test_wrong_words_are_named(words, said):
-    parser = command_line.Parser(prog="report.py", allow_abbrev=False)
+    parser = command_line.Parser(prog="cnn report", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--html")
     with pytest.raises(command_line.UsageError) as error:

@@ -14,13 +14,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import export
-import finetune
 import inference_embedded
-import plan
-import report
 import restore
-import runs
 import train
 import validation
 import weight_avg
@@ -29,7 +24,7 @@ from emulator.program.executor import TrainingProgram
 from harness.commands import entry
 from harness.programs import build, program_cache
 from harness.run.run import Run
-from tools import sweep
+from tools import export, finetune, plan, report, runs, sweep
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {

@@ -210,7 +210,7 @@ def test_data_that_is_whole_is_accepted(tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_folder_around_runs_names_them(script, tmp_path):
-    """As finetune.py's --logs-path, which is a likely thing to give next."""
+    """As cnn finetune's --logs-path, which is a likely thing to give next."""
     for name in "abcd":
         (tmp_path / "pets" / name).mkdir(parents=True)
         (tmp_path / "pets" / name / "ckpt-3.index").write_bytes(b"")

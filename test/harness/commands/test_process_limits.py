@@ -76,7 +76,7 @@ def test_of_several_tries_the_one_without_memory_is_told():
 
 @pytest.mark.parametrize("error", ["MemoryError()", "ImportError('libx.so: failed to map segment from shared object')"])
 def test_too_little_memory_before_a_command_begins_is_one_line(error):
-    code = f"from base.process import startup; startup.begin('runs.py'); raise {error}"
+    code = f"from base.process import startup; startup.begin('cnn runs'); raise {error}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and re.fullmatch(r"runs\.py: error: .*: give more .*ulimit -v.*\n", done.stderr)
 
@@ -150,7 +150,7 @@ def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("words", [["train.py", "--help"], ["plan.py", "--model", "resnet"]])
+@pytest.mark.parametrize("words", [["train.py", "--help"], ["cnn plan", "--model", "resnet"]])
 def test_a_full_standard_output_is_named(tmp_path, words, buffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
     with open("/dev/full", "w") as full:

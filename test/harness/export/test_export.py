@@ -22,12 +22,12 @@ import tensorflow.compat.v1 as tf
 from commands import Result, succeed
 from PIL import Image
 
-import export
 from base import plugins
 from base.process.signals import StopRequest
 from harness.export import agreement, export_folder, export_options, file_formats
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
+from tools import export
 
 OWN = "savedmodel,frozen,tflite"  # formats that TensorFlow has itself
 needs_onnx = pytest.mark.skipif(
@@ -36,7 +36,7 @@ needs_onnx = pytest.mark.skipif(
 
 
 def exported(*words: object) -> Result:
-    """The result of a call of export.py."""
+    """The result of a call of cnn export."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = export.script([str(word) for word in words])
@@ -242,7 +242,7 @@ def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tm
         ("--to frozen --int8", "--int8 is for tflite, and --to has frozen"),
         ("--format onnx", "unknown option --format; did you mean --to?"),
         ("--to frozen --outptu x", "unknown option --outptu; did you mean --output?"),
-        ("--to frozen --precision 16.16", "--precision is not an option of export.py"),
+        ("--to frozen --precision 16.16", "--precision is not an option of cnn export"),
         ("--to frozen onnx", "'onnx' is one word too many"),
         ("--to frozen --model-size 14", "does not fit the network asked for"),
         ("--to frozen --data-dir /nowhere", "--data-dir /nowhere lacks the IDX files"),
@@ -275,7 +275,7 @@ def test_help_and_errors_answer_without_tensorflow():
         "assert 'tensorflow' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=plugins.ROOT, check=True, timeout=60, capture_output=True)
-    assert done.stdout.count(b"usage: export.py") == 2
+    assert done.stdout.count(b"usage: cnn export") == 2
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from commands import Result, rows, run
 from PIL import Image
 
-import finetune
 from base.errors import DataError
 from base.process.signals import StopRequest
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import stages, survey
+from tools import finetune
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 all the same
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
@@ -114,13 +114,13 @@ def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--config", "quickstart"], "--config is not for finetune.py: the stages have configurations of their own"),
-        (["--restore-path", "x"], "--restore-path is not for finetune.py: the same call goes on"),
+        (["--config", "quickstart"], "--config is not for cnn finetune: the stages have configurations of their own"),
+        (["--restore-path", "x"], "--restore-path is not for cnn finetune: the same call goes on"),
         (["--epoch-count", "3"], "unknown option --epoch-count"),
         (["--epochs", "many"], "epochs is 'many'"),
-        (["--distributed"], "--distributed is not for finetune.py: it trains in one process"),
-        (["--data-dir", "elsewhere"], "--data-dir is not for finetune.py: the pictures are those of the folder"),
-        (["--no-validation"], "--no-validation is not for finetune.py: the best weights are those of its validation"),
+        (["--distributed"], "--distributed is not for cnn finetune: it trains in one process"),
+        (["--data-dir", "elsewhere"], "--data-dir is not for cnn finetune: the pictures are those of the folder"),
+        (["--no-validation"], "--no-validation is not for cnn finetune: the best weights are those of its validation"),
         (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
         (
             ["--ckpts-per-epoch", "0", *map(str, SMALL)],
@@ -141,7 +141,7 @@ def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypat
     monkeypatch.undo()
     for none in ((), ("",)):
         refused = finetuned(*none)
-        assert refused.code == 2 and "as the first word: python finetune.py pictures" in refused.err
+        assert refused.code == 2 and "as the first word: cnn finetune pictures" in refused.err
 
 
 @pytest.mark.parametrize("during", ["train", "report"])

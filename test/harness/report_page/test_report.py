@@ -365,7 +365,7 @@ def test_several_runs_begin_with_what_differs(trained, plain, tmp_path):
 
 def test_a_training_ends_with_its_page(trained):
     seen = Page((trained / "at-the-end.html").read_text(encoding="utf-8"))
-    assert "report.py adds them" in seen.text and "Answers to" not in seen.text
+    assert "cnn report adds them" in seen.text and "Answers to" not in seen.text
     assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
 
 
@@ -424,7 +424,7 @@ def test_what_is_no_run_is_one_line(kind, plain):
     break_it, told = BAD[kind]
     break_it(plain)
     result = run("report", plain)
-    assert result.code == 2 and result.err.startswith("report.py: error: ") and told in result.err
+    assert result.code == 2 and result.err.startswith("cnn report: error: ") and told in result.err
     assert result.err.count("\n") == 1 and not (plain / "report.html").exists()
 
 
@@ -441,7 +441,7 @@ def test_lines_are_counted_before_they_are_divided(plain, monkeypatch):
 
 def test_help_and_rows_need_no_tensorflow(plain):
     code = (
-        "import sys; from harness.commands import entry; import report\n"
+        "import sys; from harness.commands import entry; from tools import report\n"
         "assert entry.run_command('report', report.main, [sys.argv[1], '--no-evaluation']) == 0\n"
         "assert 'tensorflow' not in sys.modules\n"
         "entry.run_command('report', report.main, ['--help'])"

@@ -314,7 +314,7 @@ def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validate
 
 
 def test_the_best_of_equal_accuracies_has_the_lowest_loss():
-    """As in the report, the list of runs and finetune.py; --patience counts from the first of them."""
+    """As in the report, the list of runs and cnn finetune; --patience counts from the first of them."""
     rows = [{"name": f"ckpt-{n}", "iteration": n, "val_acc": 75.0, "loss": loss} for n, loss in ((3, 0.65), (9, 0.61))]
     validator = Validator(None, {row["name"]: row for row in rows})
     assert (validator.best["name"], validator.unbeaten["name"], validator.without_gain) == ("ckpt-9", "ckpt-3", 1)

@@ -1,18 +1,21 @@
 """Writes a report of a run, or of several side by side, as one page that needs nothing else: curves, options, plan,
 timings, and what the newest checkpoint gets wrong.
 
-python report.py logs/<run>                                 into logs/<run>/report.html
-python report.py logs/<run>/ckpt-500                        what that checkpoint gets wrong, in place of the newest
-python report.py logs/<run> --no-evaluation                 the rows alone, at once
-python report.py logs/<run> logs/<other> --html both.html   what differs first, curves in the same charts
+cnn report logs/<run>                                 into logs/<run>/report.html
+cnn report logs/<run>/ckpt-500                        what that checkpoint gets wrong, in place of the newest
+cnn report logs/<run> --no-evaluation                 the rows alone, at once
+cnn report logs/<run> logs/<other> --html both.html   what differs first, curves in the same charts
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
-    startup.begin("report.py")
+    startup.begin("cnn report")
 
 import sys
 from functools import partial

@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HELP, _VERSION, _LIST = ("-h", "--help", "help"), "--version", "--list-configs"
 
 

@@ -1,16 +1,19 @@
 """Lists the runs below a folder, and removes those that are named.
 
-python runs.py
-python runs.py logs/resnet --sort accuracy --json
-python runs.py logs --remove RN8_bs8_BN_16.16_YH8
+cnn runs
+cnn runs logs/resnet --sort accuracy --json
+cnn runs logs --remove RN8_bs8_BN_16.16_YH8
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
-    startup.begin("runs.py")
+    startup.begin("cnn runs")
 
 import argparse
 import json
@@ -121,7 +124,7 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(prog="runs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(prog="cnn runs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("logs", nargs="?", default="logs", metavar="LOGS", help="the folder whose runs are listed (default: logs)")
     add("--sort", choices=run_list.ORDERS, default=_ORDER, help="last changed, best or first in the alphabet first [time]")

@@ -1,15 +1,18 @@
 """Fine-tunes published weights on a folder of pictures: a look at the folder, the classifier, the whole network, the best.
 
-python finetune.py pictures                      pictures/<class>/*.jpg
-python finetune.py pictures --logs-path logs/pets --epochs 20 --image-size 192
+cnn finetune pictures                      pictures/<class>/*.jpg
+cnn finetune pictures --logs-path logs/pets --epochs 20 --image-size 192
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
-    startup.begin("finetune.py")
+    startup.begin("cnn finetune")
 
 import argparse
 import os
@@ -17,7 +20,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import report
 import train
 from base import bounds
 from base.errors import OptionError
@@ -32,13 +34,14 @@ from harness.finetuning.stages import CLASSIFIER, NETWORK, Best, TrainingStage
 from harness.report_page import page
 from harness.run.resolve import prepare
 from harness.training.origins import NewRun
+from tools import report
 
 
 def main(argv: list[str]) -> int:
     """look -> classifier -> network -> the best of both. A call made again resumes a fine-tuning that was stopped."""
     options, given = _parse(argv)
     if membership.under_poprun(os.environ):
-        raise OptionError("finetune.py trains in one process: start it without poprun; train.py trains in several")
+        raise OptionError("cnn finetune trains in one process: start it without poprun; train.py trains in several")
     folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
     _check_place(top)
@@ -131,7 +134,7 @@ def _for_these_pictures(given: Sequence[str], pictures: survey.Survey) -> list[s
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The call's own options, and the words that are options of train.py."""
     parser = command_line.Parser(
-        prog="finetune.py",
+        prog="cnn finetune",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Every option of train.py may be given besides (train.py --help) and wins over configurations "
@@ -145,7 +148,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     if (argv and argv[0] and not argv[0].startswith("-")) or entry.wants_help(argv):
         return parser.parse_known_args(argv)
-    raise OptionError("the folder of pictures is needed, as the first word: python finetune.py pictures")
+    raise OptionError("the folder of pictures is needed, as the first word: cnn finetune pictures")
 
 
 if __name__ == "__main__":

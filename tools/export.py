@@ -1,16 +1,19 @@
 """Exports a trained network to files that need nothing of this project: SavedModel, frozen graph, TensorFlow Lite, ONNX.
 
-python export.py logs/<run> --to savedmodel,tflite,onnx
-python export.py logs/<run>/ckpt-500 --to tflite --int8 --output phone
-python export.py efficientnet-lite0 --to onnx
+cnn export logs/<run> --to savedmodel,tflite,onnx
+cnn export logs/<run>/ckpt-500 --to tflite --int8 --output phone
+cnn export efficientnet-lite0 --to onnx
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
-    startup.begin("export.py")
+    startup.begin("cnn export")
 
 import sys
 from collections.abc import Mapping
@@ -102,7 +105,7 @@ def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.
 
 def script(argv: list[str] | None = None) -> int:
     """The command: its exit code."""
-    return command_line.run("export.py", main, argv, entry.WRONG_INPUT, (*entry.FAILURES, ExportError))
+    return command_line.run("cnn export", main, argv, entry.WRONG_INPUT, (*entry.FAILURES, ExportError))
 
 
 if __name__ == "__main__":

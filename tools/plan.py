@@ -1,16 +1,19 @@
 """Plans a training on an IPU system before anything runs: memory, rate, where the time goes, and better plans.
 
-python plan.py --config mk2_efficientnet_b4_g16_16ipus
-python plan.py --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16
-python plan.py --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
+cnn plan --config mk2_efficientnet_b4_g16_16ipus
+cnn plan --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16
+cnn plan --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
-    startup.begin("plan.py")
+    startup.begin("cnn plan")
 
 import sys
 from collections.abc import Sequence
