@@ -612,7 +612,7 @@ def test_hint_is_recorded_and_said_and_changes_nothing(key):
     assert parsed.notes == (f"recorded, without effect on the emulated arithmetic: {flag}",)
     before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
     differ = {name for name in before if before[name] != after[name]}
-    assert differ == set()
+    assert differ == ({"notes"} if key == "enable_half_partials" else set())  # a note says that these are not emulated
     cost_model = set((EMULATOR / "cost_model").glob("*.py"))  # which predicts what a POD would do, and changes nothing
     files = set(EMULATOR.rglob("*.py")) - cost_model
     readers = {path.name for path in files if f"options.{key}" in path.read_text(encoding="utf-8")}
