@@ -274,7 +274,7 @@ def test_headers_of_pictures(pytestconfig):
         if reason is not None:
             raise Refused(reason)
         header = image_headers.header(data)
-        assert 0 < header.width * header.height <= header.pixels <= image_headers.MAX_PIXELS
+        assert 0 < header.width * header.height <= image_headers.MAX_PIXELS
 
     fuzzing.hold("headers", fuzzing.rounds(1000, 10_000, pytestconfig), picture_of, read, Refused, MEMORY)
 

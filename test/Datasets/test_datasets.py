@@ -474,7 +474,7 @@ def test_a_record_that_cannot_be_used_stops_the_stream_with_its_name(tmp_path, s
             data[at : at + 50] = b"\xff" * 50
             file.write_bytes(data)
     source = opened("imagenet", tmp_path)
-    reason = {"jpeg": "JPEG", "label": "from 1 to 1000", "bytes": "checksum does not match"}[spoilt]
+    reason = {"jpeg": "JPEG", "label": "outside 1 to 1000", "bytes": "checksum does not match"}[spoilt]
     for split in ("train", "validation"):
         with pytest.raises(tf.errors.OpError, match=f"(?s)DataError.*{split}-00001-of-00002: record {where - 3}.*{reason}"):
             take(lambda split=split: getattr(source, split)(small(batch_size=5)), 20)
