@@ -9,7 +9,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from harness.reports import svg
+from harness.reports import chart
+from harness.reports.chart import ALL, AXIS, Box, Dot, Rows
 
 if TYPE_CHECKING:
     from benchmarks.peers import Row
@@ -18,7 +19,6 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 FAMILIES = ("Keras", "PyTorch")
 COLOURS = {"Keras": "#d9772b", "PyTorch": "#3d78b5"}
-EDGE, STEP = 18.0, 56.0  # pixels: a margin of the picture, the height of a row
 
 
 def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
@@ -83,47 +83,16 @@ def _share(result: Mapping[str, Any], own: str) -> str:
 
 
 def _picture(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> str:
-    """A dot for each measurement of each row, on an axis of ratios; a row's last one is dark, those before it pale."""
+    """Return a dot for each measurement of each row, the last one dark, those before it pale."""
     shown = [row for row in rows if _results(runs, row.name)]
-    dots = {
-        (row.name, family): [ratio[0] for result in _results(runs, row.name) if (ratio := against(result, family))]
-        for row in shown
-        for family in FAMILIES
-    }
-    most = max([2.0, *(value for values in dots.values() for value in values)]) * 1.05
-    title = "Times as fast as the best setting of each peer"
-    samples = [(_dot(12.0, 0.0, family, True), family) for family in FAMILIES]
-    samples.append(("".join(_dot(6.0 + 14 * k, 0.0, family, False) for k, family in enumerate(FAMILIES)), "before"))
-    dashes = f'<path d="M12,-9v18" stroke="{svg.SOFT}" stroke-width="2" stroke-dasharray="3 2"/>'
-    heading = svg.wrapped(title, svg.WIDTH - 2 * EDGE, 18, "bold")
-    legend, top = svg.legend([*samples, (dashes, "wanted")], EDGE, 33.0 + 21 * len(heading), svg.WIDTH - EDGE)
-    bottom = top + STEP * len(shown)
-
-    def x(value: float) -> float:
-        return EDGE + value / most * (svg.WIDTH - 2 * EDGE)
-
-    def parts() -> Iterator[str]:
-        yield from svg.paragraph(EDGE, 28, heading, size=18, weight="bold")
-        yield from legend
-        for tick in svg.ticks(0.0, most, 6):
-            yield svg.rule(x(tick), top - 6, x(tick), bottom, svg.AXIS if tick == 1 else svg.RULE)
-            yield svg.text(x(tick), bottom + 18, f"{tick:g}", anchor="middle")
-        for k, row in enumerate(shown):
-            y = top + STEP * k
-            yield svg.text(EDGE, y + 16, row.name, halo=True)
-            for family, wanted in zip(FAMILIES, row.wanted):
-                if wanted is not None:
-                    yield (
-                        f'<path d="M{x(wanted):.1f},{y + 24:.1f}v18" stroke="{COLOURS[family]}" stroke-width="2" '
-                        'stroke-dasharray="3 2"/>'
-                    )
-            for family in FAMILIES:
-                yield from (_dot(x(value), y + 33, family, False) for value in dots[row.name, family][:-1])
-            for family in FAMILIES:
-                yield from (_dot(x(value), y + 33, family, True) for value in dots[row.name, family][-1:])
-
-    return svg.document(svg.WIDTH, bottom + 30, parts(), title)
-
-
-def _dot(x: float, y: float, family: str, is_last: bool) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[family]}" fill-opacity="{0.9 if is_last else 0.25}"/>'
+    marks: list[Box | Dot] = [Box(1, 1, AXIS, ALL, least=1, thick=1)]
+    for k, row in enumerate(shown):
+        for family, wanted in zip(FAMILIES, row.wanted):
+            ratios = [ratio[0] for result in _results(runs, row.name) if (ratio := against(result, family))]
+            marks += [Dot(value, COLOURS[family], k, f"{family} before", 0.25) for value in ratios[:-1]]
+            marks += [Dot(value, COLOURS[family], k, family, 0.9) for value in ratios[-1:]]
+            if wanted is not None:
+                marks.append(Box(wanted, wanted, COLOURS[family], k, f"{family}, wanted", thick=0.9, least=2))
+    axis = 0.0, 1.05 * max(2.0, *(mark.x0 for mark in marks))
+    panel = Rows("", [row.name for row in shown], marks, height=22, x_axis=axis)
+    return chart.figure([panel], "Times as fast as the best setting of each peer")

@@ -31,7 +31,7 @@ _USUAL = "compared.svg"
 def main(argv: list[str]) -> int:
     """The command line."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.COLOURS)}")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.PENS)}")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="the runs' names (default: the folders')")
     parser.add_argument("--title", default="", help="above the picture")
     parser.add_argument("--output", metavar="FILE", help=f"(default: {_USUAL})")
@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
     labels = arguments.labels or [folder.resolve().name for folder in folders]
     if len(labels) != len(folders):
         parser.error(f"--labels: {len(labels)} labels for {len(folders)} runs")
-    if len(folders) > len(plot.COLOURS):
-        parser.error(f"{len(folders)} runs: {len(plot.COLOURS)} fit into a picture")
+    if len(folders) > len(plot.PENS):
+        parser.error(f"{len(folders)} runs: {len(plot.PENS)} fit into a picture")
     for folder in folders:
         if not (folder / "training.csv").exists():
             began = (folder / "arguments.json").exists()

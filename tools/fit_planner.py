@@ -39,14 +39,11 @@ from emulator.cost_model.prediction import predict
 from emulator.cost_model.systems import SYSTEMS
 from emulator.cost_model.workload import Workload
 from harness.pod_planning.plan_options import run_of
-from harness.reports import output, svg
+from harness.reports import chart, output
+from harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
 
 RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
 STEPS = 30
-_BARS = (
-    ('fill="#2a6f97"', "fitted to all rows"),
-    ('fill="none" stroke="#c1121f" stroke-width="1.5"', "fitted without the row"),
-)
 
 
 class Row(NamedTuple):
@@ -168,29 +165,14 @@ def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]
 
 
 def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
-    """Each row's errors as bars: fitted, and left out of the fit."""
-    edge, row_height, middle = 14.0, 44.0, svg.WIDTH / 2
-    scale = 180.0 / 0.25  # pixels for an error of 1
-    title = "Errors of predicted images a second"
-    legend, top = svg.legend(
-        [(f'<rect x="2" y="-6" width="20" height="12" {style}/>', label) for style, label in _BARS],
-        edge,
-        54.0,
-        svg.WIDTH - edge,
-    )
-    bottom = top + 20 + row_height * len(ROWS)
-    parts = [svg.text(edge, 28, title, size=18, weight="bold"), *legend]
-    for percent in (-20, -10, 0, 10, 20):
-        x = middle + scale * percent / 100
-        parts.append(svg.rule(x, top + 12, x, bottom, svg.AXIS if percent == 0 else svg.RULE))
-        parts.append(svg.text(x, top + 6, f"{percent:+d} %" if percent else "0", anchor="middle", fill=svg.SOFT))
+    """Return each row's errors: fitted as a bar, and left out of the fit as a dot."""
+    names, marks = [], [Box(0, 0, AXIS, ALL, least=1, thick=1)]
     for k, (row, work, outside) in enumerate(zip(ROWS, workloads, left_out)):
-        y, own = top + 18 + row_height * k, error(row, work, fitted)
-        parts.append(svg.text(edge, y + 14, f"{row.name}, {row.system}", halo=True))
-        for value, (style, _) in zip((own, outside), _BARS):
-            begin, end = sorted((middle, middle + scale * max(-0.25, min(0.25, value))))
-            parts.append(f'<rect x="{begin:.1f}" y="{y + 22:.1f}" width="{end - begin:.1f}" height="12" {style}/>')
-    return svg.document(svg.WIDTH, bottom + 8, parts, title)
+        names.append(f"{row.name}, {row.system}")
+        marks.append(Box(*sorted((0.0, 100 * error(row, work, fitted))), BLUE, k, "fitted to all rows"))
+        marks.append(Dot(100 * outside, RED, k, "fitted without the row"))
+    panel = Rows("", names, marks, tick="{:+g} %", height=16, x_axis=(-25, 25))
+    return chart.figure([panel], "Errors of predicted images a second")
 
 
 def _write(fitted: Constants) -> None:

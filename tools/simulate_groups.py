@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before what takes time to import
     startup.begin("simulate_groups.py")
 
 import argparse
+import itertools
 import random
 import sys
 from collections.abc import Sequence
@@ -30,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base.errors import OptionError
 from base.process import command_line
 from harness.processes import failures
-from harness.reports import output, plot, svg
+from harness.reports import chart, output
+from harness.reports.chart import Box, Rows
 
 INSTANCES = (16, 64, 256, 1024)
 _UPDATES = 500  # drawn for the slowest instance of an update
 _FAILURES = 2000  # that a training lives through
 _CAUSES = ("arithmetic", "all-reduce", "waiting for slow instances", "saving, updates done again, restarts")
-_COLOURS = (plot.GREEN, plot.BLUE, "#d9a37e", plot.ORANGE)
+_COLOURS = (chart.GREEN, chart.BLUE, chart.SAND, chart.ORANGE)
 
 
 @dataclass(frozen=True)
@@ -121,21 +123,14 @@ def table(rows: Sequence[tuple[str, Outcome]]) -> str:
 
 
 def picture(rows: Sequence[tuple[str, Outcome]]) -> str:
-    """A bar of a whole for each, with the causes in it."""
-    edge, height, title = 14.0, 44.0, "Where the time of large worker groups goes"
-    marks = [(f'<rect x="2" y="-6" width="20" height="12" fill="{c}"/>', cause) for c, cause in zip(_COLOURS, _CAUSES)]
-    heading = svg.wrapped(title, svg.WIDTH - 2 * edge, 18, "bold")
-    legend, top = svg.legend(marks, edge, 33.0 + 21 * len(heading), svg.WIDTH - edge)
-    parts = [*svg.paragraph(edge, 28, heading, size=18, weight="bold"), *legend]
+    """Return a bar of a whole for each, with the causes in it."""
+    names, marks = [], []
     for k, (name, outcome) in enumerate(rows):
-        y, x = top + 12 + height * k, edge
         every = f"auto, {outcome.interval / 60:.1f} minutes" if name == "auto" else name
-        parts.append(svg.text(edge, y + 14, f"{outcome.instances:,} instances; checkpoints: {every}"))
-        for share, colour in zip(outcome.shares, _COLOURS):
-            width = share * (svg.WIDTH - 2 * edge)
-            parts.append(f'<rect x="{x:.1f}" y="{y + 20:.1f}" width="{width:.1f}" height="14" fill="{colour}"/>')
-            x += width
-    return svg.document(svg.WIDTH, top + 20 + height * len(rows), parts, title)
+        names.append(f"{outcome.instances:,} instances; checkpoints: {every}")
+        ends = [0.0, *itertools.accumulate(outcome.shares)]
+        marks += [Box(*ends[j : j + 2], colour, k, cause) for j, (colour, cause) in enumerate(zip(_COLOURS, _CAUSES))]
+    return chart.figure([Rows("", names, marks, tick="", height=16)], "Where the time of large worker groups goes")
 
 
 def main(argv: list[str]) -> int:

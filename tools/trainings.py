@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,10 +22,10 @@ from typing import Protocol, TypeVar
 from base.errors import OptionError
 from base.plugins import ROOT
 from base.storage import locks
-from harness.reports import plot, svg
+from harness.reports import chart
+from harness.reports.chart import Box, Dot, Rows
 
-COLOURS = ("#8a5a99", plot.BLUE, plot.GREEN, "#d9a37e", plot.ORANGE)
-EDGE, ROW = 18, 58  # pixels: a margin of the picture, the height of a row
+COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
 RUNNING: dict[int, subprocess.Popen[str]] = {}  # the commands, by process
 
 
@@ -168,53 +168,25 @@ class Dots:
 
 
 def picture(title: str, rows: Sequence[Dots], seeds: int) -> str:
-    """A row for each kind of training: a dot for each seed, a stroke for the mean, a bar of one standard error on both
-    sides."""
-    x0, x1 = svg.span([value for row in rows if row.scaled for value in row.values], slack=1)
-    left, right = EDGE, svg.WIDTH - EDGE
-    heading = svg.wrapped(title, right - left, 18, "bold")
-    parts = svg.paragraph(left, 28, heading, size=18, weight="bold")
-    legend_parts, y = svg.legend(_samples(seeds), left, 32.0 + 21 * len(heading), right)
-    top, bottom = y - 4, y - 4 + ROW * len(rows)
-
-    def across(value: float) -> float:
-        return left + (value - x0) / (x1 - x0) * (right - left)
-
-    for tick in svg.ticks(x0, x1, 6):
-        parts += [
-            svg.rule(across(tick), top, across(tick), bottom),
-            svg.text(across(tick), bottom + 20, f"{tick:g}", anchor="middle"),
-        ]
+    """Return a row for each kind of training: a dot for each seed, a stroke for the mean, a bar of one standard error on
+    both sides."""
+    axis = chart.span([value for row in rows if row.scaled for value in row.values], slack=1)
+    names: list[str] = []
+    marks: list[Box | Dot] = []
     for k, row in enumerate(rows):
-        y = top + ROW * k
-        parts.append(svg.text(left, y + 20, row.words, halo=True))
-        if mean(row.values) < x0:
-            words = f"◂ {min(row.values):.2f} to {max(row.values):.2f}, off this scale"
-            parts.append(svg.text(left, y + 44, words, fill=svg.SOFT, halo=True))
-            continue
-        parts += _row(row.values, across, y + 38, row.colour)
-    return svg.document(svg.WIDTH, bottom + 32, [*parts, *legend_parts], title)
+        off = mean(row.values) < axis[0]
+        names.append(row.words + f"; {min(row.values):.2f} to {max(row.values):.2f}, off this scale" * off)
+        marks += [] if off else _row(row, k, seeds)
+    return chart.figure([Rows("", names, marks, height=34, x_axis=axis)], title)
 
 
-def _samples(seeds: int) -> list[tuple[str, str]]:
-    """The entries of the legend."""
-    names = (f"a seed, of {seeds}", "mean", "one standard error") if seeds > 1 else ("the seed",)
-    return [(f'<g transform="translate(12,0)">{sample}</g>', name) for sample, name in zip(_marks(svg.SOFT, 12), names)]
-
-
-def _marks(colour: str, error: float) -> tuple[str, str, str]:
-    """A seed's dot, the mean's stroke and the bar of a standard error of `error` pixels, around 0, 0."""
-    return (
-        f'<circle r="6" fill="{colour}" stroke="{svg.PAPER}" stroke-width="1.5"/>',
-        f'<rect x="-2" y="-13" width="4" height="26" fill="{colour}"/>',
-        f'<rect x="{-error:.1f}" y="-3" width="{2 * error:.1f}" height="6" fill="{colour}" opacity="0.55"/>',
-    )
-
-
-def _row(values: Sequence[float], across: Callable[[float], float], y: float, colour: str) -> Iterator[str]:
-    """Error and mean, and the seeds in front of both."""
-    average, error = mean(values), spread(values) if len(values) > 1 else 0.0
-    dot, stroke, bar = _marks(colour, across(average + error) - across(average))
-    apart = [7 * (k - (len(values) - 1) / 2) for k in range(len(values))]  # equal values are not one dot
-    places = ((average, 0, bar), (average, 0, stroke), *((value, off, dot) for value, off in zip(values, apart)))
-    yield from (f'<g transform="translate({across(x):.1f},{y + off:.1f})">{mark}</g>' for x, off, mark in places)
+def _row(row: Dots, k: int, seeds: int) -> Iterator[Box | Dot]:
+    """Yield error and mean, and the seeds in front of both."""
+    average, count = mean(row.values), len(row.values)
+    if count > 1:
+        error = spread(row.values)
+        yield Box(average - error, average + error, row.colour, k, "one standard error", opacity=0.55, thick=0.18)
+        yield Box(average, average, row.colour, k, "mean", thick=0.8, least=4)
+    for place, value in enumerate(row.values):  # equal values are not one dot
+        label = f"a seed, of {seeds}" if seeds > 1 else "the seed"
+        yield Dot(value, row.colour, k, label, lift=7 * (place - (count - 1) / 2))

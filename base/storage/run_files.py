@@ -14,9 +14,7 @@ from base.storage.run_tables import TABLES
 ARGUMENTS = ("arguments.json", "arguments_restore.json")  # of the run's beginning, and of its last restore
 APPENDED = (locks.FILE, "log.txt")  # besides the tables
 REPLACED = (*ARGUMENTS, "checkpoint", "inference.json", "training.svg", "report.html")
-_BY_REQUEST = (
-    "evaluation.json", "numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt",
-)  # fmt: skip
+_BY_REQUEST = ("numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt")
 NAMES = frozenset((*APPENDED, *TABLES, *REPLACED, *_BY_REQUEST))
 _BEGINNINGS = (  # of names with a number, a host or a time in them, and of what editors leave beside
     ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",

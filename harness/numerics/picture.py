@@ -5,81 +5,46 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from emulator.numerics.observation import KINDS, Observation, ObservedTensor
 from emulator.plan.number_formats import FP32, Format
-from harness.reports import plot, svg
+from harness.reports import chart
+from harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
 
-EDGE, LEFT = 18, 62  # pixels: a margin, the room of the layers' words
 MAX_ROWS, LEVELS = 40, 10
 SHOWN = 1e-4  # the least share of a layer's numbers that is drawn
 HEIGHT = 200  # pixels of a panel's rows
 
 
 def draw(observation: Observation) -> str:
-    """The picture of an observation."""
-    title = f"Numbers of each layer by their exponents, after {observation.updates:,} updates"
-    heading = svg.wrapped(title, svg.WIDTH - 2 * EDGE, 18, "bold")
-    parts = svg.paragraph(EDGE, 28, heading, size=18, weight="bold")
-    y = 34.0 + 21 * len(heading)
+    """Return the picture of an observation."""
+    panels = []
     for kind in KINDS:
         tensors = [tensor for tensor in observation.tensors if tensor.kind == kind]
         scale = f" times the loss scale of {observation.scale:g}" if kind == "gradients" and observation.scale != 1 else ""
-        panel, y = _panel(f"{kind.capitalize()}{scale}", tensors, y)
-        parts += panel
-    return svg.document(svg.WIDTH, y, parts, title)
+        panels.append(_panel(f"{kind.capitalize()}{scale}", tensors))
+    return chart.figure(panels, f"Numbers of each layer by their exponents, after {observation.updates:,} updates")
 
 
-def _panel(words: str, tensors: Sequence[ObservedTensor], y: float) -> tuple[list[str], float]:
-    """The rows of one kind, and the pixel below them."""
+def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
+    """Return the rows of one kind, with strokes at the format's least, least normal and largest number."""
     usual, follows = Counter((tensor.format, tensor.follows) for tensor in tensors).most_common(1)[0][0]
     rows = _rows(tensors)
     drawn = FP32 if follows else usual  # a range that each tensor has for itself is no stroke through all of them
     first, last = _span(rows, drawn)
-    left, right, top = LEFT, svg.WIDTH - EDGE, y + 34
-    height, width = HEIGHT / len(rows), (right - left) / (last + 1 - first)
-    bottom = top + HEIGHT
-
-    def across(exponent: float) -> float:
-        return left + (exponent - first) * width
-
-    parts = [svg.text(EDGE, y + 16, words, weight="bold")]
-    levels: dict[int, list[str]] = {}
-    for k, shares in enumerate(rows):
-        for exponent, share in shares.items():
-            level = _level(share)
-            if level and first <= exponent <= last:
-                cell = f"M{across(exponent):.1f},{top + k * height:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
-                levels.setdefault(level, []).append(cell)
-    parts += [
-        f'<path d="{"".join(cells)}" fill="{plot.BLUE}" opacity="{level / LEVELS:g}"/>'
-        for level, cells in sorted(levels.items())
+    marks = [
+        Box(exponent, exponent + 1, BLUE, k, opacity=level / LEVELS, thick=1)
+        for k, shares in enumerate(rows)
+        for exponent, share in shares.items()
+        if (level := _level(share)) and first <= exponent <= last
     ]
-    parts.append(svg.rule(left, bottom, right, bottom, svg.AXIS))
-    for tick in range(first + -first % 8, last + 1, 8):
-        parts.append(svg.text(across(tick), bottom + 20, f"2^{tick}", anchor="middle"))
-    parts += [svg.text(EDGE, top + 16, "first"), svg.text(EDGE, bottom - 4, "last")]
-    parts += _range(drawn, across, top, bottom, first, last)
-    lines = svg.wrapped(_lost(usual, follows, tensors), right - EDGE)
-    parts += svg.paragraph(EDGE, bottom + 44, lines, fill=svg.SOFT)
-    return parts, bottom + 44 + 21 * len(lines) + 8
-
-
-def _range(
-    number_format: Format, across: Callable[[float], float], top: float, bottom: float, first: int, last: int
-) -> list[str]:
-    """Strokes where the format begins, where its subnormal numbers end, and where it ends."""
-    if number_format == FP32:
-        return []
-    begin, normal = math.log2(number_format.smallest), number_format.least_exponent
-    end = math.log2(number_format.overflow)
-    strokes = ((begin, plot.ORANGE, ""), (normal, plot.ORANGE, ' stroke-dasharray="4 4"'), (end, plot.ORANGE, ""))
-    return [
-        f'<path d="M{across(place):.1f},{top:.1f}V{bottom:.1f}" stroke="{colour}" stroke-width="2"{dashes}/>'
-        for place, colour, dashes in strokes
-        if first <= place <= last + 1
-    ]
+    if drawn != FP32:
+        places = (math.log2(drawn.smallest), ORANGE), (drawn.least_exponent, SAND), (math.log2(drawn.overflow), ORANGE)
+        marks += [Box(x, x, colour, ALL, least=2, thick=1) for x, colour in places if first <= x <= last + 1]
+    names = ["first", *[""] * (len(rows) - 2), "last"][: len(rows)]
+    note = _lost(usual, follows, tensors)
+    return Rows(title, names, marks, "exponent", "2^{:g}", HEIGHT / len(rows), (first, last + 1), note)
 
 
 def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:

@@ -6,42 +6,32 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-COLOURS = 8  # of curves in one chart; further ones have them again, dashed
+from harness.reports import chart
+
 STYLE = """
-:root{color-scheme:light dark;--ink:#222;--soft:#5c6370;--paper:#fff;--box:#f5f6f8;--rule:#dfe2e6;--good:31 90 153;
---bad:196 86 26;--pale:#a9c4e4;--c0:#1f5a99;--c1:#c4561a;--c2:#3b7d4f;--c3:#8a3fa0;--c4:#a07c00;--c5:#00808a;--c6:#b8336a;
---c7:#555}
-@media(prefers-color-scheme:dark){:root{--ink:#e4e6ea;--soft:#a3a9b4;--paper:#16181c;--box:#202329;--rule:#3a3f48;
---good:96 160 226;--bad:236 134 78;--pale:#5678a3;--c0:#6aaaf0;--c1:#f0935a;--c2:#74c78e;--c3:#cf8ee2;--c4:#dcbb4a;
---c5:#4cc5cf;--c6:#f07fae;--c7:#b5b9c0}}
-*{box-sizing:border-box}body{font:16px/1.5 Helvetica,Arial,"DejaVu Sans",sans-serif;margin:0 auto;max-width:1160px;
-padding:12px;color:var(--ink);background:var(--paper);overflow-wrap:break-word}
-h1,h2,p,pre,.pairs td,figcaption{overflow-wrap:anywhere}
+:root{--soft:#5c6370;--box:#f5f6f8;--rule:#dfe2e6;--good:31 90 153;--bad:196 86 26}
+@media(prefers-color-scheme:dark){html,img{INVERTED}}
+*{box-sizing:border-box}html{background:#fff}
+body{font:16px/1.5 Helvetica,Arial,"DejaVu Sans",sans-serif;margin:0 auto;max-width:1160px;padding:12px;color:#222;
+overflow-wrap:anywhere}
 h1{font-size:1.4em;line-height:1.25;margin:.3em 0}h2{font-size:1.15em;margin:1.8em 0 .5em;border-top:1px solid var(--rule);
-padding-top:.6em}h3{font-size:1em;margin:1.2em 0 .4em}p{margin:.4em 0}.soft,figcaption,caption{color:var(--soft);
-font-size:14px}.soft{margin-bottom:.8em}
-.facts{display:flex;flex-wrap:wrap;gap:6px 26px;margin:.7em 0}.facts b{font-size:1.25em;display:block;line-height:1.2}
-.facts span{font-size:14px;color:var(--soft)}.facts b{color:var(--ink)}
+padding-top:.6em}h3{font-size:1em;margin:1.2em 0 .4em}p{margin:.4em 0}
+.soft,figcaption,caption,.facts span{color:var(--soft);font-size:14px}
+.facts{display:flex;flex-wrap:wrap;gap:6px 26px;margin:.7em 0}.facts b{font-size:18px;display:block;color:#222}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:12px 24px;align-items:start}
 figure{margin:0;border:1px solid var(--rule);border-radius:6px;padding:6px;min-width:0}
-figure svg{width:100%;height:auto;display:block}figure [stroke="#fff"]{stroke:var(--paper)}figcaption{padding:2px 6px}
-.legend{display:flex;flex-wrap:wrap;gap:0 16px;list-style:none;margin:0;padding:2px 6px;font-size:14px}
-.legend svg{width:26px;height:10px;display:inline-block;vertical-align:middle;margin-right:5px}
+figure svg{width:100%;height:auto;display:block;overflow:hidden}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px}caption{text-align:left;padding:.2em 0}
-th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid var(--rule)}
-th{font-weight:600}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.options th[scope=row]{min-width:10em}.options td{overflow-wrap:anywhere;min-width:4.5em}
-td.bar{width:30%;min-width:60px;vertical-align:middle}td.bar svg{width:100%;height:14px;display:block}
-.matrix td,.matrix th{padding:2px 1px;text-align:center;font-size:12px;border:0;overflow-wrap:normal}
-.matrix th.row{text-align:right;padding-right:6px}.matrix td{min-width:24px}
-.right{background:rgb(var(--good)/var(--a))}.wrong{background:rgb(var(--bad)/var(--a))}.deep{color:var(--paper)}
+th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid var(--rule);min-width:3em}
+th{font-weight:600;overflow-wrap:break-word}td.n,th.n{text-align:right;white-space:nowrap}
+.matrix td,.matrix th{padding:2px 1px;text-align:center;font-size:12px;border:0;overflow-wrap:normal;min-width:24px}
+.matrix th.row{text-align:right;padding-right:6px}
+.right{background:rgb(var(--good)/var(--a))}.wrong{background:rgb(var(--bad)/var(--a))}.deep{color:#fff}
 .pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(145px,1fr));gap:10px}
-.pictures img{width:100%;aspect-ratio:1;object-fit:contain;image-rendering:auto;background:var(--box);display:block}
-.pictures img.small{image-rendering:pixelated}.pictures b{color:rgb(var(--bad))}
+.pictures img{width:100%;aspect-ratio:1;object-fit:contain;display:block}.pictures img.small{image-rendering:pixelated}
 pre{white-space:pre-wrap;font-size:13px;background:var(--box);padding:10px;border-radius:6px;margin:.4em 0}
 .note{background:var(--box);border-left:4px solid rgb(var(--bad));padding:6px 10px;margin:.7em 0}
-details{margin:.5em 0}summary{cursor:pointer}
-"""
+""".replace("INVERTED", chart.INVERTED)
 Cell = str | tuple[str, str]  # a text, or a number as text with the class "n"
 
 
@@ -83,8 +73,8 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
-    """A table that scrolls by itself where it is wider than the page; the first cell of a row is its heading. A cell that is
-    markup already is a pair of the class "html" and the markup, a number a pair of "n" and its text."""
+    """A table that scrolls by itself where it is wider than the page; the first cell of a row is its heading. A
+    number is a pair of "n" and its text."""
     rows = [tuple(row) for row in rows]
     numbers = {k for row in rows for k, cell in enumerate(row) if isinstance(cell, tuple) and cell[0] == "n"}
     top = "".join(f'<th scope="col"{_class(k in numbers)}>{escape(text)}</th>' for k, text in enumerate(head))
@@ -95,8 +85,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = ""
 
 def _cell(cell: Cell, place: int) -> str:
     kind, text = cell if isinstance(cell, tuple) else ("", cell)
-    if kind == "html":
-        return f'<td class="bar">{text}</td>'
     if place == 0:
         return f'<th scope="row">{escape(text)}</th>'
     return f"<td{_class(kind == 'n')}>{escape(text)}</td>"

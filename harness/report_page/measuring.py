@@ -1,4 +1,4 @@
-"""The answers of a run's newest checkpoint to its validation pictures: kept from an earlier report, or made now."""
+"""The answers of a run's newest checkpoint to its validation images."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from base.errors import DataError, OptionError
 from base.process import command_line, tf_runtime
-from harness.checkpoints import compatibility, read, write
+from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
 from harness.evaluation import inference_record, predictions
 from harness.evaluation.validate import local_micro_batches
 from harness.evaluation.weights import SavedWeights
 from harness.programs import program_cache
-from harness.report_page import evaluation, scores
 from harness.report_page.evaluation import Evaluation
 from harness.run.run import Run
 from log import RunLog
@@ -39,7 +38,7 @@ def evaluated(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     """The answers of a run's checkpoint, or of the newest one that is whole; Missing without it, or without its data. `say`:
     takes lines."""
     try:
-        return _kept_or_made(folder, say, checkpoint)
+        return _made(folder, say, checkpoint)
     except entry.WRONG_INPUT as error:
         raise Missing(str(error).splitlines()[0].removeprefix("--restore-path ")) from error
     except Exception as error:
@@ -48,30 +47,22 @@ def evaluated(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
         raise Missing(tf_runtime.device_error(error).splitlines()[0]) from error  # as of a record that is damaged
 
 
-def _kept_or_made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
-    """The answers, kept or made."""
+def _made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
+    """Return the answers with their images."""
     words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
     checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_latest(folder)
-    fingerprint = write.fingerprint(values)
-    found, warning = evaluation.kept(folder, fingerprint)
-    for line in (*warnings, *[warning] * bool(warning)):
+    for line in warnings:
         say(line)
-    if found:
-        return found
     recorded = entry.recorded_options(folder, words, "validation")
     run = entry.start(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
     if run.options.dataset.random_data:
-        raise DataError("the run's data are random, and nothing can be right or wrong about them")
+        raise DataError("the run's data are random: no answer can be right or wrong")
     if not run.data_source.spec.validation_images:
-        raise DataError(f"data set {run.data_source.spec.name} has no pictures for validation")
+        raise DataError(f"data set {run.data_source.spec.name} has no validation images")
     for line in entry.other_pictures(run, recorded):
         say(line)
     say(f"Evaluating {checkpoint.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}")
-    scored = _with_pictures(run, replace(_answered(run, checkpoint, values), fingerprint=fingerprint))
-    warning = evaluation.keep(folder, scored)
-    if warning:
-        say(warning)
-    return scored
+    return _with_images(run, _answered(run, checkpoint, values))
 
 
 def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
@@ -90,11 +81,11 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
         rows = _rows(program, local_micro_batches(run))
     records = np.flatnonzero(rows[:, 0] >= 0)  # of filling, and of what cannot be read, no label is known
     if not len(records):
-        raise OptionError("none of the validation pictures can be read")
+        raise OptionError("none of the validation images can be read")
     rows = rows[records]
     predictions.finite(rows[:, 1 + most :], checkpoint.prefix)
     return Evaluation(
-        "", checkpoint.name, classes, tuple(inference_record.names(run, checkpoint)), rows[:, 0].astype(np.int64),
+        checkpoint.name, classes, tuple(inference_record.names(run, checkpoint)), rows[:, 0].astype(np.int64),
         records, rows[:, 1 : 1 + most].astype(np.int64), rows[:, 1 + most :],
     )  # fmt: skip
 
@@ -111,16 +102,15 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _with_pictures(run: Run, scored: Evaluation) -> Evaluation:
+def _with_images(run: Run, scored: Evaluation) -> Evaluation:
     """Return the answers with the names of the pictures' files and the most confidently wrong pictures."""
     from harness.programs import build
 
-    wrong = scores.confidently_wrong(scored.labels, scored.answers[:, 0], scored.probabilities[:, 0], evaluation.WRONG)
+    wrong = scored.mistakes()
     images = build.validation_images_at(run, [int(scored.records[place]) for place in wrong])
-    pictures = {place: _encoded(image) for place, image in zip(wrong, images)}
     name = getattr(run.data_source, "validation_name", None)
     files = {place: _short(name(int(record)), run) for place, record in enumerate(scored.records)} if name else {}
-    return replace(scored, pictures=pictures, files=files)
+    return replace(scored, images={place: _encoded(image) for place, image in zip(wrong, images)}, files=files)
 
 
 def _short(name: str, run: Run) -> str:

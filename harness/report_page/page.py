@@ -11,15 +11,17 @@ from pathlib import Path
 
 from base.process import commands, versions
 from base.storage import files
-from harness.report_page import answer_sections, curves, differences, markup, run_folder
+from harness.report_page import answer_sections, differences, markup, run_folder
 from harness.report_page.evaluation import Evaluation
 from harness.report_page.run_folder import Row, RunFolder, number
+from harness.reports import chart, plot
+from harness.reports.chart import Curves
 
 FILE = "report.html"
 MAX_RUNS = 16  # on one page
 _COMPILED = {"Compilation time:": "compilation", "Validation program ready in": "compilation for validation"}
 _PLACED = "at epoch"  # a figure that the title has already
-_WITHOUT = "classes, confusions, calibration and wrong pictures are not here: "
+_WITHOUT = "the validation results are missing: "
 _AT_THE_END = "cnn report adds them, with the newest checkpoint and the data"
 
 
@@ -64,7 +66,7 @@ def _of_several(reported: Sequence[Reported]) -> str:
         markup.heading(2, "Results"),
         markup.table(("", *labels), _result_rows(runs)),
         markup.heading(2, "Curves"),
-        curves.of_runs(list(zip(labels, runs))),
+        _charts(plot.of_runs([(label, run.training, run.validation) for label, run in zip(labels, runs)])),
     ]
     for label, each in zip(labels, reported):
         parts += [markup.heading(2, label), markup.paragraph(f"{_title(each.run)}. {_state(each.run)}", "soft")]
@@ -78,15 +80,19 @@ def _sections(reported: Reported, level: int, with_curves: bool) -> list[str]:
     notes = [*run.notes, *([] if scored else [_WITHOUT + (reported.missing or "no checkpoint was evaluated")])]
     parts = [markup.listed([note[:1].upper() + note[1:] + "." for note in notes])]
     if with_curves:
-        parts += [markup.heading(level, "Curves"), curves.of_run(run)]
+        parts += [markup.heading(level, "Curves"), _charts(plot.of_run(run.training, run.validation))]
     parts += [_averages(run)]
-    parts += [markup.heading(level, "Answers to the validation set"), answer_sections.section(scored)] if scored else []
+    parts += [markup.heading(level, "Validation results"), answer_sections.section(scored)] if scored else []
     parts += [markup.heading(level, "Options that differ from the defaults"), _options(run)]
     if run.arguments.get("summary_str"):
         parts += [markup.heading(level, "Plan"), markup.text(str(run.arguments["summary_str"]))]
     parts += [markup.heading(level, "Timings"), markup.pairs(_timings(run))]
     parts += [markup.heading(level, "Environment"), markup.pairs(_environment(run))]
     return parts
+
+
+def _charts(panels: Sequence[Curves]) -> str:
+    return markup.charts(markup.figure(chart.figure([panel], alone=False)) for panel in panels)
 
 
 def _title(run: RunFolder) -> str:

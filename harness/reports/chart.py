@@ -1,0 +1,365 @@
+"""Charts as SVG: panels of curves, and panels of rows with bars and dots.
+
+Every chart is 440 pixels wide with letters of 16, so that a phone shows it legibly. A reader who prefers the dark gets the
+same picture inverted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+from xml.sax.saxutils import escape, quoteattr
+
+WIDTH, SIZE, EDGE = 440.0, 16, 14  # pixels: of a chart, of its letters, of its margins
+STEP = 21  # pixels from a line of text to the next
+INK, SOFT, RULE, AXIS, PAPER = "#333", "#666", "#e4e4e4", "#888", "#fff"
+PALE, BLUE, ORANGE, GREEN, PURPLE, SAND, RED = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f", "#8a5a99", "#d9a37e", "#c1121f"
+GREY, LIGHT = "#adb5bd", "#eef0f2"
+INVERTED = "filter:invert(.91) hue-rotate(180deg)"
+_DARK = f"<style>@media(prefers-color-scheme:dark){{:root{{{INVERTED}}}}}</style>"
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_MOST_POINTS = 500  # of a curve: about one for each pixel
+Points = list[tuple[float, float]]
+Axis = tuple[float, float]
+Place = Callable[[float, float], tuple[float, float]]
+
+
+def span(values: Sequence[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> Axis:
+    """Return the ends of an axis that shows all values, moved out to a tick within `slack` of a tick's distance."""
+    finite = [v for v in values if math.isfinite(v)] + ([] if floor is None else [floor])
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if high - low <= 1e-9 * abs(high):
+        low, high = (low, low + 1) if low == floor else (low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1))
+    step = _round_step(low, high, count)
+    below, above = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return below if low - below <= slack * step else low, above if above - high <= slack * step else high
+
+
+def _round_step(low: float, high: float, count: int) -> float:
+    """Return the smallest of 1, 2, 5 × 10^n that cuts the range into at most `count` pieces."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+
+
+def ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """Return the round numbers from low to high, about `count` at most."""
+    step = _round_step(low, high, count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
+
+
+def escaped(text: str) -> str:
+    """Return a text for XML, with escapes for what XML cannot hold, as a folder's name may."""
+    return escape(_shown(text))
+
+
+def _shown(text: str) -> str:
+    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def text_width(text: str, size: float = SIZE, weight: str = "normal") -> float:
+    """Return the pixels that a text takes, about."""
+    return len(text) * size * (0.57 if weight == "bold" else 0.52)
+
+
+def _text(
+    x: float, y: float, text: str, anchor: str = "start", fill: str = INK, size: int = SIZE, weight: str = "normal"
+) -> str:
+    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escaped(text)}</text>'
+
+
+def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fill: str = INK) -> tuple[list[str], float]:
+    """Return lines of text below a height, and the height below them; a word longer than a line is cut."""
+    most = int((WIDTH - 2 * EDGE) / text_width("x", size, weight))
+    lines = textwrap.wrap(_shown(text), most, break_on_hyphens=False)
+    parts = [_text(EDGE, y + STEP * k + 16, line, "start", fill, size, weight) for k, line in enumerate(lines)]
+    return parts, y + STEP * len(lines)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve. `trim`: extreme points leave the panel instead of stretching its axis, and so do points above `ceiling` that
+    come before all others."""
+
+    label: str
+    points: Points
+    colour: str
+    width: float = 2.2
+    dots: bool = False
+    dashed: bool = False
+    trim: bool = False
+    ceiling: float = math.inf
+
+    @property
+    def words(self) -> str:
+        """The curve's name with its last value."""
+        last = next((y for _, y in reversed(self.points) if math.isfinite(y)), None)
+        return f"{self.label} (none)" if last is None else f"{self.label} (last: {last:.4g})"
+
+    @property
+    def sample(self) -> str:
+        """A piece of the curve for the legend."""
+        dot = self._dot(12, 0) if self.dots else ""
+        return f"<path d='M0,0H24' {self._pen}/>{dot}"
+
+    @property
+    def _pen(self) -> str:
+        dashes = ' stroke-dasharray="5 3"' if self.dashed else ""
+        return f'fill="none" stroke="{self.colour}" stroke-width="{self.width:g}"{dashes}'
+
+    def _dot(self, x: float, y: float) -> str:
+        radius = max(4.0, self.width / 2 + 2.9)  # a wide line's dots show around those of the next one
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{self.colour}" stroke="{PAPER}"/>'
+
+    def scaling(self) -> list[float]:
+        """Return the values that the axis must show."""
+        finite = [y for _, y in self.points if math.isfinite(y)]
+        values = sorted(list(dropwhile(lambda y: y > self.ceiling, finite)) or finite)
+        cut = len(values) // 50 if self.trim else 0
+        return values[cut : len(values) - cut]
+
+    def draw(self, place: Place) -> Iterator[str]:
+        """Yield the curve, which a value that is not a number breaks."""
+        path, pen, shown = [], "M", thinned(self.points)
+        for x, y in shown:
+            if math.isfinite(y):
+                path.append(pen + "{:.1f},{:.1f}".format(*place(x, y)))
+            pen = "L" if math.isfinite(y) else "M"
+        if path:
+            yield f'<path d="{"".join(path)}" {self._pen}/>'
+        if self.dots or len(path) == 1:
+            yield from (self._dot(*place(x, y)) for x, y in shown if math.isfinite(y))
+
+
+def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
+    """Return the points of a long curve that show: the lowest and the highest of each piece, the ends, and gaps."""
+    if len(points) <= most:
+        return points
+    size, kept = math.ceil(2 * len(points) / most), {0, len(points) - 1}
+    for first in range(0, len(points), size):
+        piece = range(first, min(first + size, len(points)))
+        finite = [k for k in piece if math.isfinite(points[k][1])]
+        kept |= {choose(finite, key=lambda k: points[k][1]) for choose in (min, max) if finite}
+        kept |= {*[k for k in piece if not math.isfinite(points[k][1])][:1]}
+    return [points[k] for k in sorted(kept)]
+
+
+ALL = -1  # as a row: each of them
+
+
+@dataclass(frozen=True)
+class Box:
+    """A bar from x0 to x1 in a row, or a stroke at x0. `label`: in the legend; `says`: for the mouse; `text`: inside, with
+    `says` and where there is room; `thick`: part of the row's height; `least`: pixels of width."""
+
+    x0: float
+    x1: float
+    colour: str
+    row: int = 0
+    label: str = ""
+    says: str = ""
+    text: str = ""
+    opacity: float = 1
+    thick: float = 0.85
+    least: float = 0.4
+
+    @property
+    def fill(self) -> str:
+        """The attributes of its colour."""
+        return f'fill="{self.colour}"' + (f' opacity="{self.opacity:g}"' if self.opacity < 1 else "")
+
+    @property
+    def sample(self) -> str:
+        """A piece of the bar for the legend."""
+        wide, high = self.least if self.x0 == self.x1 else 16, 16 * self.thick
+        return f'<path d="M{12 - wide / 2:g},{-high / 2:g}h{wide:g}v{high:g}h{-wide:g}z" {self.fill}/>'
+
+    def outline(self, across: Callable[[float], float], top: float, height: float) -> str:
+        """Return the path around the bar in a row that begins at a height."""
+        x, width = across(self.x0), across(self.x1) - across(self.x0)
+        wide, high = max(width, self.least), self.thick * height
+        return f"M{x - (wide - width) / 2:.1f},{top + (height - high) / 2:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
+
+    def draw(self, across: Callable[[float], float], top: float, height: float) -> str:
+        """Return the bar with its text."""
+        width = across(self.x1) - across(self.x0)
+        shape = f'<path d="{self.outline(across, top, height)}" {self.fill} stroke="{PAPER}" stroke-width="0.6"/>'
+        if self.text and width > text_width(self.text) + 3:
+            shape += _text(across(self.x0) + width / 2, top + height / 2 + 5, self.text, "middle", "#fefefe")
+        return f"<g><title>{escaped(self.says)}</title>{shape}</g>"
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value in a row, `lift` pixels below the row's middle."""
+
+    x0: float
+    colour: str
+    row: int = 0
+    label: str = ""
+    opacity: float = 1
+    lift: float = 0
+
+    @property
+    def x1(self) -> float:
+        """The value."""
+        return self.x0
+
+    @property
+    def sample(self) -> str:
+        """The dot for the legend."""
+        return self.draw(lambda _: 12, -self.lift, 0)
+
+    def draw(self, across: Callable[[float], float], top: float, height: float) -> str:
+        """Return the dot in a row that begins at a height."""
+        pen = f'r="6" fill="{self.colour}" stroke="{PAPER}" opacity="{self.opacity:g}"'
+        return f'<circle cx="{across(self.x0):.1f}" cy="{top + height / 2 + self.lift:.1f}" {pen}/>'
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A panel of curves over an axis that panels may share."""
+
+    title: str
+    lines: Sequence[Line]
+    x_axis: Axis
+    floor: float | None = None
+    x: str = "epoch"
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Samples of the curves with their words."""
+        return [(line.sample, line.words) for line in self.lines]
+
+    def draw(self, top: float) -> tuple[list[str], float]:
+        """Return the axes and the curves below a height, and the height below them."""
+        left, right, bottom, height = 64, WIDTH - 16, top + 161, 150
+        values, (x0, x1) = [y for line in self.lines for y in line.scaling()], self.x_axis
+        y0, y1 = span(values, self.floor, 5, slack=1)
+
+        def place(x: float, y: float) -> tuple[float, float]:  # in the clipped picture, 7 pixels beyond the axes
+            return 7 + (x - x0) / (x1 - x0) * (right - left), 7 + height - (y - y0) / (y1 - y0) * height
+
+        parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, [(bottom - height, height)])
+        for tick in ticks(y0, y1, 5):
+            y = bottom - height - 7 + place(x0, tick)[1]
+            parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
+        parts.append(f'<path d="M{left},{bottom:.1f}H{right}" stroke="{AXIS}"/>')
+        # A nested picture cuts off what leaves the panel, without an identifier that could clash on a page.
+        parts.append(
+            f'<svg x="{left - 7}" y="{bottom - height - 7:.1f}" width="{right - left + 14}" height="{height + 14}">'
+        )
+        parts += [*(piece for line in self.lines for piece in line.draw(place)), "</svg>"]
+        if not values:
+            parts.append(_text((left + right) / 2, bottom - height / 2, "no rows yet", "middle"))
+        return [*parts, _text((left + right) / 2, bottom + 38, self.x, "middle")], bottom + 46
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A panel of rows on one axis; short names stand left of their rows, longer ones above. `x`: name of the axis;
+    `tick`: form of its numbers, empty for none; `height`: pixels of a row."""
+
+    title: str
+    names: Sequence[str]
+    marks: Sequence[Box | Dot]
+    x: str = ""
+    tick: str = "{:g}"
+    height: float = 26
+    x_axis: Axis | None = None
+    note: str = ""
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Samples of the marks with their words, each word once."""
+        return list({mark.label: (mark.sample, mark.label) for mark in reversed(self.marks) if mark.label}.values())[::-1]
+
+    def draw(self, top: float) -> tuple[list[str], float]:
+        """Return the rows below a height, and the height below them."""
+        beside = all(len(name) <= 8 for name in self.names)
+        left, right = EDGE + 62.0 * (beside and any(self.names)), WIDTH - EDGE
+        x0, x1 = self.x_axis or span([x for mark in self.marks for x in (mark.x0, mark.x1)])
+        words: list[str] = []
+        bands: list[tuple[float, float]] = []
+        y = top + 6
+        for name in self.names:
+            if beside and name:
+                words.append(_text(left - 8, y + self.height / 2 + 5, name, "end"))
+            elif name:
+                lines, y = _paragraph(name, y)
+                words += lines
+            bands.append((y, self.height))
+            y += self.height + 6 * (not beside)
+
+        def across(x: float) -> float:
+            return left + (min(max(x, x0), x1) - x0) / (x1 - x0) * (right - left)
+
+        parts = _x_axis(across, (x0, x1), y, bands, self.tick) if self.tick else []
+        plain: dict[str, str] = {}  # bars of one colour are one path, unless they have something to say
+        for mark in self.marks:
+            if isinstance(mark, Box) and not mark.says:
+                within = bands if mark.row == ALL else [bands[mark.row]]
+                plain[mark.fill] = plain.get(mark.fill, "") + "".join(mark.outline(across, *band) for band in within)
+        parts += [f'<path d="{outlines}" {fill}/>' for fill, outlines in plain.items()]
+        parts += [mark.draw(across, *bands[mark.row]) for mark in self.marks if isinstance(mark, Dot) or mark.says]
+        y += 24 * bool(self.tick)
+        if self.x:
+            parts.append(_text((left + right) / 2, y + 14, self.x, "middle"))
+            y += STEP
+        note, y = _paragraph(self.note, y + 4, fill=SOFT)
+        return [*words, *parts, *note], y
+
+
+def _x_axis(
+    across: Callable[[float], float], axis: Axis, bottom: float, bands: Sequence[Axis], tick: str = "{:g}"
+) -> list[str]:
+    """Return rules through the bands, which are heights and lengths, and their numbers below."""
+    parts = []
+    for value in ticks(*axis):
+        x, name = across(value), tick.format(value)
+        rules = "".join(f"M{x:.1f},{top:.1f}v{height:.1f}" for top, height in bands)
+        parts.append(f'<path d="{rules}" stroke="{RULE}"/>')
+        parts.append(_text(min(x, WIDTH - 4 - text_width(name) / 2), bottom + 19, name, "middle"))
+    return parts
+
+
+def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], float]:
+    """Return the samples with their words, in rows as wide as there is room, and the height below them."""
+    parts: list[str] = []
+    x = right = WIDTH - EDGE
+    for sample, words in entries:
+        needed = 44 + text_width(words)
+        if x + needed - 14 > right:
+            x, y = EDGE, y + STEP
+        parts.append(f'<g transform="translate({x:.1f},{y - 10:.1f})">{sample}</g>')
+        most = int((right - x - 30) / text_width("x"))
+        parts.append(_text(x + 30, y - 5, words if len(words) <= most else f"{words[: most - 1]}…"))
+        x += needed
+    return parts, y
+
+
+def figure(panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str] = (), alone: bool = True) -> str:
+    """Return panels below each other as one picture. `alone`: as a file of its own, not as a part of a page."""
+    parts, y = _paragraph(title, 12.0 * bool(title), 18, "bold")
+    for note in notes:
+        lines, y = _paragraph(note, y, fill=SOFT)
+        parts += lines
+    known: set[tuple[str, str]] = set()
+    for panel in panels:
+        heading, y = _paragraph(panel.title, y + 6 + 10 * bool(parts), weight="bold")
+        legend, y = _legend([entry for entry in panel.legend if entry not in known], y)
+        known |= {*panel.legend}
+        drawn, y = panel.draw(y)
+        parts += [*heading, *legend, *drawn]
+    name = ", ".join(filter(None, (title, *notes))) or panels[0].title
+    size = f'width="{WIDTH:g}" height="{y + 8:g}" viewBox="0 0 {WIDTH:g} {y + 8:g}"'
+    named = f'role="img" aria-label={quoteattr(_shown(name))} font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>'
+    paper = f'<title>{escaped(name)}</title>{_DARK}<path d="M0,0H{WIDTH:g}V{y + 8:g}H0z" fill="{PAPER}"/>'
+    return "\n".join([head, *[paper] * alone, *parts, "</svg>\n"])
