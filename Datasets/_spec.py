@@ -85,6 +85,7 @@ class ReadRequest:
     `shuffle_block`: neighbouring records that stay together in the order of an epoch.
     `augment` False: evaluation preprocessing on the training stream.
     `normalise_input`, `symmetric_input`: which normalisation of photographs; neither subtracts the channel means alone.
+    `image_mean`, `image_std`: of pixels from 0 to 1, red, green and blue; () leaves the choice to the two switches.
     `fused_preprocessing`: `on_device` pads photographs to four channels, the last one zero.
     `hostside_norm`: the plug-in normalises in its stream; otherwise `on_device` does.
     """
@@ -99,6 +100,8 @@ class ReadRequest:
     hostside_norm: bool = False
     normalise_input: bool = False
     symmetric_input: bool = False
+    image_mean: tuple[float, ...] = ()
+    image_std: tuple[float, ...] = ()
     eight_bit_io: bool = False
     fused_preprocessing: bool = False
     shuffle_block: int = 1

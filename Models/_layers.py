@@ -123,8 +123,10 @@ class Layers(ABC):
         stride: int = 1,
         groups: int = 1,
         bias: bool = False,
+        padding: str = "SAME",
     ) -> Tensor:
-        """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
+        """Convolution with SAME padding, or SYMMETRIC: alike on both sides, as in PyTorch. `groups` equal to the channels
+        makes it depthwise."""
 
     @abstractmethod
     def norm(self, x: Tensor, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Tensor:
@@ -166,7 +168,7 @@ class Layers(ABC):
 
     @abstractmethod
     def max_pool(self, x: Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> Tensor:
-        """Maximum over kernel x kernel pixels."""
+        """Maximum over kernel x kernel pixels, of values that are not negative if the padding is SYMMETRIC."""
 
     @abstractmethod
     def global_mean(self, x: Tensor) -> Tensor:

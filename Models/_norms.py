@@ -24,6 +24,18 @@ class NormOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NetworkOptions(NormOptions):
+    """The options that residual networks and EfficientNet share."""
+
+    symmetric_padding: bool = opt(False, "windows of stride 2 are padded alike on both sides, as in PyTorch")
+
+    @property
+    def padding(self) -> str:
+        """The padding of windows in the layer vocabulary."""
+        return "SYMMETRIC" if self.symmetric_padding else "SAME"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Norm:
     """The normalisation that follows a convolution. Subclasses have constants of their own, and say of their kind:
 

@@ -48,6 +48,7 @@ class ResidualNetwork:
     widths: tuple[int, ...]  # of the narrow convolutions, per stage; bottleneck units put out four times that
     norm: Norm
     num_classes: int
+    padding: str  # of windows of stride two
     projection: bool  # basic units begin a stage with a 1x1 convolution (else option A)
     conv_groups: int = 1
     grouped_width: int | None = None  # of the first stage's 3x3 in bottleneck units, if not that of `widths`
@@ -99,7 +100,7 @@ def _stem(layers: Layers, x: Tensor, *, network: ResidualNetwork) -> Tensor:
         if not network.large_stem:
             return _conv_norm_relu(layers, x, network, network.stem_width, 3)
         x = _conv_norm_relu(layers, x, network, network.stem_width, 7, stride=2)
-        return layers.max_pool(x, 3, 2)
+        return layers.max_pool(x, 3, 2, padding=network.padding)
 
 
 def _conv_norm(
@@ -112,14 +113,14 @@ def _conv_norm(
     stride: int = 1,
     zero_gamma: bool = False,
 ) -> Tensor:
-    x = layers.conv(x, filters, kernel, KERNEL, stride=stride)
+    x = layers.conv(x, filters, kernel, KERNEL, stride=stride)  # of a stride for kernels of one pixel alone
     return layers.norm(x, network.norm, zero_gamma=zero_gamma)
 
 
 def _conv_norm_relu(
     layers: Layers, x: Tensor, network: ResidualNetwork, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
 ) -> Tensor:
-    x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
+    x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups, padding=network.padding)
     return layers.norm_activation(x, network.norm, "relu")
 
 

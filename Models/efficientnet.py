@@ -13,7 +13,7 @@ from base.fields import above, at_least, between, opt
 from Models import _norms
 from Models._layers import Initial, Layers, ProxyRule, Tensor
 from Models._model import Value
-from Models._norms import Norm, NormOptions
+from Models._norms import NetworkOptions, Norm
 from Models._segments import Segment
 
 TITLE = "EfficientNet"
@@ -73,7 +73,7 @@ def _size_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NormOptions):
+class Options(NetworkOptions):
     """Options of EfficientNet."""
 
     model_size: str | None = opt(None, "B0..B7 (or 0..7), or cifar; default B0, on CIFAR-sized data cifar", read=_size_name)
@@ -169,6 +169,7 @@ class BlockSettings:
     activation: str
     group_dim: int
     se: bool
+    padding: str = "SAME"
 
     def activate(self, layers: Layers, x: Tensor) -> Tensor:
         """The activation of the whole network."""
@@ -200,6 +201,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
         activation=options.activation,
         group_dim=options.group_dim,
         se=options.se,
+        padding=options.padding,
     )
     small = options.model_size == "CIFAR"
     stem = partial(_stem, settings=settings, filters=_end_width(STEM_WIDTH, width, options), stride=1 if small else 2)
@@ -321,7 +323,7 @@ def _with_shortcut(layers: Layers, x: Tensor, *, block: BlockSpec, steps: list[C
 
 def _stem(layers: Layers, x: Tensor, *, settings: BlockSettings, filters: int, stride: int) -> Tensor:
     with layers.scope("block0"):
-        return settings.normalise(layers, layers.conv(x, filters, 3, CONV, stride=stride))[0]
+        return settings.normalise(layers, layers.conv(x, filters, 3, CONV, stride=stride, padding=settings.padding))[0]
 
 
 def _expand(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
@@ -333,7 +335,7 @@ def _expand(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSetti
 def _spatial_conv(layers: Layers, x: Tensor, block: BlockSpec, settings: BlockSettings) -> Tensor:
     channels = layers.channels(x)
     groups = _conv_groups(channels, settings.group_dim)
-    return layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups)
+    return layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups, padding=settings.padding)
 
 
 def _spatial(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from base.fields import opt
 from Models import _norms, _residual
 from Models._model import Value
-from Models._norms import NormOptions
+from Models._norms import NetworkOptions
 from Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
 from Models._segments import Segment
 
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NormOptions):
+class Options(NetworkOptions):
     """Options of the ResNet family."""
 
     model_size: int | None = opt(None, "number of layers: 10 14 18 26 34 50 101 152 (ImageNet), 6n+2 or 9n+2 (CIFAR)")
@@ -54,6 +54,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
         widths=widths,
         norm=_norms.of_residual(options, two_pass),
         num_classes=num_classes,
+        padding=options.padding,
         projection=family == "imagenet",
     )
     return segments(network)

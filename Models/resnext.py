@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from base.fields import at_least, opt
 from Models import _norms, _residual
 from Models._model import Value
-from Models._norms import NormOptions
+from Models._norms import NetworkOptions
 from Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
 from Models._segments import Segment
 
@@ -27,7 +27,7 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NormOptions):
+class Options(NetworkOptions):
     """Options of ResNeXt."""
 
     model_size: int | None = opt(None, "number of layers: 14 26 50 101 152 (ImageNet), 11 29 38 47 56 65 (CIFAR)")
@@ -51,6 +51,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
         widths=widths,
         norm=_norms.of_residual(options, two_pass),
         num_classes=num_classes,
+        padding=options.padding,
         projection=True,
         conv_groups=options.convolution_groups,
         # so that the first stage's 3x3 is group_dim x convolution_groups wide, and later ones in proportion

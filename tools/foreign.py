@@ -12,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base import plugins
 from base.fields import brief
 from emulator.plan.trace import trace
+from tools import keras_layers
+from tools.architectures import UNKNOWN, Description
 
 NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 BATCH_NORM = {"batch_norm": True, "group_norm": False}
 LITE = {"se": False, "use_relu6": True, "fix_stem_head": True}
-ODD_SIDE = 225  # PyTorch pads ResNets alike on both sides, TensorFlow's SAME does where a stride of two meets odd sides
 RESNET_EPSILON = 1e-5
+_AVERAGE = re.compile(r"(^|[._])(ema|averaged?|swa)(?=[._])")  # in the words before a network's variables
 MAX_CLASSES = 1_000_000
 # a layer of a Keras block -> our scope; the depthwise norm is called block1a_bn
 KERAS_PARTS = {"expand": "a", "dw": "b", "": "b", "project": "c", "se_reduce": "SE/1", "se_expand": "SE/2"}
@@ -74,18 +76,18 @@ class Layout:
 
 
 def clean(name: str) -> str:
-    """Return a name without what wrappers and file formats add: module.fc.weight, stem_conv/stem_conv/kernel:0."""
+    """Return a name without what file formats add: stem_conv/stem_conv/kernel:0 is stem_conv/kernel."""
     name = name.removesuffix(":0")
     if "/" in name:
         layer, kind = name.split("/")[-2:]
         return f"{layer}/{kind.replace('depthwise_kernel', 'kernel')}"
-    return re.sub(r"^(module|model|state_dict)\.", "", name)
+    return name
 
 
 def keras_efficientnet(name: str, options: Any) -> str | None:
     """block2a_expand_conv/kernel is all/block2a/a/conv/conv2d/kernel."""
     layer, _, kind = name.partition("/")
-    if layer.startswith("normalization"):
+    if layer.startswith(("normalization", "preprocessing")):
         return None  # of the pictures
     if layer == "predictions":
         return f"all/Top/logits/dense/{kind}"
@@ -165,31 +167,90 @@ class Match:
     values: dict[str, np.ndarray]  # by our names
     without: tuple[str, ...]  # of the classifier, if the file lacks it
     added: tuple[str, ...]  # an identity, where only our network has a convolution
+    constants: tuple[list[float], list[float]] | None = None  # means and deviations of pixels from 0 to 1, if they are known
+    notes: tuple[str, ...] = ()
 
 
-def identify(arrays: Mapping[str, np.ndarray]) -> Match:
-    """The network that these arrays, by their project's names, are the weights of; ForeignError if there is none."""
-    theirs = {clean(name): array for name, array in arrays.items()}
-    if len(theirs) < len(arrays):
-        twice = next(name for name, times in Counter(map(clean, arrays)).items() if times > 1)
-        raise ForeignError(f"it holds {brief(twice)} twice, under names that mean the same")
-    layouts = [layout for layout in LAYOUTS if layout.mark in theirs]
-    if not layouts:
-        raise ForeignError(
-            f"no known network names its variables like '{brief(min(arrays, default=''))}'; known are "
-            + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
-        )
-    layout = layouts[0]
+def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN, average: bool = True) -> Match:
+    """The network that these arrays, by their project's names, are the weights of; ForeignError if there is none.
+
+    `described`: what is known beside the arrays. `average`: of two networks, the averaged one (EMA).
+    """
+    layout, theirs, notes = _one_network(arrays, average)
+    decided, unsure = _decided(layout, described)
+    notes += unsure
     classes = _classes(layout, theirs)
-    attempts = [_attempt(layout, network, theirs, classes) for network in _candidates(layout, theirs)]
+    attempts = [_attempt(layout, network | decided, theirs, classes) for network in _candidates(layout, theirs)]
     for attempt in attempts:
         if isinstance(attempt, Match):
-            return attempt
+            try:
+                constants = keras_layers.constants(theirs) if layout is LAYOUTS[0] else None
+            except ValueError as error:
+                raise ForeignError(str(error)) from None
+            return replace(attempt, constants=constants, notes=notes)
     differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
     raise ForeignError(
         f"this is {layout.title} by its names, but of no size that is here; {name} comes nearest, where {what}"
         + (f" (and {differing - 1} more differ)" if differing > 1 else "")
     )
+
+
+def _decided(layout: Layout, described: Description) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options that a network's name decides where several networks share a layout, and a note without a name."""
+    if layout not in LAYOUTS[1:3]:
+        return {}, ()
+    options = described.options()
+    if options and ("norm_epsilon" in options) != (layout.model == "efficientnet"):
+        raise ForeignError(f"it is {brief(described.architecture)} {described.source}, but {layout.title} by its variables")
+    if options:
+        return options, ()
+    taken = (
+        "taken for a plain ResNet; timm's resnetaa and resnetblur have the same variables and other answers"
+        if layout.model == "resnet"
+        else "taken for timm's tf_efficientnet (padding of TensorFlow, epsilon 0.001); efficientnet without tf_ has the "
+        "same variables and quite other answers"
+    )
+    return {}, (f"nothing names the architecture: {taken}. Give --architecture if you know it",)
+
+
+def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layout, dict[str, np.ndarray], tuple[str, ...]]:
+    """Return a network's layout and arrays, without what wrappers put before their names (module., _orig_mod.,
+    state_dict.model.): whatever stands before the layout's mark. Notes tell of what is left out."""
+    theirs = {clean(name): array for name, array in arrays.items()}
+    if len(theirs) < len(arrays):
+        twice = next(name for name, times in Counter(map(clean, arrays)).items() if times > 1)
+        raise ForeignError(f"it holds {brief(twice)} twice, under names that mean the same")
+    found = [
+        (name.removesuffix(layout.mark), layout)
+        for layout in LAYOUTS
+        for name in theirs
+        if name == layout.mark or name.endswith(f".{layout.mark}")
+    ]
+    if not found:
+        raise ForeignError(
+            f"no known network names its variables like '{brief(min(arrays, default=''))}'; known are "
+            + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
+        )
+    averages = [each for each in found if _AVERAGE.search(each[0])]
+    wanted = averages if average and averages else [each for each in found if each not in averages] or averages
+    if len(wanted) > 1:
+        places = " and ".join(sorted(f"'{brief(prefix)}'" for prefix, _ in wanted)[:3])
+        raise ForeignError(f"it holds {len(wanted)} networks, named with {places} in front; save one of them alone")
+    prefix, layout = wanted[0]
+    # the longest prefix of a network is whose an array is
+    owners = sorted((each for each, _ in found), key=len, reverse=True)
+    owned = {name: next((each for each in owners if name.startswith(each)), None) for name in theirs}
+    inside = {name.removeprefix(prefix): theirs[name] for name, owner in owned.items() if owner == prefix}
+    outside = [name for name, owner in owned.items() if owner is None]
+    notes = []
+    if len(found) > 1:
+        kind = "averaged weights (EMA)" if wanted == averages else "weights that are no average"
+        other = "; --no-ema takes the others" if wanted == averages else ""
+        notes.append(f"taken are the {kind}, {prefix.strip('.') or 'without a prefix'}{other}")
+    if outside:
+        more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+        notes.append(f"left out as no part of the network: {brief(outside[0])}{more}")
+    return layout, inside, tuple(notes)
 
 
 def _attempt(
@@ -229,7 +290,7 @@ def _network(items: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dic
     """The options of a network, and the shapes of its variables by name."""
     network = dict(items)
     module = plugins.load("Models", network["model"])
-    options = module.Options(**{key: value for key, value in network.items() if key not in ("model", "image_size")})
+    options = module.Options(**{key: value for key, value in network.items() if key != "model"})
     segments = module.build(options, "imagenet", classes, False)
     traced = trace(segments, module.image_size(options, "imagenet"))
     return options, {variable.name: variable.shape for variable in traced.variables}
@@ -241,9 +302,9 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
     if model == "efficientnet":
         options |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
     else:
-        options["image_size"] = ODD_SIDE
+        options["symmetric_padding"] = True
         out, into = _kernel(theirs, "layer1.0.conv2.weight", layout.mark)
-        if "layer1.0.conv3.weight" in theirs and out != into:
+        if "layer1.0.conv3.weight" in theirs and (out != into or out != 64):
             if not out or not into or out % into:
                 raise ForeignError(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
             model, options = "resnext", {**options, "convolution_groups": out // into, "group_dim": into}

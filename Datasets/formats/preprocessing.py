@@ -4,6 +4,7 @@ augmentation.py, decoding.py, image_files.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from Datasets._spec import DataSpec, ReadRequest
@@ -28,6 +29,13 @@ def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
     }
 
 
+def unit_constants(request: ReadRequest) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return the means and deviations of pixels from 0 to 1 that the request asks for, if it asks for any."""
+    if request.image_mean:
+        return request.image_mean, request.image_std
+    return (UNIT_MEAN, UNIT_DEVIATION) if request.normalise_input else None
+
+
 def _photograph(_: DataSpec, request: ReadRequest) -> dict[str, Any]:
     return {"shorter_side": int(request.image_size * CENTRAL), "method": "bilinear", "crop": "central"}
 
@@ -48,8 +56,8 @@ def _of_each(_: ReadRequest) -> dict[str, Any]:
 def _constant(request: ReadRequest) -> dict[str, Any]:
     if request.symmetric_input:
         mean, deviation = (SYMMETRIC_MIDDLE,) * 3, (SYMMETRIC_SCALE,) * 3
-    elif request.normalise_input:
-        mean, deviation = ([round(255 * x, 3) for x in each] for each in (UNIT_MEAN, UNIT_DEVIATION))
+    elif constants := unit_constants(request):
+        mean, deviation = ([round(255 * x, 3 if request.normalise_input else 9) for x in each] for each in constants)
     else:
         mean, deviation = CHANNEL_MEAN, (1.0,) * 3
     return {"kind": "constant", "mean": list(mean), "deviation": list(deviation)}

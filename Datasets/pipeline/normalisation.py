@@ -82,8 +82,8 @@ def normalised_on_device(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
 
 
 def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
-    """Photographs 0 to 255 to float32, by the request: channel means subtracted, mean 0 and deviation 1 over ImageNet, or
-    about -1 to 1; with `fused_preprocessing` a fourth channel of zeros."""
+    """Photographs 0 to 255 to float32, by the request: channel means subtracted, mean 0 and deviation 1 over ImageNet, own
+    constants, or about -1 to 1; with `fused_preprocessing` a fourth channel of zeros."""
     normal = _normalised(tf.cast(image, tf.float32), request)
     return tf.pad(normal, [[0, 0]] * (len(normal.shape) - 1) + [[0, 1]]) if request.fused_preprocessing else normal
 
@@ -102,8 +102,9 @@ def visible(image: tf.Tensor, request: ReadRequest, standardised: bool) -> tf.Te
 def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     if request.symmetric_input:
         return (image - preprocessing.SYMMETRIC_MIDDLE) * (1 / preprocessing.SYMMETRIC_SCALE)
-    if request.normalise_input:
-        return (image / 255.0 - _rows_of(preprocessing.UNIT_MEAN, image)) / _rows_of(preprocessing.UNIT_DEVIATION, image)
+    if constants := preprocessing.unit_constants(request):
+        mean, deviation = constants
+        return (image / 255.0 - _rows_of(mean, image)) / _rows_of(deviation, image)
     return image - _rows_of(preprocessing.CHANNEL_MEAN, image)
 
 

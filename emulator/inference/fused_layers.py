@@ -82,9 +82,11 @@ class FusedLayers(TensorLayers):
 
     def conv(
         self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
-        bias: bool = False,
+        bias: bool = False, padding: str = "SAME",
     ) -> tf.Tensor:  # fmt: skip
-        y = super().conv(x, filters, kernel, initial, stride=stride, groups=groups, bias=bias)
+        y = super().conv(x, filters, kernel, initial, stride=stride, groups=groups, bias=bias, padding=padding)
+        if padding != "SAME" and stride > 1:
+            return y  # the native operations pad as SAME does
         weights = self._weights[self.path("conv", "conv2d", "kernel")]
         added = self._weights[self.path("conv", "conv2d", "bias")] if bias else None
         source, gate = self._gates.get(x.ref(), (x, None))

@@ -9,6 +9,7 @@ Deep Neural Networks*, Xie et al., 2017) are done as groups of 16 with zeros amo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
@@ -49,6 +50,16 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
+def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
+    """Return what an operation on windows of an odd size, with SAME padding, gives with this padding. SAME is SYMMETRIC but
+    for a stride of two on even sides: those get a row of zeros more, and the result's last row, of it, is left out."""
+    if padding == "SAME" or stride == 1:
+        return window(x)
+    rows, columns = (1 - side % 2 for side in x.shape[1:3])
+    y = window(tf.pad(x, [[0, 0], [0, rows], [0, columns], [0, 0]]) if rows or columns else x)
+    return y[:, : y.shape[1] - rows, : y.shape[2] - columns] if rows or columns else y
 
 
 def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:

@@ -3,9 +3,11 @@ function that XLA compiles, no gradient, and convolutions as such, which convert
 
 from __future__ import annotations
 
+from functools import partial
+
 import tensorflow.compat.v1 as tf
 
-from emulator.layers import batch_norm, group_norm
+from emulator.layers import batch_norm, convolutions, group_norm
 from emulator.layers.tensor_layers import TensorLayers
 from Models._layers import Initial
 from Models._norms import BatchNorm, GroupNorm
@@ -16,14 +18,16 @@ class PortableLayers(TensorLayers):
 
     def conv(
         self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
-        bias: bool = False,
+        bias: bool = False, padding: str = "SAME",
     ) -> tf.Tensor:  # fmt: skip
         weights = self._weights[self.path("conv", "conv2d", "kernel")]
         if groups == filters == self.channels(x) and groups > 1:
             depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
-            y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
+            strides = [1, stride, stride, 1]
+            window = partial(tf.nn.depthwise_conv2d_native, filter=depthwise, strides=strides, padding="SAME")
         else:
-            y = tf.nn.conv2d(x, weights, stride, "SAME")
+            window = partial(tf.nn.conv2d, filter=weights, strides=stride, padding="SAME")
+        y = convolutions.padded(window, x, stride, padding)
         return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
 
     def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: GroupNorm, activation: str) -> tf.Tensor:

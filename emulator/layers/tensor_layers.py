@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -132,10 +133,14 @@ class TensorLayers(Layers):
         stride: int = 1,
         groups: int = 1,
         bias: bool = False,
+        padding: str = "SAME",
     ) -> tf.Tensor:
         name = self.path("conv", "conv2d", "kernel")
         weights, x = self._factors(self._weights[name], self._round_operand(self._layer_input(x), name))
-        y = convolutions.convolve(x, weights, stride, winograd=self._training and self._any_operands)
+        window = partial(
+            convolutions.convolve, weights=weights, stride=stride, winograd=self._training and self._any_operands
+        )
+        y = convolutions.padded(window, x, stride, padding)
         y = self._result(self._round_product_gradient(self._as_results(y), name))
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
@@ -251,7 +256,10 @@ class TensorLayers(Layers):
         return tf.concat([self._layer_input(x, gradient_on_grid=True), self._layer_input(y, gradient_on_grid=True)], -1)
 
     def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
-        return tf.nn.max_pool2d(self._layer_input(x), kernel, stride, padding)
+        if padding == "VALID":
+            return tf.nn.max_pool2d(self._layer_input(x), kernel, stride, padding)
+        window = partial(tf.nn.max_pool2d, ksize=kernel, strides=stride, padding="SAME")
+        return convolutions.padded(window, self._layer_input(x), stride, padding)
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(x, axis=[1, 2], keepdims=True)

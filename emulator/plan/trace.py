@@ -137,6 +137,7 @@ class CountingLayers(Layers):
         stride: int = 1,
         groups: int = 1,
         bias: bool = False,
+        padding: str = "SAME",
     ) -> Shape:
         if x.channels % groups or filters % groups:
             raise TraceError(

@@ -25,6 +25,7 @@ FOREIGN = (
     ".safetensors",
     ".h5",
     ".hdf5",
+    ".keras",
     ".pth",
     ".pt",
     ".bin",

@@ -42,7 +42,12 @@ from harness.options.sources import (
     value_of,
 )
 
-NORMALISATION = ("symmetric_input", "normalise_input")  # of pictures, which weights are trained for
+NORMALISATION = (
+    "symmetric_input",
+    "normalise_input",
+    "image_mean",
+    "image_std",
+)  # of pictures, which weights are trained for
 WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"  # and of interest to the planner
 
 

@@ -18,7 +18,8 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("abs_end_learning_rate", "poly_lr_end_ratio"),
     _norms.SWITCHES,
     ("generated_data", "synthetic_data"),
-    ("normalise_input", "symmetric_input"),
+    ("normalise_input", "symmetric_input", "image_mean"),
+    ("normalise_input", "symmetric_input", "image_std"),
     ("epochs_per_ckpt", "ckpts_per_epoch"),
     ("log_freq", "logs_per_epoch"),
     ("epochs_per_sync", "syncs_per_epoch"),
@@ -69,4 +70,4 @@ def _chosen(values: Mapping[str, Any], groups: Iterable[tuple[str, ...]]) -> Ite
 def _is_set(name: str, value: Any) -> bool:
     """Return whether a value asks for its option. A switch that is off does not, and an exponent of 0 does;
     --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
-    return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)
+    return value is not None and value is not False and value != () and not (name == "epochs_per_ckpt" and value == 0)

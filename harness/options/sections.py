@@ -8,7 +8,7 @@ model's and the schedule's own options are the `Options` classes of their plug-i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -40,6 +40,16 @@ AUTO = "auto"
 
 def _percentages(value: int) -> str | None:
     return None if 1 <= value <= 100 else "must lie between 1 and 100"
+
+
+def _channels(low: float) -> Callable[[tuple[float, ...]], str | None]:
+    """Check: none, or a number from `low` on for each of three channels."""
+
+    def check(values: tuple[float, ...]) -> str | None:
+        good = not values or (len(values) == 3 and all(low <= value <= 1e6 for value in values))
+        return None if good else f"must be three numbers, R G B, between {low:g} and 1e+06"
+
+    return check
 
 
 def _epochs(values: tuple[int, ...]) -> str | None:
@@ -125,6 +135,15 @@ class DatasetOptions:
     )
     normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean", needs="photos")
     symmetric_input: bool = opt(False, "ImageNet: (x - 127) / 128 instead, as EfficientNet-Lite was trained", needs="photos")
+    image_mean: tuple[float, ...] = opt(
+        (),
+        "ImageNet: (x / 255 - mean) / std with these means instead, R G B; needs --image-std",
+        check=_channels(-1e6),
+        needs="photos",
+    )
+    image_std: tuple[float, ...] = opt(
+        (), "standard deviations for --image-mean, R G B", check=_channels(1e-6), needs="photos"
+    )
     hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device", needs="photos")
     train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation", needs="data files")
     standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)

@@ -125,7 +125,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "kernels": library.identity(),
         "pictures": [
             run.data_source.spec.name, run.data_source.spec.standardised, run.channels,
-            dataset.normalise_input, dataset.symmetric_input,
+            dataset.normalise_input, dataset.symmetric_input, dataset.image_mean, dataset.image_std,
         ],
         "precision": repr(run.plan.precision),
         "seed": run.options.device.seed if values is None else None,  # a drawn one is as good as another

@@ -93,8 +93,12 @@ def _is_met(needs: str, run: Run) -> bool:
 
 
 def check_data_options(options: RunOptions) -> None:
-    """Refuse classes and shards of a data set of small images, which has its own, before its files are opened."""
+    """Refuse classes and shards of a data set of small images, which has its own, before its files are opened, and means
+    without deviations."""
     dataset = options.dataset
+    if bool(dataset.image_mean) != bool(dataset.image_std):
+        name = "image_mean" if dataset.image_mean else "image_std"
+        raise OptionError(f"{flag(name)} is given alone; give both --image-mean R G B and --image-std R G B")
     if family(dataset.dataset) == "imagenet":
         return
     known = published_spec(dataset.dataset).num_classes

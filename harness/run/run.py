@@ -77,6 +77,8 @@ class Run:
             shuffle_block=options.shuffle_block,
             normalise_input=options.normalise_input,
             symmetric_input=options.symmetric_input,
+            image_mean=options.image_mean,
+            image_std=options.image_std,
             pipeline_num_parallel=options.pipeline_num_parallel,
             dataset_cache=options.dataset_cache,
         )

@@ -105,10 +105,14 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
 def _preprocessing_mismatches(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """Return lines on the ways in which the weights were trained otherwise that cost accuracy."""
     lines = []
+    used = vars(run.options.dataset)
     for name in ("symmetric_input", "normalise_input"):
-        if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
+        if recorded.get(name) not in (None, used[name]):
             word = flag(name if recorded[name] else f"no_{name}")
             lines.append(f"those weights were trained on pictures that were normalised with {word}")
+    for name in ("image_mean", "image_std"):
+        if recorded.get(name) and tuple(recorded[name]) != used[name]:
+            lines.append(f"the weights were trained with {flag(name)} {' '.join(map(str, recorded[name]))}")
     if other_class_names(recorded, run.data_source.spec):
         lines.append("the classes have other names, or another order, than in the training of those weights")
     size, stride = recorded.get("image_size"), run.trace.stride

@@ -19,7 +19,7 @@ from base.errors import DataError
 from base.storage import checksums
 from Datasets import imagenet
 from Datasets._spec import OpenRequest
-from Datasets.formats import tfrecord
+from Datasets.formats import preprocessing, tfrecord
 from Datasets.formats.tfrecord import RecordIndex
 from Datasets.pipeline import batching, normalisation
 
@@ -77,7 +77,10 @@ def test_one_record_a_block_is_the_old_order():
 # --- On the way to the device ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"normalise_input": True}, {"symmetric_input": True}])
+OWN = {"image_mean": (0.1, 0.2, 0.3), "image_std": (0.5, 1.0, 2.0)}
+
+
+@pytest.mark.parametrize("changes", [{}, {"normalise_input": True}, {"symmetric_input": True}, OWN])
 def test_four_channels_are_three_and_zeros(changes, folder):
     source = opened("imagenet", folder)
     asked = small(**changes)
@@ -90,6 +93,21 @@ def test_four_channels_are_three_and_zeros(changes, folder):
     assert four.shape == (*three.shape[:-1], 4)
     np.testing.assert_array_equal(four[..., :3], three)
     assert not four[..., 3].any()
+
+
+@pytest.mark.parametrize("changes", [{"hostside_norm": True}, {"eight_bit_io": True}, {"fused_preprocessing": True}, {}])
+def test_own_constants_hold_wherever_pictures_are_normalised(changes, folder):
+    source = opened("imagenet", folder)
+    raw, asked = (small(**more, dataset_cache=False) for more in ({"eight_bit_io": True}, {**OWN, **changes}))
+    pixels = take(lambda: source.validation(raw), 1)[0]["image"].astype(np.float64)
+    batch = take(lambda: source.validation(asked), 1)[0]["image"]
+    with tf.Graph().as_default(), tf.Session() as session:
+        found = session.run(source.on_device(tf.constant(batch), asked))[..., :3]
+    expected = (pixels / 255 - np.array(OWN["image_mean"])) / np.array(OWN["image_std"])
+    np.testing.assert_allclose(found, expected, atol=1.01 / 255 / 0.5)  # bytes have no fractions
+    described = preprocessing.described(source.spec, asked)["normalisation"]
+    np.testing.assert_allclose(described["mean"], 255 * np.array(OWN["image_mean"]))
+    np.testing.assert_allclose(described["deviation"], 255 * np.array(OWN["image_std"]))
 
 
 def test_normalising_to_unit_deviation_divides_by_the_deviation(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import tensorflow.compat.v1 as tf
 from networks import CLASSES, network, options_of, traced
 
 from base.gradient_rules import gradients
+from emulator.inference.fused_layers import FusedLayers
 from emulator.layers import convolutions, tensor_layers
+from emulator.layers.portable_layers import PortableLayers
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
@@ -729,6 +732,28 @@ def test_conv(monkeypatch, split, side, kernel, stride, channels, filters, group
     assert (dw * along_w).sum(dtype=np.float64) == pytest.approx(
         (weight * numpy_conv(x, along_w, stride, groups)).sum(), abs=2e-3
     )
+
+
+@pytest.mark.parametrize(
+    "make_layers", [partial(TensorLayers, training=False), FusedLayers, partial(PortableLayers, training=False)]
+)
+@pytest.mark.parametrize("side, kernel, groups", [(8, 3, 1), (9, 3, 1), (14, 7, 1), (8, 3, 12), (8, 5, 12), (7, 5, 12)])
+def test_symmetric_padding_is_alike_on_both_sides(make_layers, side, kernel, groups):
+    x, w = random(1, 2, side, side, 12), random(2, kernel, kernel, 12 // groups, 12) / kernel
+    rows = 2 * [(kernel // 2, kernel // 2)]
+    expected = numpy_conv(np.pad(x, [(0, 0), *rows, (0, 0)]), w, 1, groups)[:, kernel // 2 :: 2, kernel // 2 :: 2]
+    expected = expected[:, : (side + 1) // 2, : (side + 1) // 2]
+    pooled = np.pad(abs(x), [(0, 0), (1, 1), (1, 1), (0, 0)])
+    pooled = np.lib.stride_tricks.sliding_window_view(pooled, (3, 3), (1, 2))[:, ::2, ::2].max((-1, -2))
+
+    def make(x, w):
+        layers = make_layers({"conv/conv2d/kernel": w})
+        y = layers.conv(x, 12, kernel, GLOROT, stride=2, groups=groups, padding="SYMMETRIC")
+        return y, layers.max_pool(abs(x), 3, 2, padding="SYMMETRIC")
+
+    y, most = evaluated(make, {"x": x, "w": w})
+    assert y.shape == expected.shape and np.abs(y - expected).max() < 1e-5
+    assert np.array_equal(most, pooled)
 
 
 def test_conv_bias_pooling_and_means():

@@ -23,7 +23,7 @@ from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.trace import trace
 from emulator.program.runtime import new_graph, session_config
 from Models import _segments
-from tools import foreign
+from tools import architectures, foreign
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4}
 slow = pytest.mark.slow
@@ -81,10 +81,12 @@ def assert_close(ours, theirs, dtype):
 # --- timm ---
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "model", "size"),
     [
+        ("resnet50_even", "resnet", 50),
+        ("efficientnet_b0_even", "efficientnet", "B0"),
         ("resnet18", "resnet", 18),
         ("resnet34", "resnet", 34),
         ("resnet50", "resnet", 50),
@@ -97,7 +99,8 @@ def assert_close(ours, theirs, dtype):
 )
 def test_equals_the_recorded_network_of_timm(name, model, size):
     record, _ = recorded(name)
-    segments, _ = network(model, model_size=size)
+    by_name = architectures.Description(name.removesuffix("_even")).options() if name.endswith("_even") else {}
+    segments, _ = network(model, model_size=size, **by_name)
     side = int(record["side"])
     values = generated.weights(shapes(segments, side), int(record["weight_seed"]))
     images = generated.pictures(len(record["batch"]), side, int(record["picture_seed"]))

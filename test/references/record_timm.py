@@ -44,6 +44,8 @@ NETWORKS = {  # file -> name in timm, options here, side
     "resnext50": ("resnext50_32x4d", {"model_size": 50}, 225),
     "resnext101": ("resnext101_32x4d", {"model_size": 101}, 97),
     "efficientnet_b0": ("tf_efficientnet_b0", {"model_size": "B0"}, 96),
+    "resnet50_even": ("resnet50", {"model_size": 50}, 96),
+    "efficientnet_b0_even": ("efficientnet_b0", {"model_size": "B0"}, 96),
 }
 COUNT = 3
 WEIGHT_SEED, PICTURE_SEED = 20150, 20151

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -18,8 +19,10 @@ from timm_networks import recorded
 
 from base import plugins
 from base.process import command_line
+from Datasets.formats import preprocessing
 from harness.checkpoints import npz_weights
 from tools import foreign, import_weights
+from tools.architectures import UNKNOWN
 
 ROOT = plugins.ROOT
 NETWORKS = {
@@ -106,6 +109,40 @@ def test_what_a_parallel_wrapper_adds_is_taken_off():
     assert plain.keys() == wrapped.keys() and all(np.array_equal(plain[k], wrapped[k]) for k in plain)
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "state_dict.model.", "model_state_dict.", "backbone.net."])
+def test_whatever_stands_before_the_names_is_taken_off(prefix):
+    theirs = state("resnet18")
+    found = foreign.identify({f"{prefix}{k}": v for k, v in theirs.items()} | {"loss.weight": np.ones(3)})
+    assert np.array_equal(found.values["all/b0/batch_norm/gamma"], theirs["bn1.weight"])
+    assert any("loss.weight" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "places", [("state_dict.", "state_dict_ema."), ("model.", "model_ema.module."), ("net.", "ema_net.")]
+)
+def test_the_average_is_taken_unless_told_otherwise(places):
+    theirs = state("resnet18")
+    both = {f"{place}{k}": v + 3 * k.endswith("bn1.bias") * n for n, place in enumerate(places) for k, v in theirs.items()}
+    for average, added in ((True, 3), (False, 0)):
+        found = foreign.identify(both, average=average)
+        assert np.array_equal(found.values["all/b0/batch_norm/beta"], theirs["bn1.bias"] + added)
+        assert places[average].strip(".") in found.notes[0]
+    with pytest.raises(foreign.ForeignError, match="holds 2 networks"):
+        foreign.identify({f"{place}{k}": v for place in ("student.", "teacher.") for k, v in theirs.items()})
+
+
+def test_a_wide_network_is_one_of_a_single_group():
+    theirs = {}
+    for name, value in state("resnet50").items():
+        place, parts = name.split(".")[-2:], list(value.shape)
+        if name.startswith("layer") and parts and "downsample" not in name:
+            parts[0] *= 2 if place[0] in ("conv1", "bn1", "conv2", "bn2") else 1
+            parts[1:2] = [2 * each for each in parts[1:2]] if place[0] in ("conv2", "conv3") else parts[1:2]
+        theirs[name] = np.zeros(parts, np.float32)
+    asked = foreign.identify(theirs).options
+    assert (asked["model"], asked["convolution_groups"], asked["group_dim"]) == ("resnext", 1, 128)
+
+
 def test_a_group_width_of_eight():
     """ResNeXt-50 32x8d has 3x3 kernels twice as wide: recognised by its shapes."""
     theirs = {}
@@ -126,7 +163,7 @@ def test_other_numbers_of_classes_and_none():
     assert foreign.identify(ten).values["all/fc1/dense/kernel"].shape == (2048, 10)
     none = foreign.identify({name: value for name, value in theirs.items() if not name.startswith("fc.")})
     assert none.without == ("all/fc1/dense/kernel", "all/fc1/dense/bias")
-    recorded = [import_weights.options(match, False).get("num_classes") for match in (foreign.identify(ten), none)]
+    recorded = [import_weights.options(match, UNKNOWN, False).get("num_classes") for match in (foreign.identify(ten), none)]
     assert recorded == [10, None]  # without --num-classes the command that is printed would want 1,000
 
 
@@ -195,7 +232,116 @@ def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
     np.testing.assert_array_equal(one["all/Top/batch_norm/gamma"], in_keras["top_bn/gamma"])
     with h5py.File(tmp_path / "b0.weights.h5", "w") as file:
         file["layers/conv2d/vars/0"] = np.zeros((3, 3, 3, 32), np.float32)
-    assert "Keras 3 leaves the layers' names out" in refused(tool, "b0.weights.h5")
+    assert "leaves the layers' names out" in refused(tool, "b0.weights.h5")
+
+
+@pytest.mark.parametrize("layers, mean, deviation", [
+    ({}, (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)),
+    ({"Rescaling": (1 / 127.5, -1.0)}, (0.7, 0.75, 0.8), (0.05, 0.1, 0.15)),
+])  # fmt: skip
+def test_the_constants_of_keras_are_recorded(tool, tmp_path, in_keras, layers, mean, deviation):
+    """x / 255, and then the normalisation; or as the settings beside the weights have it."""
+    own = {"normalization/mean": (0.4, 0.5, 0.6), "normalization/variance": (0.01, 0.04, 0.09), "normalization/count": 7}
+    found = {k: v for k, v in in_keras.items() if "normalization" not in k} | {k: np.float32(v) for k, v in own.items()}
+    with h5py.File(tmp_path / "b0.h5", "w") as file:
+        for name, value in found.items():
+            file[f"{name.split('/')[0]}/{name}:0"] = value
+        if layers:
+            scale, offset = layers["Rescaling"]
+            entries = [("Rescaling", {"scale": scale, "offset": offset}), ("Normalization", {"name": "normalization"})]
+            entries += [("Conv2D", {}), ("Rescaling", {"scale": 5.0})]
+            settings = {
+                "class_name": "Functional",
+                "config": {"layers": [{"class_name": k, "config": v} for k, v in entries]},
+            }
+            file.attrs["model_config"] = json.dumps(settings)
+    assert tool("b0.h5")[0] == 0
+    recorded = npz_weights.options(tmp_path / "b0.npz")
+    np.testing.assert_allclose(recorded["image_mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(recorded["image_std"], deviation, rtol=1e-5)
+    assert recorded["normalise_input"] is False
+
+
+def test_imagenets_own_weights_of_keras(in_keras):
+    """They hold deviations where variances belong, and a layer without weights divides once more."""
+    usual = {"normalization/mean": np.float32(preprocessing.UNIT_MEAN)}
+    odd = in_keras | usual | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION)}
+    assert "image_mean" not in import_weights.options(foreign.identify(odd), UNKNOWN, False)
+    right = odd | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION) ** 2}
+    assert import_weights.options(foreign.identify(right), UNKNOWN, False)["normalise_input"] is True
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_the_files_of_keras_3(tool, tmp_path, suffix):
+    """Its answer is the harness' answer, without a constant being given."""
+    keras.utils.set_random_seed(1)
+    network = keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=5)
+    next(each for each in network.layers if isinstance(each, keras.layers.Normalization)).adapt(
+        np.random.default_rng(3).integers(90, 220, (8, 9, 9, 3)) / 255
+    )
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    network(np.stack([noise, noise[::-1], 255 - noise]).astype(np.float32), training=True)
+    (network.save if suffix == ".keras" else network.save_weights)(tmp_path / f"b0{suffix}")
+    Image.fromarray(np.pad(noise, [(4, 5), (4, 5), (0, 0)])).save(tmp_path / "noise.png")  # of which the middle is taken
+    assert tool(f"b0{suffix}", "--output", "b0.npz")[0] == 0
+    words = ("--restore-path", tmp_path / "b0.npz", "--image-size", 64, "--predict", tmp_path / "noise.png")
+    succeed("validation", *words, "--output", tmp_path / "out.json")
+    found = {each["class"]: each["probability"] for each in json.loads((tmp_path / "out.json").read_text())[0]["top"]}
+    expected = network(noise[None].astype(np.float32), training=False).numpy()[0]
+    assert [found[k] for k in range(5)] == pytest.approx(expected, abs=1e-3)
+
+
+# --- names and config.json ---
+
+
+@pytest.mark.parametrize("words, folder, file, expected", [
+    ((), {}, "m.npz", (1e-3, False)),  # with a note
+    ((), {}, "efficientnet_b0_ra-3dd342df.npz", (1e-5, True)),
+    ((), {}, "tf_efficientnet_b0_ns.npz", (1e-3, False)),
+    ((), {"architecture": "efficientnet_b0"}, "tf_efficientnet_b0.npz", (1e-5, True)),
+    (("--architecture", "tf_efficientnet_b0.ns_jft_in1k"), {"architecture": "efficientnet_b0"}, "m.npz", (1e-3, False)),
+])  # fmt: skip
+def test_a_name_decides_padding_and_epsilon(tool, tmp_path, words, folder, file, expected):
+    np.savez(tmp_path / file, **state("efficientnet_b0"))
+    if folder:
+        (tmp_path / "config.json").write_text(json.dumps(folder))
+    code, out, err = tool(file, *words, "--output", "out.npz")
+    assert code == 0, err
+    recorded = npz_weights.options(tmp_path / "out.npz")
+    assert (recorded["norm_epsilon"], recorded.get("symmetric_padding", False)) == expected
+    assert ("--architecture" in out) == (file == "m.npz" and not folder)
+    assert "--image-mean" in out  # nothing says how images were normalised
+
+
+def test_a_config_beside_the_file_is_obeyed(tool, tmp_path):
+    np.savez(tmp_path / "m.npz", **state("resnet50"))
+    pictures = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 1], "input_size": [3, 176, 176], "crop_pct": 0.95}
+    about = {"architecture": "resnet50.a1_in1k", "pretrained_cfg": pictures}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(about))
+    code, out, err = tool("m.npz", "--output", "out.npz")
+    assert code == 0 and "0.95" in out and "nothing" not in out, err
+    recorded = npz_weights.options(tmp_path / "out.npz")
+    found = [recorded[name] for name in ("image_mean", "image_std", "image_size", "normalise_input")]
+    assert found == [[0.5, 0.5, 0.5], [0.25, 0.5, 1], 176, False]
+    assert tool("m.npz", "--output", "out.npz", "--image-mean", 0, 0, 0, "--image-std", 1, 1, 1)[0] == 0
+    assert npz_weights.options(tmp_path / "out.npz")["image_std"] == [1, 1, 1]
+    for changes, message in (
+        ({"architecture": "resnetaa50"}, "resnetaa50 (by config.json) is not computed here exactly"),
+        ({"architecture": "tf_efficientnet_b0"}, "but a ResNet of torchvision or timm by its variables"),
+        ({"model_args": {"act_layer": "silu"}}, "the argument act_layer"),
+        ({"pretrained_cfg": {"mean": [1, 2]}}, "it must be three numbers"),
+        ({"pretrained_cfg": {"input_size": [1, 28, 28]}}, "must be [3, side, side]"),
+    ):
+        config.write_text(json.dumps(about | changes))
+        assert message in refused(tool, "m.npz", "--output", "other.npz")
+    config.unlink()
+    np.savez(tmp_path / "resnetblur50_x.npz", **state("resnet50"))
+    assert "is not computed here exactly" in refused(tool, "resnetblur50_x.npz", "--output", "other.npz")
+    assert "give both" in refused(tool, "m.npz", "--output", "other.npz", "--image-mean", 0, 0, 0)
 
 
 # --- from a file to an answer ---
@@ -215,7 +361,7 @@ def test_a_file_of_safetensors_answers(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "a ResNet of torchvision or timm: resnet 18, 107 variables" in done.stdout
     assert "the first unit's shortcut (5 variables) is the identity" in done.stdout
-    assert "recorded for 225 pixels" in done.stdout
+    assert npz_weights.options(tmp_path / "model.npz")["symmetric_padding"] is True  # as PyTorch pads
     noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     result = succeed("validation", "--restore-path", tmp_path / "model.npz", "--predict", tmp_path / "noise.png")

@@ -48,7 +48,7 @@ SHARED = {
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
         "synthetic_data": (bool, False), "generated_data": (bool, False), "dataset_cache": (bool, True),
-        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_size": (int, None), "num_classes": (int, None), "train_with_valid_preprocessing": (bool, False),
+        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_mean": (REALS, ()), "image_std": (REALS, ()), "image_size": (int, None), "num_classes": (int, None), "train_with_valid_preprocessing": (bool, False),
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
         "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
         "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
@@ -119,7 +119,7 @@ SOME_SCRIPTS = {
     "train": {"logging": {"autoresume": (bool, False), "tensorboard_images": (int, 0), "numerics": (int, None)}},
 }
 RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
-            "BN_decay": (float, None), "contiguous_groups": (bool, False)}  # fmt: skip
+            "BN_decay": (float, None), "contiguous_groups": (bool, False), "symmetric_padding": (bool, False)}  # fmt: skip
 OF_MODEL = {
     "resnet": RESIDUAL,
     "squeezenet": {"use_bypass": (bool, False)},
@@ -129,7 +129,7 @@ OF_MODEL = {
         "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False),
         "use_relu6": (bool, False), "fix_stem_head": (bool, False), "expand_ratio": (int, 6),
         "group_dim": (int, 1), "BN_decay": (float, 0.97), "batch_norm": (bool, None), "group_norm": (bool, None),
-        "groups": (int, 4), "contiguous_groups": (bool, False), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
+        "groups": (int, 4), "contiguous_groups": (bool, False), "symmetric_padding": (bool, False), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
         "depth_coefficient": (float, None), "proxy_norm": (bool, False), "proxy_epsilon": (float, 0.03),
         "proxy_recompute": (bool, True),
     },
@@ -259,6 +259,8 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "dataset_cache": (BASE, "--no-dataset-cache", {"request", "notes"}),
     "normalise_input": (IMAGENET, "--normalise-input", {"request"}),
     "symmetric_input": (IMAGENET, "--symmetric-input", {"request"}),
+    "image_mean": (f"{IMAGENET} --image-std 1 1 1 --image-mean 0 0 0", "--image-mean 0.5 0.5 0.5", {"request"}),
+    "image_std": (f"{IMAGENET} --image-mean 0 0 0 --image-std 1 1 1", "--image-std 0.5 0.5 0.5", {"request"}),
     "hostside_norm": (IMAGENET, "--hostside-norm", {"request"}),
     "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request", "notes"}),
     "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request", "notes"}),
@@ -304,6 +306,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
             ("groups", "--group-norm", "--groups 8", {"layers", "name"}),
             ("BN_decay", "", "--BN-decay 0.9", {*NORM}),
             ("contiguous_groups", "--group-norm", "--contiguous-groups", {"layers"}),
+            ("symmetric_padding", "", "--symmetric-padding", {"layers"}),
         ]
     },
     "squeezenet/use_bypass": (BASE + " --model squeezenet --image-size 64", "--use-bypass", {"layers"}),
@@ -317,6 +320,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "efficientnet/proxy_epsilon": (EFFICIENT + " --proxy-norm", "--proxy-epsilon 0.1", {*NORM}),
     "efficientnet/groups": (EFFICIENT, "--groups 8", {"layers", "name"}),
     "efficientnet/BN_decay": (EFFICIENT + " --batch-norm", "--BN-decay 0.9", {*NORM}),
+    "efficientnet/symmetric_padding": (EFFICIENT, "--symmetric-padding", {"layers"}),
     "efficientnet/norm_epsilon": (EFFICIENT, "--norm-epsilon 0.01", {"layers"}),
     "efficientnet/dropout_rate": (EFFICIENT, "--dropout-rate 0.5", {"layers"}),
     "efficientnet/block_survival_prob": (EFFICIENT, "--block-survival-prob 0.5", {"layers"}),

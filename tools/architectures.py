@@ -1,0 +1,114 @@
+"""The networks that others call by name: which of them this program computes exactly, and what else a config.json says.
+
+timm gives several networks the same variables. Their paddings, epsilons and poolings differ, and only the name tells them
+apart.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from base import bounds
+from base.fields import brief
+from base.storage import input_files
+
+CONFIG = "config.json"
+_TENSORFLOW = {"norm_epsilon": 1e-3, "symmetric_padding": False}
+_PYTORCH = {"norm_epsilon": 1e-5, "symmetric_padding": True}
+_RESIDUAL = {"symmetric_padding": True}
+_SAME = (
+    (r"tf_efficientnet_(b[0-7]|lite[0-4])(_ns|_ap|_in21ft1k)?", _TENSORFLOW),
+    (r"efficientnet_(b[0-7]a?|lite[0-4])", _PYTORCH),
+    (r"((gluon|tv|ssl|swsl|ig)_)?(wide_)?res(net|next)\d+(_2|_\d+x\d+d)?(_v1b)?", _RESIDUAL),
+)
+_OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # with other pooling, by the same variables
+_ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")  # arguments without effect on answers
+
+
+class UnknownArchitecture(Exception):
+    """A network that is not computed here exactly, or a config.json that is damaged. The text is one line."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A network as its name and its config.json describe it; nothing is known by default."""
+
+    architecture: str = ""
+    source: str = ""  # of the name
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    image_size: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the network that its name decides; UnknownArchitecture for one that is none of ours."""
+        if not self.architecture:
+            return {}
+        name = self.architecture.lower().split(".")[0].replace("-", "_")
+        found = next((options for pattern, options in _SAME if re.fullmatch(pattern, name)), None)
+        if found is None:
+            raise UnknownArchitecture(
+                f"{brief(self.architecture)} ({self.source}) is not computed here exactly; tf_efficientnet_b0 to b7, "
+                "efficientnet_b0 to b7, their lite0 to lite4, resnet, wide_resnet and resnext are"
+            )
+        return found
+
+
+UNKNOWN = Description()
+
+
+def by_file_name(source: Path) -> Description:
+    """Return the architecture that a file's name begins with, as timm's and torchvision's do."""
+    patterns = [rf"({pattern})(?=[^a-z0-9]|$)" for pattern, _ in _SAME]
+    stem = source.stem.lower()
+    found = next((match for pattern in [*patterns, _OTHERS] if (match := re.match(pattern, stem))), None)
+    return Description(found[0], "by the file's name") if found else UNKNOWN
+
+
+def beside(source: Path) -> Description:
+    """Return what timm's config.json in a file's folder says; nothing where there is none."""
+    path = source.parent / CONFIG
+    try:
+        entries = bounds.json_value(input_files.content(path, bounds.TEXT))
+    except FileNotFoundError:
+        return UNKNOWN
+    except (OSError, ValueError) as error:
+        raise UnknownArchitecture(f"{path} beside it cannot be read: {bounds.reason(error)}") from None
+    if not isinstance(entries, dict) or not isinstance(entries.get("architecture"), str):
+        return UNKNOWN  # of something else
+    pictures = entries.get("pretrained_cfg", entries)
+    pictures = pictures if isinstance(pictures, dict) else {}
+    arguments = entries.get("model_args") or {}
+    odd = sorted(set(arguments).difference(_ORDINARY)) if isinstance(arguments, dict) else ["model_args"]
+    if odd:
+        raise UnknownArchitecture(f"{path} gives {entries['architecture']} the argument {brief(odd[0])}, unknown here")
+    size = pictures.get("input_size", [3, None, None])
+    if not isinstance(size, list) or len(size) != 3 or size[0] != 3 or size[1] != size[2]:
+        raise UnknownArchitecture(f"{path} has input_size {brief(size)}; it must be [3, side, side]")
+    if size[1] is not None and (type(size[1]) is not int or not 8 <= size[1] <= 4096):
+        raise UnknownArchitecture(f"{path} has input_size {brief(size)}; the side must lie between 8 and 4096")
+    return Description(
+        entries["architecture"], f"by {CONFIG}", _three(path, pictures, "mean"), _three(path, pictures, "std"), size[1],
+        _notes(pictures),
+    )  # fmt: skip
+
+
+def _three(path: Path, pictures: dict[str, Any], name: str) -> tuple[float, ...]:
+    values = pictures.get(name) or []
+    if not isinstance(values, list) or len(values) not in (0, 3) or any(type(value) not in (int, float) for value in values):
+        raise UnknownArchitecture(f"{path} has {name} {brief(values)}; it must be three numbers")
+    return tuple(map(float, values))
+
+
+def _notes(pictures: dict[str, Any]) -> tuple[str, ...]:
+    """Return lines on what cannot be obeyed."""
+    crop, method = pictures.get("crop_pct", 0.875), pictures.get("interpolation", "bilinear")
+    if crop == 0.875 and method == "bilinear":
+        return ()
+    return (
+        f"timm evaluates it on {brief(crop)} of the shorter side, resized {brief(method)}; here it is 0.875, bilinear: "
+        "probabilities of photos differ a little",
+    )
