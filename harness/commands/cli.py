@@ -42,12 +42,8 @@ from harness.options.sources import (
     value_of,
 )
 
-NORMALISATION = (
-    "symmetric_input",
-    "normalise_input",
-    "image_mean",
-    "image_std",
-)  # of pictures, which weights are trained for
+# options of how images are normalised, for which weights are trained
+NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std")
 WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"  # and of interest to the planner
 
 
