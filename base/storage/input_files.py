@@ -7,10 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    import numpy as np
+from typing import BinaryIO
 
 _BLOCK = 1 << 22  # bytes of one read
 SHORTER = "the file has become shorter since it was opened"
@@ -71,11 +68,3 @@ class Slices:
         if start + len(data) < end:
             raise OSError(errno.EIO, SHORTER, self._file.name)
         return data
-
-
-def fill(file: BinaryIO, buffer: np.ndarray) -> int:
-    """Read bytes until an array of uint8 is full or the file ends; return their number. One read gives at most 2 GiB."""
-    view, count = memoryview(buffer), 0
-    while read := file.readinto(view[count:]):
-        count += read
-    return count

@@ -67,7 +67,7 @@ def write_average(
     if unscheduled:
         notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(unscheduled))}")
     values = mean(averaged) if name.startswith("weight_avg_N") else exponential(averaged, amount)
-    of = {"name": name, ITERATION: averaged[-1].updates, RUN_ID: run_record.run_id(folder)}
+    of = {ITERATION: averaged[-1].updates, RUN_ID: run_record.run_id(folder)}
     return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values, of), len(averaged), notes
 
 
@@ -80,8 +80,7 @@ def is_of_end(folder: Path, name: str, updates: int) -> bool:
         return False
     if index.stat().st_mtime_ns < newest.stat().st_mtime_ns:
         return False
-    of = manifest.average(prefix)
-    return of.get(ITERATION) == updates and not read.wrong_average_reason(prefix)
+    return manifest.identity(prefix).get(ITERATION) == updates
 
 
 def mean(checkpoints: Sequence[Checkpoint]) -> Values:

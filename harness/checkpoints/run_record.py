@@ -72,8 +72,10 @@ def _has_content(path: Path) -> bool:
 
 
 def run_id(folder: Path) -> str | None:
-    """Return the id of the run in a folder; None without arguments: the checkpoints may be anybody's then."""
-    return arguments(folder).get(RUN_ID)
+    """Return the id of the run in a folder; None if nothing tells it: the checkpoints may be anybody's then."""
+    with suppress(CheckpointError):
+        return arguments(folder).get(RUN_ID)
+    return None
 
 
 def seeds(folder: Path, newest: Checkpoint) -> list[int]:

@@ -21,6 +21,8 @@ from base.process import tf_runtime
 from base.storage import files, locks
 from harness.checkpoints import manifest, state_file
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint
+from harness.checkpoints.state_file import ITERATION
+from harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +38,8 @@ class SaveError(Exception):
 def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Write a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
     prefix = Path(checkpoint.prefix)
-    write_checkpoint(prefix, values, state_file.with_digest(state))
+    identity = {name: state[name] for name in (ITERATION, RUN_ID) if name in state}
+    write_checkpoint(prefix, values, state_file.with_digest(state), identity)
     listed = f'"{prefix.name}"'
     try:
         files.write_atomically(
@@ -48,16 +51,16 @@ def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], stat
 
 def write_checkpoint(
     prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None,
-    average: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Write a checkpoint of these values, with a state beside them; another one of that name is replaced. `average`: what
-    one of a run's averages is of."""
+    """Write a checkpoint of these values, with a state beside them; another one of that name is replaced. `identity`: its
+    run and update, for the manifest."""
     try:
         with locks.scratch_folder(prefix.parent, STAGING_PREFIX) as staging:
             _write_tensors(staging / prefix.name, values)
             if state is not None:
                 (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
-            manifest.write(staging / prefix.name, average)
+            manifest.write(staging / prefix.name, identity)
             delete(prefix)
             for file in reversed(_in_order(staging.iterdir())):
                 os.replace(file, prefix.parent / file.name)
@@ -69,10 +72,10 @@ def write_checkpoint(
 
 
 def save_weights_only(
-    prefix: Path, values: Mapping[str, np.ndarray], average: Mapping[str, Any] | None = None
+    prefix: Path, values: Mapping[str, np.ndarray], identity: Mapping[str, Any] | None = None
 ) -> Checkpoint:
     """Write a checkpoint of these values alone, as `write_checkpoint` does."""
-    write_checkpoint(prefix, values, average=average)
+    write_checkpoint(prefix, values, identity=identity)
     return Checkpoint(str(prefix))
 
 

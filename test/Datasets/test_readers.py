@@ -9,22 +9,18 @@ import tracemalloc
 from pathlib import Path
 
 import fuzzing
-import ml_dtypes
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
-from commands import assert_same_bits, framed, run
+from commands import framed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.errors import DataError
-from base.storage import checksums, tensor_bundle
 from Datasets import cifar, fashion_mnist
 from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, idx, tfrecord
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
-from harness.checkpoints import write
 from tools.datasets import listings
 
 SETTINGS = settings(
@@ -119,188 +115,6 @@ def test_records_past_the_damage(tmp_path, changes):
     assert set(found) <= set(PAYLOADS) and str(file) in said.splitlines()[0]
     ahead = [payload for k, payload in enumerate(PAYLOADS) if content.startswith(b"".join(map(framed, PAYLOADS[: k + 1])))]
     assert found[: len(ahead)] == ahead
-
-
-# --- the list of a checkpoint's tensors ---
-
-
-def varint(value: int) -> bytes:
-    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
-
-
-def part(number: int, value: int | bytes) -> bytes:
-    """A field of a message."""
-    return (
-        varint(number << 3) + varint(value)
-        if isinstance(value, int)
-        else varint(number << 3 | 2) + varint(len(value)) + value
-    )
-
-
-def entry(*sizes: int, kind: int = 1, rest: bytes = b"") -> bytes:
-    """Return a list's entry for a tensor that begins the file of tensors and has 8 bytes."""
-    shape = b"".join(part(2, part(1, size)) for size in sizes)
-    return part(1, kind) + part(2, shape) + part(5, 8) + (rest or b"\x35" + checksums.masked(bytes(8)).to_bytes(4, "little"))
-
-
-def listed(pairs: list[tuple[int, bytes, bytes]], head: bytes = b"", packed: int = 0) -> bytes:
-    """A whole list: of each tensor what its name shares with the one before, the rest of it, and a message. `head`: more of
-    the message on all; `packed`: how its blocks are said to be."""
-    content = b""
-
-    def block(rows: list[tuple[int, bytes, bytes]]) -> bytes:
-        nonlocal content
-        body = b"".join(varint(same) + varint(len(own)) + varint(len(said)) + own + said for same, own, said in rows)
-        body += bytes(4) + (1).to_bytes(4, "little") + bytes([packed])  # where to begin, how many such places
-        place = varint(len(content)) + varint(len(body) - 1)
-        content += body + checksums.masked(body).to_bytes(4, "little")
-        return place
-
-    places = block([]) + block([(0, b"z", block([(0, b"", part(1, 1) + head), *pairs]))])
-    return content + places.ljust(40, b"\0") + tensor_bundle._MAGIC
-
-
-def stored(prefix: Path, content: bytes) -> None:
-    """A checkpoint with this list, and 8 bytes of tensors."""
-    prefix.with_suffix(".index").write_bytes(content)
-    prefix.with_suffix(".data-00000-of-00001").write_bytes(bytes(8))
-
-
-def tensors_of(folder: Path, content: bytes) -> dict[str, np.ndarray]:
-    """Return the tensors that are read where this is the list; nothing but Damaged is raised, and its shapes are those of
-    the tensors."""
-    stored(folder / "x", content)
-    shapes = tensor_bundle.shapes(folder / "x.index")
-    found = tensor_bundle.tensors(folder / "x.index")
-    assert shapes == {name: value.shape for name, value in found.items()}
-    return found
-
-
-NO_LISTS = {  # names and their message
-    "a side beyond 64 bits": (
-        [(0, b"w", entry(0, 2**64 - 1))],
-        r"w claims the shape \(0, 18446744073709551615\), and at most",
-    ),
-    "very many sides": ([(0, b"w", entry(*[1] * 70))], r"w claims the shape .* of 9 dimensions, and at most 8 are read"),
-    "a side that is a number": ([(0, b"w", part(1, 1) + part(2, part(2, 3)) + part(5, 8))], "not those of its shape"),
-    "a checksum of another kind": ([(0, b"w", entry(2, rest=part(6, 7)))], "other bytes than were written: those of w"),
-    "text": ([(0, b"v", entry(2)), (0, b"w", entry(kind=7))], "w holds no numbers"),
-    "a message cut short": ([(0, b"w", entry(2)[:-1])], "x.index is cut short or overwritten"),
-    "a name that shares too much": ([(1, b"w", entry(2))], "x.index is cut short or overwritten"),
-    "a long name": ([(0, b"w" * 5000, entry(2))], "a name in its index has 5,000 bytes, and at most 4,096 are read"),
-    "long names that share": (
-        [(0, b"w" * 4000, entry(2)), *[(4000, b"%06d" % k, entry(2)) for k in range(5000)]],
-        "the names in its index are more than the 16,777,216 bytes that are read",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NO_LISTS)
-def test_a_list_of_tensors_that_cannot_be(case, tmp_path):
-    """Its own checksums are right."""
-    assert tensors_of(tmp_path, listed([(0, b"w", entry(2))]))["w"].tolist() == [0, 0]
-    pairs, said = NO_LISTS[case]
-    tracemalloc.start()
-    try:
-        with pytest.raises(tensor_bundle.Damaged, match=said):
-            tensors_of(tmp_path, listed(pairs))
-        assert tracemalloc.get_traced_memory()[1] < 48 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_damaged_messages_of_tensors(tmp_path, pytestconfig):
-    """In a list whose own checksums are right."""
-
-    def make(rng: random.Random) -> bytes:
-        return listed([(0, b"w", fuzzing.damaged(rng, entry(1, 2)))])
-
-    count = fuzzing.rounds(1500, 20_000, pytestconfig)
-    assert (
-        fuzzing.hold("messages of tensors", count, make, lambda given: tensors_of(tmp_path, given), tensor_bundle.Damaged)
-        > 0
-    )
-
-
-NEGATIVE = 2**64 - 1
-FIRST_HALF = part(1, part(1, 0) + part(2, 1))  # of a tensor of two elements
-FORMS = {  # a list of a form that is not read, and its message
-    **{f"type {kind}": (listed([(0, b"w", entry(2, kind=kind))]), f"w is of TensorFlow's data type {kind}, and only float32, ")
-       for kind in (0, 8, 100, 101, 107, 999, NEGATIVE)},
-    "no such side": (listed([(0, b"w", entry(NEGATIVE, kind=14))]), r"w claims the shape \(18446744073709551615,\), and at most"),
-    "huge sides": (listed([(0, b"w", entry(2**62, 2**62, kind=14))]), "w claims the shape"),
-    "300 sides": (listed([(0, b"w", entry(*[1] * 300, kind=14))]), "9 dimensions, and at most 8 are read"),
-    "slices": (listed([(0, b"w", entry(2, rest=part(7, FIRST_HALF)))]), "it holds a tensor in pieces, and only whole ones are read"),
-    "a slice that begins below 0": (listed([(0, b"w", entry(2, rest=part(7, part(1, part(1, NEGATIVE) + part(2, 1)))))]),
-                                    "it holds a tensor in pieces"),
-    "a piece": (listed([(0, b"\0w\0\1\1\1\x80\x81", entry(1))]), "it holds a tensor in pieces"),
-    "an unknown message": (listed([(0, b"AA", entry(2) + b"\x0b\x0c"), (0, b"w", entry(2))]), "x.index is cut short or overwritten"),
-    "a name in no letters": (listed([(0, b"\xff", entry(2))]), "x.index is cut short or overwritten"),
-    "a packed list": (listed([(0, b"w", entry(2))], packed=1), r"its index is packed \(kind 1\)"),
-    "big-endian": (listed([(0, b"w", entry(2))], part(2, 1)), "its tensors are big-endian, and only little-endian ones are read"),
-    "another version": (listed([(0, b"w", entry(2))], part(3, part(1, 127) + part(2, 127))),
-                        "it is for readers of version 127 on, and only version 1 is read"),
-    "shared bytes": (listed([(0, b"v", entry(2)), (0, b"w", entry(2))]), "w overlaps with another tensor in x.data-00000-of-00001"),
-    "gigabytes": (listed([(0, b"w", part(1, 1) + part(2, part(2, part(1, 3 << 28))) + part(5, 3 << 30))]),
-                  "w has 3,221,225,472 bytes, and at most 1,073,741,824 of a tensor are read"),
-    "gigabytes in all": (listed([(0, b"%d" % k, part(1, 1) + part(2, part(2, part(1, 1 << 28))) + part(4, k << 30) + part(5, 1 << 30))
-                                 for k in range(5)]), "its tensors take 5,368,709,120 bytes, and at most 4,294,967,296 are read"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", FORMS)
-def test_a_checkpoint_of_a_form_that_is_not_read_is_left_out(case, tmp_path):
-    """TensorFlow's reader ended the process at most of these."""
-    content, said = FORMS[case]
-    with pytest.raises(tensor_bundle.Damaged, match=said):
-        tensors_of(tmp_path, content)
-    stored(tmp_path / "ckpt-40", content)
-    words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "mean")
-    alone = run(*words)
-    assert (alone.code, alone.err.count("\n")) == (2, 2) and "all 1 checkpoints are damaged" in alone.err
-    stored(tmp_path / "ckpt-5", listed([(0, b"w", entry(2))]))
-    others = run(*words)
-    assert (others.code, others.err.count("\n")) == (0, 1) and "Using 1: ckpt-5" in others.out
-    assert "warning: checkpoint ckpt-40 is damaged and left out: " in others.err
-
-
-def test_any_list_gives_arrays_or_one_line(tmp_path, pytestconfig):
-    """With types, sides, slices, versions and fields that may be anything, and checksums of its own that are right."""
-
-    def number(rng: random.Random) -> int:
-        return rng.choice((*range(4), 7, 8, 14, 19, 100, 999, *fuzzing.LENGTHS, NEGATIVE - 6, rng.getrandbits(64)))
-
-    def anything(rng: random.Random) -> bytes:
-        return rng.choice((varint(rng.randrange(1 << 12)) + rng.randbytes(4), part(rng.randrange(1, 20), number(rng))))
-
-    def message(rng: random.Random) -> bytes:
-        sides = [number(rng) for _ in range(rng.choice((0, 1, 1, 2, 4, 300)))]
-        slices = part(7, part(1, part(1, number(rng)) + part(2, number(rng))))
-        kind = rng.choice((1, 14, 19, number(rng)))
-        return entry(*rng.choice((sides, [2], [4], [1, 2])), kind=kind) + rng.choice((b"", b"", slices, anything(rng)))
-
-    def make(rng: random.Random) -> bytes:
-        version = part(3, part(1, number(rng)) + part(2, number(rng)))
-        head = rng.choice((b"", b"", b"", version, part(2, number(rng)), anything(rng)))
-        names = sorted(rng.sample((b"w", b"v", b"\0w\0\1", b"\xff", b"global_step"), rng.choice((1, 1, 2))))
-        return listed([(0, name, message(rng)) for name in names], head, rng.choice((0, 0, 0, 0, 1)))
-
-    count = fuzzing.rounds(600, 20_000, pytestconfig)
-    refused = fuzzing.hold("lists", count, make, lambda given: tensors_of(tmp_path, given), tensor_bundle.Damaged, 8 << 20)
-    assert 0 < refused < count
-
-
-def test_what_tensorflow_writes_is_read_without_it(tmp_path):
-    """Tensors of every type are read, and names that fill several blocks of the list."""
-    kinds = (*tensor_bundle._TYPES.values(), *(getattr(ml_dtypes, name) for name in tensor_bundle._ML_DTYPES.values()))
-    values = {f"{k}/{np.dtype(kind)}": np.arange(6).reshape(2, 3).astype(kind) for k, kind in enumerate(kinds)}
-    values |= {f"{k:03d} {'x' * 2000}": np.full((k % 3, 2), k, np.float32) for k in range(300)}
-    write.write_checkpoint(tmp_path / "x", {**values, "scalar": np.int64(3)})
-    reader = tf.train.NewCheckpointReader(str(tmp_path / "x"))
-    read = tensor_bundle.tensors(tmp_path / "x.index")
-    assert_same_bits(read, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})
-    assert all(read[name].dtype == value.dtype and read[name].flags.writeable for name, value in values.items())
-    assert list(tensor_bundle.tensors(tmp_path / "x.index", only=("scalar", "none"))) == ["scalar"]
 
 
 # --- the small files beside them ---

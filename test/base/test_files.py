@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 
 import log
 from base.errors import OptionError
-from base.storage import files, input_files, locks, run_tables
+from base.storage import files, locks, run_tables
 from base.storage.tables import Table
 from harness.checkpoints import averages, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
@@ -102,19 +101,6 @@ def test_a_folder_in_the_place_of_a_file_is_named(name, folder):
     (folder / name).mkdir()
     with pytest.raises(files.NotRegular, match=f"^{folder / name}: .*; remove it"):
         WRITERS[name](folder / name)
-
-
-def test_an_array_is_filled_by_as_many_reads_as_that_takes():
-    """A read(2) gives at most 2,147,479,552 bytes."""
-
-    class Slow(io.BytesIO):
-        def readinto(self, buffer: memoryview) -> int:
-            return super().readinto(buffer[:3])
-
-    for size in (0, 7, 8, 9):
-        array = np.empty(size, np.uint8)
-        count = input_files.fill(Slow(bytes(range(8))), array)
-        assert count == min(size, 8) and array[:count].tolist() == list(range(count))
 
 
 def test_averages_stay_in_the_run_folder(folder, tmp_path):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
 import shutil
 from pathlib import Path
-from typing import BinaryIO
 
 import fuzzing
 import numpy as np
 import pytest
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
-from base.storage import input_files, tensor_bundle
 from base.storage.run_tables import TRAINING_COLUMNS
 from harness.checkpoints import find, manifest, pruning, read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -123,29 +120,6 @@ def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
     assert held.count("ckpt-4") == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_that_may_not_be_read_is_not_written_over(name, folder, monkeypatch):
-    """The superuser may read anything, so the system's answer is made here."""
-    opened, file = input_files.open_regular_file, folder / f"ckpt-6.{name}"
-
-    def forbidden(path: Path) -> BinaryIO:
-        if Path(path) == file:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return opened(path)
-
-    monkeypatch.setattr(input_files, "open_regular_file", forbidden)
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read: Permission denied; make it readable, or move ckpt-6"):
-        read.find_latest(folder)
-    if name in ("index", "data-00000-of-00001"):  # what validation reads: nobody knows that it is damaged
-        newest, before = Checkpoint.at(folder, 6), Checkpoint.at(folder, 4)
-        with pytest.raises(CheckpointError, match=f"^{folder}/ckpt-6.{name} cannot be read: Permission denied; make it"):
-            read.tensors(newest)
-        _, (warning,) = read.readable_shapes([before, newest], "--restore-path", verify=True)
-        assert warning.startswith(
-            f"warning: checkpoint ckpt-6 is left out: {folder}/ckpt-6.{name} cannot be read: Permission"
-        )
-
-
 def test_without_its_index_a_checkpoint_is_not_there(folder):
     (folder / "ckpt-6.index").unlink()
     assert read.find_latest(folder)[0].updates == 4
@@ -169,16 +143,6 @@ def test_a_damaged_manifest_is_damage(text, folder):
     assert found.updates == 4 and "ckpt-6" in warning
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "a/b", "a\0b", "\ud800", "x" * 300])
-def test_a_manifest_names_files_beside_it(name, folder):
-    """The list of runs ended with a traceback, or with one run's fault in place of all."""
-    path = folder / "ckpt-6.manifest.json"
-    listed = json.loads(path.read_text())["files"]
-    path.write_text(json.dumps({"files": {**listed, name: next(iter(listed.values()))}}))
-    for look in (manifest.find_damage, manifest.find_truncation):
-        assert look(folder / "ckpt-6") == "ckpt-6.manifest.json cannot be read"
-
-
 def test_without_manifests_and_states_a_run_goes_on_all_the_same(whole, folder):
     """Other programs write none: the checkpoint's own checksums count, and the rows tell how far the run was."""
     for file in (*folder.glob("*.manifest.json"), *folder.glob("*.state.json")):
@@ -199,13 +163,7 @@ def copied(folder: Path, source: int, target: int, *endings: str) -> None:
         shutil.copy(folder / f"ckpt-{source}.{ending}", folder / f"ckpt-{target}.{ending}")
 
 
-COPIES = {
-    "tensors": NAMES[:2],
-    "tensors and state": NAMES,
-    "everything": (*NAMES, "manifest.json"),
-    "everything, with a manifest of its own": (*NAMES, "manifest.json"),
-    "tensors, with a manifest of its own": NAMES[:2],
-}
+COPIES = {"tensors": NAMES[:2], "tensors and state": NAMES, "everything": (*NAMES, "manifest.json")}
 
 
 @pytest.mark.parametrize("target", [6, 8])
@@ -213,8 +171,6 @@ COPIES = {
 def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target, folder, tmp_path):
     (folder / f"ckpt-{target}.manifest.json").unlink(missing_ok=True)
     copied(folder, 2, target, *COPIES[copy])
-    if "own" in copy:
-        manifest.write(folder / f"ckpt-{target}")
     good, name = (4 if target == 6 else 6), f"ckpt-{target}"
     chosen, values, (warning,) = read.load_latest(folder)
     assert chosen.updates == good and name in warning and "left out" in warning
@@ -225,18 +181,16 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     begun = read.load_init_path(folder)
     assert begun[0] == chosen and begun[2] == [warning]
     for path in (folder / name, folder / f"{name}.index"):
-        with pytest.raises(CheckpointError, match="of update 2|not in its manifest"):
+        with pytest.raises(CheckpointError, match="of update 2"):
             read.load_init_path(path)
     averaged = succeed("weight_avg", "--restore-path", folder, "--mode", "mean", "-N", 1, "--filename", tmp_path / "mean")
     assert warning in averaged.err and f"Using 1: ckpt-{good}" in averaged.out
 
 
-def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_them(folder, monkeypatch):
-    names, tensor = set(), tensor_bundle._tensor
-    monkeypatch.setattr(tensor_bundle, "_tensor", lambda name, *rest: names.add(name) or tensor(name, *rest))
+def test_tensors_that_a_manifest_proves_are_read_by_whoever_uses_them(folder, monkeypatch):
+    monkeypatch.setattr(read, "_tensors", None)
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
     kept, (warning,) = read.usable_checkpoints(find.numbered(folder), finite=False)
-    assert names == {"global_step"}
     assert [checkpoint.updates for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
 
@@ -462,8 +416,8 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     assert state[RUN_ID] == run_record.arguments(folder)[RUN_ID]
     write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), {**state, RUN_ID: "another"})
     for found, *_, (warning,) in (read.find_latest(folder), read.load_latest(folder), read.load_init_path(folder)):
-        assert found.updates == 4 and "ckpt-6" in warning and "another run's" in warning
-    with pytest.raises(CheckpointError, match="another run's"):
+        assert found.updates == 4 and "ckpt-6" in warning and "of run another" in warning
+    with pytest.raises(CheckpointError, match="of run another"):
         read.tensors(Checkpoint.at(folder, 6))
     for file in folder.glob("ckpt-6.*"):  # a name that promises nothing of this run
         file.rename(folder / file.name.replace("ckpt-6", "best"))

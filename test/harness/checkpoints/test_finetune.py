@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import photos
 import pytest
@@ -13,9 +15,8 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
-from base.storage import tensor_bundle
 from emulator.program.weights import ProgramVariables
-from harness.checkpoints import compatibility, state_file, write
+from harness.checkpoints import compatibility, read, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli
 from harness.options.update_rules import UPDATE_RULES
@@ -145,15 +146,10 @@ def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
-    index = trained / "ckpt-4.index"
-    expected = {name: value.shape for name, value in variables(trained, 4).items()}
-    assert_same_bits(tensor_bundle.tensors(index), variables(trained, 4))
-    assert (
-        tensor_bundle.shapes(index)
-        == expected
-        == {name: each.shape for name, each in compatibility.expected_training_tensors(prepared("")).items()}
-    )
+def test_the_tensors_of_a_checkpoint_are_those_that_a_plan_expects(trained):
+    expected = {name: each.shape for name, each in compatibility.expected_training_tensors(prepared("")).items()}
+    assert read.shapes(Checkpoint.at(trained, 4)) == expected
+    assert compatibility.shapes_of_values(read.tensors(Checkpoint.at(trained, 4))) == expected
 
 
 @pytest.mark.parametrize("rule", UPDATE_RULES)
@@ -167,20 +163,46 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
         assert {name: list(each.shape) for name, each in compatibility.expected_training_tensors(asked).items()} == kept
 
 
-def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
-    whole, rng = (trained / "ckpt-4.index").read_bytes(), np.random.default_rng(1)
+def test_a_damaged_index_without_a_manifest_is_refused(trained, tmp_path):
+    whole, rng, good = (trained / "ckpt-4.index").read_bytes(), np.random.default_rng(1), variables(trained, 4)
     (tmp_path / "x.data-00000-of-00001").symlink_to(trained / "ckpt-4.data-00000-of-00001")
-    for _ in range(300):
+    for _ in range(100):
         at = int(rng.integers(len(whole)))
         changed = whole[:at] + bytes([whole[at] ^ int(rng.integers(1, 256))]) + whole[at + 1 :]
         for content in (changed, whole[:at], whole[at:]):
             (tmp_path / "x.index").write_bytes(content)
-            for read in (tensor_bundle.shapes, tensor_bundle.tensors):
-                try:
-                    told = read(tmp_path / "x.index")
-                except tensor_bundle.Damaged:
-                    continue
-                assert len(content) == len(whole) and str(told) == str(read(trained / "ckpt-4.index"))
+            with suppress(CheckpointError):
+                assert_same_bits(read.tensors(Checkpoint(str(tmp_path / "x"))), good)
+
+
+def test_tensors_of_every_type_are_read_from_a_folder_of_any_name(tmp_path):
+    kinds = (
+        "f4",
+        "f8",
+        "f2",
+        "i1",
+        "u1",
+        "i2",
+        "i4",
+        "i8",
+        "?",
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e5m2,
+        ml_dtypes.float8_e4m3fn,
+    )
+    values = {f"{k}": np.arange(6).reshape(2, 3).astype(kind) for k, kind in enumerate(kinds)} | {"scalar": np.int64(3)}
+    for name in ("plain", "[a]*?", os.fsdecode(b"\xff")):
+        (tmp_path / name).mkdir()
+        found = write.save_weights_only(tmp_path / name / "x[1]", values)
+        assert_same_bits(read.tensors(found), values)
+
+
+def test_an_index_that_claims_more_than_its_files_have_takes_no_memory(tmp_path):
+    found = write.save_weights_only(tmp_path / "x", {"w": np.zeros(1 << 20)})
+    (tmp_path / "x.manifest.json").unlink()
+    os.truncate(tmp_path / "x.data-00000-of-00001", 8)
+    with pytest.raises(CheckpointError, match="its files have 8 bytes, and its index claims tensors of 8,388,608"):
+        read.tensors(found)
 
 
 def flipped(file: Path) -> None:
@@ -195,13 +217,13 @@ def copied(index: Path) -> None:
 
 
 DAMAGE = {  # a file of the checkpoint, the damage, the files that are not there, and the message
-    "lost": ("data-00000-of-00001", Path.unlink, "manifest.json", "ckpt-4.data-00000-of-00001: No such file or directory"),
+    "lost": ("data-00000-of-00001", Path.unlink, "manifest.json", "its files have 0 bytes, and its index claims tensors of "),
     "cut": ("data-00000-of-00001", lambda file: os.truncate(file, 1000), "manifest.json",
-            "ckpt-4.data-00000-of-00001 is cut short: it has 1000 bytes and needs "),
-    "index": ("index", lambda file: os.truncate(file, 700), "manifest.json", "ckpt-4.index is cut short or overwritten"),
+            "its files have 1,000 bytes, and its index claims tensors of "),
+    "index": ("index", lambda file: os.truncate(file, 700), "manifest.json", "TensorFlow cannot read it: "),
     "flipped": ("data-00000-of-00001", flipped, "none", "ckpt-4.data-00000-of-00001 has other bytes than were written"),
     "a byte": ("data-00000-of-00001", flipped, "manifest.json",
-               "ckpt-4.data-00000-of-00001 has other bytes than were written: those of all/"),
+               "TensorFlow cannot read it: "),
     "copied": ("index", copied, ("manifest.json", "state.json"), "it holds the weights of update 0: it was copied or renamed"),
 }  # fmt: skip
 
