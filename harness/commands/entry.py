@@ -211,7 +211,7 @@ def _without_kernels() -> list[str]:
 def _checked(run: Run, training: bool, refusing: bool) -> Run:
     """The run, with a warning where it may need more memory than there is; refused where it certainly does and is to run."""
     try:
-        warnings = host_memory.check(run, host_limits.limits(), training)
+        warnings = host_memory.check(run, host_limits.limits())
     except OptionError as error:
         if refusing:
             raise

@@ -9,7 +9,7 @@ from functools import cached_property
 from Datasets._spec import DataSource, ReadRequest
 from emulator.cost_model.workload import Workload
 from emulator.native import library
-from emulator.plan import machine
+from emulator.plan import machine, process_memory
 from emulator.plan.number_formats import FP16
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
@@ -17,7 +17,7 @@ from emulator.plan.trace import Trace
 from harness.cluster.cluster import ALONE, Cluster
 from harness.options.sections import RunOptions
 from harness.options.update_rules import UPDATE_RULES, named_by
-from harness.run import data, host_memory
+from harness.run import data
 from harness.run.length import TrainingLength
 from LR_Schedules._schedule import highest
 from Models._norms import Norm
@@ -181,8 +181,28 @@ class Run:
 
     @cached_property
     def memory(self) -> HostMemory:
-        """The predicted memory of this process at its peak."""
-        return host_memory.of_training(self, self.plan) if self.trains else host_memory.of_validation(self)
+        """The predicted memory of this process at its peak: training with its validation, or inference."""
+        options, spec = self.options, self.data_source.spec
+        if not self.trains:
+            predicting = bool(options.checkpoint.predict)
+            records = 0 if predicting else self._cached_records(spec.validation_images)
+            batch = 1 if predicting else self.validation_batch
+            return process_memory.inference(self.trace, self.plan.precision, batch, self.image_numbers, records)
+        validated = self.validation_batch if options.checkpoint.validation else 0
+        return process_memory.training(
+            self.trace,
+            self.plan,
+            slots=len(UPDATE_RULES[options.training.optimiser].slots),
+            picture=self.image_numbers,
+            records=self._cached_records(spec.train_images + (spec.validation_images if validated else 0)),
+            validated=validated,
+            trained=self.is_trained,
+        )
+
+    def _cached_records(self, images: int) -> int:
+        """Return the bytes of the cached raw records; photos are not counted, as their cache follows free memory."""
+        options, side = self.options.dataset, self.data_source.spec.image_size
+        return 0 if options.random_data or not options.dataset_cache or side is None else images * 3 * side**2
 
     def workload(self, processes: int | None = None) -> Workload:
         """The run as the planner sees it. `processes`: of the host, that feed the replicas."""
