@@ -114,13 +114,15 @@ def check_data_options(options: RunOptions) -> None:
         )
 
 
-def data_set(resolved: Resolved) -> None:
-    """Refuse options that contradict the kind of data."""
+def data_set(resolved: Resolved) -> Iterator[str]:
+    """Refuse options that contradict the kind of data; warn of a place of normalisation that is not used."""
     options = resolved.run.options.dataset
     if options.eight_bit_io and options.hostside_image_mixing and options.mixes:
         raise OptionError(
             "--eight-bit-io sends whole numbers, but --hostside-image-mixing makes fractions; mix on the device"
         )
+    if options.hostside_norm and (options.eight_bit_io or options.fused_preprocessing):
+        yield "--hostside-norm has no effect with --eight-bit-io or --fused-preprocessing, which normalise on the device"
     if options.validation_split and options.dataset != "imagefolder":
         raise OptionError(
             f"--validation-split {options.validation_split:g} is for folders of --dataset imagefolder; {options.dataset} "

@@ -124,7 +124,7 @@ def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
         (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
         (
             ["--ckpts-per-epoch", "0", *map(str, SMALL)],
-            "averages the run's checkpoints, and --ckpts-per-epoch 0 writes none",
+            "average checkpoints, but --ckpts-per-epoch 0 writes no checkpoints",
         ),
     ],
 )
