@@ -168,7 +168,7 @@ class DatasetOptions:
         "ImageNet: records that stay together in the shuffled order, for disks that are slow to seek",
         check=at_least(1),
         traits=(NOT_IN_GRAPH,),
-        needs="data files",
+        needs="photo files",
     )
     validation_split: float = opt(
         0.0,
@@ -182,7 +182,7 @@ class DatasetOptions:
         "ImageNet: go on past N records that cannot be used; the next good one stands in",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
-        needs="data files",
+        needs="photo files",
     )
     dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage", traits=(ONE_CALL, NOT_IN_GRAPH))
 

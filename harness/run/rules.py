@@ -42,6 +42,7 @@ class Resolved:
 Rule = Callable[[Resolved], Iterable[str] | None]
 CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that options name as what they need, beside other options
     "photos": lambda run: family(run.options.dataset.dataset) == "imagenet",
+    "photo files": lambda run: CONDITIONS["photos"](run) and CONDITIONS["data files"](run),
     "data files": lambda run: not run.options.dataset.random_data,
     "half precision": lambda run: run.plan.precision.rounds_results or run.plan.precision.rounds_operands,
     "several stages": lambda run: len(run.plan.stages) > 1,
