@@ -58,7 +58,7 @@ class OpenRequest:
     `percentage`: the share of the shards to use, from the first on. `num_classes`: the number of classes, where the files do
     not have it. `skip_bad`: the number of unusable records and damaged places to pass over, each with a line on
     standard error and in the run's log. `validation_split`: the part of every class of a folder that validates instead of
-    training.
+    training. `train_dir`, `validation_dir`: the folders of splits whose folders are classes, in `data_dir` or elsewhere.
     """
 
     data_dir: str | None = None
@@ -67,6 +67,8 @@ class OpenRequest:
     num_classes: int | None = None
     skip_bad: int = 0
     validation_split: float = 0.0
+    train_dir: str | None = None
+    validation_dir: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from base.errors import DataError, parts
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names, conversion_info, image_folder
+from Datasets.formats import class_names, conversion_info
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
-from Datasets.sources import locate, splits
+from Datasets.sources import image_folder, locate, splits
 from Datasets.sources.photograph_source import PhotographSource, open_shards
 
 _LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
@@ -30,15 +30,20 @@ SPECS = {
 
 def open_imagefolder(request: OpenRequest) -> PhotographSource:
     """Shards in the folder itself if there are any, else the pictures of the tree."""
-    top = locate.folder_given("imagefolder", _WANTED, request)
+    top, *given = _places(request)
     train = part(shards(top, "train"), request.percentage)
+    if train and any(given):
+        raise DataError(
+            f"data set imagefolder: --train-dir and --validation-dir are for folders of pictures, and {top} has shards; "
+            "leave them out, or give --data-dir the folder of pictures"
+        )
     if not train:
         if request.percentage < 100:
             raise DataError(
                 f"data set imagefolder: --dataset-percentage-to-use {request.percentage} takes a part of the shards, and "
                 f"{top} has none; leave it out, or convert the pictures first"
             )
-        return _of_tree(top, request)
+        return _of_tree(top, *given, request)
     classes = class_names.read(top)
     if not classes:
         raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
@@ -59,27 +64,38 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
 
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
     """The names of the classes, without counting a picture."""
-    top = locate.folder_given("imagefolder", _WANTED, request)
-    return class_names.read(top) or image_folder.classes_of(top)
+    top, *given = _places(request)
+    return class_names.read(top) or image_folder.classes_of(top, *given)
 
 
 DATASETS = {"imagefolder": open_imagefolder}
 CLASS_NAMES = {"imagefolder": names_of_classes}
 
 
-def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
+def _places(request: OpenRequest) -> tuple[Path, Path | None, Path | None]:
+    """The folder of the data, and those of its splits that are given."""
+    data_dir = request.data_dir or request.environ.get("DATA_DIR")
+    train, validation = (
+        locate.split_folder(given, data_dir, f"data set imagefolder: {option}") if given else None
+        for option, given in (("--train-dir", request.train_dir), ("--validation-dir", request.validation_dir))
+    )
+    top = train if train and not request.data_dir else locate.folder_given("imagefolder", _WANTED, request)
+    return top, train, validation
+
+
+def _of_tree(top: Path, train: Path | None, validation: Path | None, request: OpenRequest) -> PhotographSource:
     try:
-        tree = _split(image_folder.tree(top), top, request.validation_split)
+        tree = _split(image_folder.tree(top, train, validation), top, request.validation_split)
     except DataError as error:
         raise DataError(*parts(error, "data set imagefolder: ")) from None
-    class_names.agree(tree.classes, request.num_classes, f"the tree {top}")
+    class_names.agree(tree.classes, request.num_classes, f"the tree {train or top}")
     if not request.skip_bad:
         _check_pictures([*tree.train, *(tree.validation or ())][:_LOOKED_AT])
     return _source(
         tree.classes, image_folder.FileIndex(tree.train, tree.classes),
         None if tree.validation is None else image_folder.FileIndex(tree.validation, tree.classes),
-        f"no pictures for validation in {' or '.join(f'{name}/' for name in image_folder.VALIDATION_FOLDERS)} of {top}; "
-        "put them there and the others in train/, give --validation-split, as in 0.2",
+        f"no pictures for validation in class folders of {top}; put them in folders of val/ and the others in train/, give "
+        "--validation-dir, or --validation-split, as in 0.2",
         Tolerance(request.skip_bad), tree.notes,
     )  # fmt: skip
 

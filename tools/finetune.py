@@ -26,12 +26,15 @@ from base.errors import OptionError
 from base.fields import printable
 from base.process import command_line
 from base.process.signals import StopRequest
+from Datasets.sources import locate
 from harness.checkpoints import run_record
 from harness.cluster import membership
 from harness.commands import cli, entry, hints
 from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best, TrainingStage
+from harness.options.sections import flag
 from harness.report_page import page
+from harness.run import data
 from harness.run.resolve import prepare
 from harness.training.origins import NewRun
 from tools import report
@@ -47,8 +50,12 @@ def main(argv: list[str]) -> int:
     _check_place(top)
     asks = False
     for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while
-        asks = entry.only_asks(cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train").options)
-    pictures = survey.of(folder)
+        parsed = cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train").options
+        asks = entry.only_asks(parsed)
+    places = {flag(name): getattr(parsed.dataset, name) for name in data.SPLIT_FOLDERS}
+    pictures = survey.of(
+        folder, *(locate.split_folder(place, str(folder), word) if place else None for word, place in places.items())
+    )
     for line in pictures.lines:
         print(line)
     given = _for_these_pictures(given, pictures)

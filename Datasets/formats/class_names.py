@@ -6,6 +6,7 @@ number is the label; 0:background is no class."""
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -21,6 +22,11 @@ _MAX_BYTES = 16 << 20  # of labels.txt: some hundred thousand classes
 _IMAGENET = Path(__file__).resolve().parent.parent / "_embedded" / "imagenet_classes.txt"
 IMAGENET_CLASSES = 1000
 _NUMBERED = re.compile(r"\s*(\d{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
+
+
+def normal(name: str) -> str:
+    """Return the one spelling of a name whose accents systems write in two ways."""
+    return unicodedata.normalize("NFC", name)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:

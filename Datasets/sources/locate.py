@@ -11,6 +11,8 @@ from pathlib import Path
 
 from base.errors import DataError
 from Datasets._spec import OpenRequest
+from Datasets.formats import tfrecord
+from Datasets.sources import picture_files
 
 MAX_FOLDERS = 20_000  # that are walked through
 _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
@@ -23,12 +25,17 @@ _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
 
 
 def infer(data_dir: str, source: str = "--data-dir") -> str:
-    """The data set's name, from the text of the path to it."""
+    """The data set's name: a folder of class folders whatever it is called, else from the text of the path."""
+    if os.path.isdir(data_dir) and not tfrecord.named(Path(data_dir), "train") and picture_files.named_below(Path(data_dir)):
+        return "imagefolder"
     for text, name in _NAMES_IN_PATHS:
         if text in data_dir.lower():
             return name
     known = ", ".join(text for text, _ in _NAMES_IN_PATHS)
-    raise DataError(f"no data set can be inferred from {source} {data_dir} (none of: {known}); give --dataset")
+    raise DataError(
+        f"no data set can be inferred from {source} {data_dir} (none of: {known}) and it holds no class "
+        "folders with pictures; give --dataset"
+    )
 
 
 def folder_given(name: str, wanted: str, request: OpenRequest) -> Path:
@@ -40,6 +47,15 @@ def folder_given(name: str, wanted: str, request: OpenRequest) -> Path:
         source = "--data-dir" if request.data_dir else "DATA_DIR"
         raise DataError(f"data set {name}: {source} {given} is not a folder; looked there for {wanted}")
     return Path(given)
+
+
+def split_folder(given: str, data_dir: str | None, option: str) -> Path:
+    """The folder that --train-dir or --validation-dir gives: in the data's folder, or else as it is given."""
+    places = [Path(data_dir or "", given), Path(given)]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise DataError(f"{option} {given} is not a folder; looked for {' and '.join(map(str, dict.fromkeys(places)))}")
 
 
 def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from base.errors import DataError
-from Datasets.formats.image_folder import Listing, Picture
+from Datasets.sources.image_folder import Listing, Picture
 
 
 def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], seed: int, option: str) -> Listing:

@@ -1,11 +1,7 @@
-"""The names of the files that a run writes into its folder, and the folders that hold runs or an export by such names."""
+"""The names of the files that a run writes into its folder."""
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from base.storage import locks
@@ -22,11 +18,6 @@ _BEGINNINGS = (  # of names with a number, a host or a time in them, and of what
 )  # fmt: skip
 
 EXPORT = ("labels.txt", "preprocessing.json")  # beside every export
-RUNS, AN_EXPORT = "runs", "an export"  # in folders, in words
-# a sweep's folder, and that of a run which has just begun, have the lock's file alone
-_MARKS = (((ARGUMENTS[0],), RUNS), ((locks.FILE,), RUNS), (EXPORT, AN_EXPORT))
-_DEEPEST = 3  # logs/sweep/<its name>/<trial>
-_LOOKED_AT = 1000  # names in a folder and in those below: the first run is among the first
 
 
 def is_own(name: str) -> bool:
@@ -37,26 +28,3 @@ def is_own(name: str) -> bool:
 def is_in_run(file: Path) -> bool:
     """Return whether the folder of a file, which need not be there, is that of a run."""
     return (file.parent / ARGUMENTS[0]).exists()
-
-
-def held_in(folder: Path) -> str | None:
-    """Return RUNS or AN_EXPORT for a folder that is one or has one not far below, by the names in it; None for any other.
-    Folders that are linked or cannot be read below it are passed over."""
-    level, names = [folder], _LOOKED_AT
-    for _ in range(_DEEPEST + 1):
-        for place in level:
-            for marks, what in _MARKS:
-                if all((place / name).is_file() for name in marks):
-                    return what
-        below: list[Path] = []
-        for place in level:
-            found = list(itertools.islice(_entries(place), names))
-            names -= len(found)
-            below += [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
-        level = below
-    return None
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        yield from entries

@@ -38,7 +38,13 @@ from harness.run.run import Run
 
 WRONG_INPUT = (OptionError, DataError, CheckpointError, FolderError, PlanError, NotRegular)
 FAILURES = (FloatingPointError, SaveError, PeerError)
-TELLING = ("config", "model", "dataset", "data_dir")  # options of which one at least is given by whoever gives them all
+TELLING = (
+    "config",
+    "model",
+    "dataset",
+    "data_dir",
+    "train_dir",
+)  # options of which one at least is given by whoever gives them all
 INTRODUCTIONS = {
     "train": "Trains a convolutional network on emulated IPUs.",
     "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
@@ -192,10 +198,14 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
 
 
 def _other_names(run: Run, origin: Origin) -> list[str]:
-    """A line where the classes are called otherwise, or come in another order, than those that the weights know."""
+    """A line where the classes of data that only name predictions are not those that the weights know; OptionError where
+    they are to be validated."""
+    if not run.options.checkpoint.predict:
+        inference_record.check_names(run, origin.folder, origin.recorded)
+        return []
     if not other_class_names(origin.recorded, run.data_source.spec):
         return []
-    if run.options.checkpoint.predict and inference_record.recorded_names(origin.folder, origin.recorded):
+    if inference_record.recorded_names(origin.folder, origin.recorded):
         return ["the classes are named as in the training; in the data they have other names, or another order"]
     return [
         "warning: the classes have other names, or another order, than in the training, whose classes the network has learnt"

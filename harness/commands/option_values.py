@@ -139,7 +139,9 @@ def with_model_defaults(
     """Fill in what nobody gave: the data set, and the values of the model's table for this kind of data and of the update
     rule."""
     values, sources = given.values, given.sources
-    dataset, inferred = data.name_of(values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""))
+    dataset, inferred = data.name_of(
+        values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""), values.get("train_dir")
+    )
     given = given.joined({"dataset": dataset}, {"dataset": inferred} if inferred else {})
     family = data.family(dataset)
     optimiser = values.get("optimiser", known.options["optimiser"].default)

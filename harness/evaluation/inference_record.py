@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from base import bounds
+from base.errors import OptionError
+from base.fields import brief
 from base.storage import files, input_files
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.recorded_arguments import CLASSES, digest_of
+from harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
 from harness.run.run import Run
 
 FILE = "inference.json"
@@ -43,6 +45,18 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
         _check(known, recorded.get(CLASSES), run.data_source.spec.num_classes, folder)
         return known
     return () if recorded.get(CLASSES) and not run.data_source.spec.class_names else class_names.of(run.data_source.spec)
+
+
+def check_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
+    """OptionError where the data have as many classes as the weights know, and others: their labels would mean others."""
+    if not other_class_names(recorded, run.data_source.spec):
+        return
+    pairs = zip(recorded_names(folder, recorded), run.data_source.spec.class_names)
+    changed = next((f", as {brief(now)} for {brief(before)}" for before, now in pairs if before != now), "")
+    raise OptionError(
+        f"the classes of the data have other names, or another order, than those that the network has learnt{changed}: give "
+        "them their earlier names, or begin a new run, which --init-path can give weights to"
+    )
 
 
 def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]:

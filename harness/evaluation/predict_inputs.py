@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from base.errors import DataError
-from Datasets.formats import image_folder, image_headers
+from Datasets.formats import image_headers
+from Datasets.sources import picture_files
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def list_photographs(given: Sequence[str]) -> Photographs:
             image_headers.read(path)
             paths.append(path)
             continue
-        below = image_folder.below(Path(path))
+        below = picture_files.below(Path(path))
         faults = {file: image_headers.file_fault(file) for file in below}
         sound = [str(file) for file in below if not faults[file]]
         warnings += [left_out_line(f"photograph {file} {fault}") for file, fault in faults.items() if fault]

@@ -152,9 +152,9 @@ def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[ImagePredic
 
 def table(path: str, answer: Sequence[ImagePrediction]) -> str:
     """A photograph's name, and a line for each of its most probable classes."""
-    return "\n".join([printable(path), *(f"  {100 * each.probability:5.1f} %  {each.name}" for each in answer)])
+    return "\n".join([printable(path), *(f"  {100 * each.probability:5.1f} %  {brief(each.name)}" for each in answer)])
 
 
 def name_of(label: int, names: Sequence[str]) -> str:
-    """The name of a class for people; its number where nothing names it."""
-    return brief(names[label]) if label < len(names) else f"class {label}"
+    """The name of a class; its number where nothing names it."""
+    return names[label] if label < len(names) else f"class {label}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,10 @@ from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
 from base.storage import input_files
-from Datasets.formats import image_folder, image_headers
-from Datasets.formats.image_folder import BadFile, Listing, Picture
+from Datasets.formats import image_headers
 from Datasets.formats.image_headers import MAX_BYTES
+from Datasets.sources import image_folder
+from Datasets.sources.image_folder import BadFile, Listing, Picture
 
 if TYPE_CHECKING:
     from Datasets.pipeline import decoding
@@ -71,7 +73,7 @@ class Survey:
             lines.append(f"warning: classes of fewer than {FEW} pictures: {brief(', '.join(few))}")
         if self.copies:
             number = sum(len(group) - 1 for group in self.copies)
-            first, second = (path.relative_to(self.top) for path in self.copies[0][:2])
+            first, second = (os.path.relpath(path, self.top) for path in self.copies[0][:2])
             copies = f"{number} pictures are copies" if number > 1 else "1 picture is a copy"
             lines.append(
                 f"warning: {copies} of others, as {brief(second)} of {brief(first)}; a copy in validation makes accuracy "
@@ -91,12 +93,12 @@ class Survey:
         return [*self.listing.train, *(self.listing.validation or ())]
 
 
-def of(top: Path) -> Survey:
-    """Return the survey of a folder of classes. DataError for a folder that nothing can be learnt from: one without classes,
-    with an empty one, with one alone, with nothing but copies, or with nothing but damage in a class or for validation."""
+def of(top: Path, train: Path | None = None, validation: Path | None = None) -> Survey:
+    """Return the survey of a folder of classes, or of given splits. DataError for a folder that nothing can be learnt from:
+    one without classes, with one alone, with nothing but copies, or with nothing but damage in a class or for validation."""
     if not top.is_dir():
         raise DataError(f"{top} is not a folder; give the one with a folder of pictures for each class")
-    listing = image_folder.tree(top)
+    listing = image_folder.tree(top, train, validation)
     if len(listing.classes) < 2:
         raise DataError(
             f"{top} has one class, {listing.classes[0]}: there is nothing to tell apart; add a folder for another"

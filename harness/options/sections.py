@@ -118,6 +118,15 @@ class DatasetOptions:
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="data files",
     )
+    train_dir: str | None = opt(
+        None,
+        "imagefolder: the folder whose folders are the classes, in data-dir or elsewhere (default: as its names say)",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+        needs="data files",
+    )
+    validation_dir: str | None = opt(
+        None, "imagefolder: the same of validation", traits=(NOT_IN_GRAPH, PER_INSTANCE), needs="data files"
+    )
     num_classes: int | None = opt(
         None,
         "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)",

@@ -5,6 +5,7 @@ The one place of the harness that knows how data set plug-ins are found.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from Datasets.sources.generated import GeneratedSource
 from Datasets.sources.locate import infer
 from harness.options.sections import DatasetOptions
 
+SPLIT_FOLDERS = ("train_dir", "validation_dir")
 GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour
 
 
@@ -25,7 +27,7 @@ class NoDataSet(OptionError):
 
 
 def name_of(
-    dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = ""
+    dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = "", train_dir: str | None = None
 ) -> tuple[str, str | None]:
     """The data set's name, and how it was inferred if it was not given."""
     known = sorted(table("DATASETS"))
@@ -35,6 +37,8 @@ def name_of(
             hint = plugins.did_you_mean(dataset, known)
             raise OptionError(f"{prefix}no data set '{brief(dataset)}'{hint}", f"There are: {', '.join(known)}")
         return dataset.lower(), None
+    if train_dir:
+        return "imagefolder", f"which --train-dir {train_dir} is for"
     if data_dir:
         return infer(data_dir), f"inferred from --data-dir {data_dir}"
     if environ.get("DATA_DIR"):
@@ -67,8 +71,26 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
             num_classes=options.num_classes,
             skip_bad=options.skip_bad_records,
             validation_split=options.validation_split,
+            train_dir=options.train_dir,
+            validation_dir=options.validation_dir,
         )
     )
+
+
+def recorded_places(options: DatasetOptions) -> dict[str, str | None]:
+    """The folders of splits as a run records them: from the data's folder on for those within it, else in full."""
+
+    def recorded(given: str | None) -> str | None:
+        if given is None or (options.data_dir and os.path.isdir(os.path.join(options.data_dir, given))):
+            return given if given is None or not os.path.isabs(given) else _within(options.data_dir, given)
+        return _within(options.data_dir, os.path.abspath(given))
+
+    return {name: recorded(getattr(options, name)) for name in SPLIT_FOLDERS}
+
+
+def _within(folder: str | None, place: str) -> str:
+    top = os.path.abspath(folder) if folder else place + os.sep
+    return os.path.relpath(place, top) if os.path.commonpath((top, place)) == top else place
 
 
 def described(options: DatasetOptions) -> DataSource:
@@ -83,7 +105,10 @@ def described(options: DatasetOptions) -> DataSource:
 
 def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
     """Return the same as `described`, with the names of the classes where the set's folder tells them."""
-    request = OpenRequest(options.data_dir, environ, num_classes=options.num_classes)
+    request = OpenRequest(
+        options.data_dir, environ, num_classes=options.num_classes, train_dir=options.train_dir,
+        validation_dir=options.validation_dir,
+    )  # fmt: skip
     source = described(options)
     names = table("CLASS_NAMES").get(options.dataset)
     try:

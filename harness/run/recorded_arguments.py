@@ -18,6 +18,7 @@ from harness.options.catalogue import KINDS, Option
 from harness.options.exclusive import GROUPS
 from harness.options.sections import with_trait
 from harness.options.update_rules import lr_scale
+from harness.run.data import SPLIT_FOLDERS, recorded_places
 from harness.run.run import Run
 from Models import _norms
 
@@ -114,6 +115,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
 def _in_place_of_options(run: Run) -> dict[str, Any]:
     """The values that followed from options, under their names."""
     return {
+        **recorded_places(run.options.dataset),
         "batch_size": run.plan.micro_batch_size,
         "global_batch_size": run.plan.global_batch,
         "image_size": run.image_size,
@@ -135,7 +137,9 @@ def trained_options(run: Run) -> dict[str, Any]:
     """The options as the file records them, less those of one call, and of where the data are."""
     values = option_values(run)
     recorded = {**values, **_in_place_of_options(run), ASKED: _requested(values)}
-    return {name: value for name, value in recorded.items() if name not in {"data_dir", *with_trait(ONE_CALL)}}
+    return {
+        name: value for name, value in recorded.items() if name not in {"data_dir", *SPLIT_FOLDERS, *with_trait(ONE_CALL)}
+    }
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:

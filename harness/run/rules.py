@@ -7,6 +7,7 @@ so where it is declared (`opt(needs=...)`), and one sentence serves all of them.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from emulator.plan.trace import Trace
 from harness.cluster import membership
 from harness.options.sections import RECORDED, DatasetOptions, RunOptions, flag
 from harness.options.update_rules import SKIPPED, UPDATE_RULES, rmsprop_decay
-from harness.run.data import family
+from harness.run.data import SPLIT_FOLDERS, family, recorded_places
 from harness.run.run import Run
 from Models import _norms
 from Models._layers import TRAINED_PROXY_ROWS
@@ -116,7 +117,7 @@ def check_data_options(options: RunOptions) -> None:
 
 
 def data_set(resolved: Resolved) -> Iterator[str]:
-    """Refuse options that contradict the kind of data; warn of a place of normalisation that is not used."""
+    """Refuse options that contradict the kind of data; warn of a place of normalisation, or a folder, that is not used."""
     options = resolved.run.options.dataset
     if options.eight_bit_io and options.hostside_image_mixing and options.mixes:
         raise OptionError(
@@ -124,11 +125,15 @@ def data_set(resolved: Resolved) -> Iterator[str]:
         )
     if options.hostside_norm and (options.eight_bit_io or options.fused_preprocessing):
         yield "--hostside-norm has no effect with --eight-bit-io or --fused-preprocessing, which normalise on the device"
-    if options.validation_split and options.dataset != "imagefolder":
+    given = [name for name in ("validation_split", *SPLIT_FOLDERS) if getattr(options, name)]
+    if given and options.dataset != "imagefolder":
         raise OptionError(
-            f"--validation-split {options.validation_split:g} is for folders of --dataset imagefolder; {options.dataset} "
-            "has its own validation images"
+            f"{flag(given[0])} {getattr(options, given[0])} is for folders of --dataset imagefolder; {options.dataset} has "
+            "its own validation images"
         )
+    places = recorded_places(options).values()
+    if options.data_dir and all(place and os.path.isabs(place) for place in places):
+        yield f"--data-dir {options.data_dir} is not read: --train-dir and --validation-dir are elsewhere"
 
 
 def mixing(resolved: Resolved) -> Iterator[str]:

@@ -17,12 +17,14 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.cluster import membership
 from harness.commands import autoresume, entry, hints
+from harness.evaluation import inference_record
 from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.folders import check_writable
 from harness.processes.team import Team
+from harness.run.data import recorded_places
 from harness.run.origin import TrainingOrigin
-from harness.run.recorded_arguments import ARITHMETIC, changed_data, other_class_names
+from harness.run.recorded_arguments import ARITHMETIC, changed_data
 from harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
@@ -171,6 +173,7 @@ class SavedRun(TrainingOrigin):
             raise OptionError("--init-path: a resumed run goes on with its own weights; leave the option out")
         recorded = run_record.arguments(self.folder)
         _check_classes(run, recorded)
+        inference_record.check_names(run, self.folder, recorded)
         self._check_repeated(run, recorded)
         batch = self.recorded.get("total_batch_size")
         if batch not in (None, run.plan.global_batch):
@@ -201,7 +204,7 @@ class SavedRun(TrainingOrigin):
         """OptionError for a repeated call with other data, if they are of another folder, or the run is complete: whoever
         gives them wants a training on them. In the midst of a run pictures may have been mended."""
         data = run.data_source
-        changed = changed_data(data, recorded) or ["other classes"] * other_class_names(recorded, data.spec)
+        changed = changed_data(data, recorded)
         elsewhere = recorded.get("data_dir") not in (None, run.data_dir)
         if self._repeated and changed and (elsewhere or self._is_complete(run)):
             raise OptionError(
@@ -280,6 +283,7 @@ def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     values, besides = run.options.values(), {*with_trait(ONE_CALL), *NEW_RUN_OPTIONS, "init_path"}
     if recorded.get("data_dir") == run.data_dir:  # the same folder, whatever path was given
         besides.add("data_dir")
+    besides |= {name for name, place in recorded_places(run.options.dataset).items() if recorded.get(name) == place}
     as_recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return [
         f"overridden: {name} = {values[name]}"

@@ -19,10 +19,10 @@ from streams import request
 from base.errors import DataError
 from base.storage import checksums
 from Datasets._spec import OpenRequest
-from Datasets.formats import binary, image_folder, image_headers, tf_example, tfrecord, tfrecord_recovery
+from Datasets.formats import binary, image_headers, tf_example, tfrecord, tfrecord_recovery
 from Datasets.imagenet import open_imagenet
 from Datasets.pipeline import decoding, image_files
-from Datasets.sources import catalogue
+from Datasets.sources import catalogue, image_folder
 from Datasets.sources.catalogue import published_spec
 from tools.datasets import dataset_checks
 from tools.datasets.example_checks import ExampleChecker

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,14 +35,14 @@ from streams import joined, records, request, take
 from base import plugins
 from base.errors import DataError
 from base.process import command_line
-from base.storage import checksums, run_files
+from base.storage import checksums
 from base.storage.input_files import Slices
 from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, conversion_info, image_folder, tf_example, tfrecord_recovery
+from Datasets.formats import class_names, conversion_info, tf_example, tfrecord_recovery
 from Datasets.formats.tfrecord_recovery import Damage, Record
 from Datasets.pipeline import decoding, photograph_stream
-from Datasets.sources import generated
+from Datasets.sources import generated, image_folder, locate, picture_files
 from harness.commands import cli
 from harness.evaluation import predictions
 from harness.run import data
@@ -71,36 +72,104 @@ def test_runs_and_exports_beside_the_classes_are_none(tmp_path):
         (tmp_path / "export" / file).write_text("{}")
     after = image_folder.tree(tmp_path)
     assert (after.classes, after.train, after.left_out) == (before.classes, before.train, before.left_out)
-    assert after.notes == (
-        "export is left out: it holds an export, and no pictures", "logs, run are left out: they hold runs, and no pictures"
-    )  # fmt: skip
+    assert after.notes == ("warning: export, logs, run are left out: they hold no pictures",)
     assert image_folder.classes_of(tmp_path) == before.classes
     shutil.copyfile(tmp_path / "blue/1.png", tmp_path / "run/picture")  # by its first bytes
     shutil.copyfile(tmp_path / "blue/1.png", tmp_path / "export/1.png")
     assert image_folder.tree(tmp_path).classes == ("blue", "export", "green", "run")
-    (tmp_path / "empty/below").mkdir(parents=True)
-    (tmp_path / "empty/below/notes.json").write_text("{}")
-    with pytest.raises(DataError, match="class empty is empty: no picture in"):
-        image_folder.tree(tmp_path)
 
 
-def test_the_look_for_runs_ends(tmp_path, monkeypatch):
-    """After so many names, and so many folders down; nor is a file of a run opened."""
-    (tmp_path / "class").mkdir()
-    for k in range(3000):
-        (tmp_path / "class" / f"{k}.txt").touch()
-    looked, is_file = [], Path.is_file
-    monkeypatch.setattr(Path, "is_file", lambda path: looked.append(path) or is_file(path))
-    (tmp_path / "class/a/b/c/d").mkdir(parents=True)
-    (tmp_path / "class/a/b/c/d/arguments.json").touch()
-    assert run_files.held_in(tmp_path / "class") is None and len(looked) < 20
+def test_files_of_runs_are_not_opened_in_search_of_pictures(tmp_path, monkeypatch):
     for name in ("a/arguments.json", "a/ckpt-1.data-00000-of-00001", "training.csv"):
         (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "runs" / name).touch()
-    (tmp_path / "class").rename(tmp_path / ".class")
-    monkeypatch.setattr(image_folder.image_headers, "file_fault", pytest.fail)
+    monkeypatch.setattr(picture_files.image_headers, "file_fault", pytest.fail)
     with pytest.raises(DataError, match="no classes in"):
         image_folder.tree(tmp_path)
+
+
+# --- Splits of a tree ------------------------------------------------------------------------------------------
+
+
+def _places(top: Path, places: str) -> Path:
+    """Write a picture into each folder."""
+    for k, place in enumerate(places.split(",")):
+        (top / place).mkdir(parents=True, exist_ok=True)
+        (top / place / "1.png").write_bytes(encoded(plain_picture(k), "PNG"))
+    return top
+
+
+@pytest.mark.parametrize(
+    ("places", "classes", "validation", "note"),
+    [
+        ("train/a,train/b,valid/a,test/b", "a b", "valid", "test is left out: training is on"),
+        ("Training/a,Training/b,Testing/a", "a b", "Testing", "no other folder is for it"),
+        ("TRAIN/a,TRAIN/b,VAL/a,VAL/b", "a b", "VAL", ""),
+        ("data/Train_Set/a,data/Train_Set/b,data/dev set/a", "a b", "data/dev set", "the classes are the folders in"),
+        ("images/trainset/a,images/trainset/b,images/test/x", "a b", "", "class x of .* is unknown to training!"),
+        (
+            "seg_train/seg_train/a,seg_train/seg_train/b,seg_test/seg_test/b,pred",
+            "a b",
+            "seg_test/seg_test",
+            "pred, seg|pred is",
+        ),
+        ("test,cat,dog", "cat dog test", "", ""),
+        ("validation,train,dog", "dog train validation", "", ""),
+        ("test/deep/far,cat,dog", "cat dog test", "", ""),
+        ("pets/cat,pets/dog,__MACOSX/pets/cat,@eaDir/x,.git/x", "cat dog", "", "the classes are the folders in"),
+        ("train/a,train/b,late/a,late/b", "", "", "train may be a class!"),
+        ("one/a,one/b,two/a,two/b", "", "", "hold folders of the same names!"),
+        ("train1/a,train2/a,test/a", "", "", "several folders for training: train1, train2!"),
+        ("test/a,test/b", "", "", "none for training!"),
+        ("a,b,test/a,test/b", "", "", "none for training!"),
+        ("a/train,a/test,b/train,b/test", "", "", "holds splits!"),
+    ],
+)
+def test_splits_are_found_by_structure_and_name(places, classes, validation, note, tmp_path):
+    _places(tmp_path, places)
+    if note.endswith("!"):
+        with pytest.raises(DataError, match=f"^[^\n]*{note[:-1]}[^\n]*$"):
+            image_folder.tree(tmp_path)
+        return
+    tree = image_folder.tree(tmp_path)
+    assert tree.classes == tuple(classes.split()) == image_folder.classes_of(tmp_path)
+    held_out = {str(picture.file.parent.parent.relative_to(tmp_path)) for picture in tree.validation or ()}
+    assert held_out == ({validation} if validation else set())
+    assert any(re.search(note, line) for line in tree.notes) if note else not tree.notes
+
+
+def test_given_splits_are_taken_as_they_are(tmp_path):
+    """Beside folders that would be refused, and found again on resuming wherever the data have moved."""
+    _places(tmp_path / "d", "one/a,one/b,two/a,two/b,a/train,a/test")
+    with pytest.raises(DataError):
+        opened(tmp_path / "d")
+    source = opened(tmp_path / "d", train_dir="one", validation_dir=str(tmp_path / "d/two"))
+    assert (source.spec.class_names, source.spec.train_images, source.spec.validation_images) == (("a", "b"), 2, 2)
+    assert opened(tmp_path / "d", train_dir=".").spec.class_names == ("a", "one", "two")
+    words = ("--model-size", 18, "--train-dir", tmp_path / "d/one", "--validation-dir")
+    assert "imagefolder, 2 training and 2 valid" in succeed("train", *words, tmp_path / "d/two", "--dry-run").out
+    refused = run("train", *words, tmp_path / "nowhere", "--dry-run")
+    assert refused.code == 2 and "--validation-dir" in refused.err and "is not a folder" in refused.err
+    converted(tmp_path / "d", tmp_path / "out", "--train-dir", "one", "--validation-dir", "two")
+    assert len(stored(tmp_path / "out", "validation")) == 2
+    refused = run("train", "--data-dir", tmp_path / "out", "--dataset", "imagefolder", "--train-dir", tmp_path / "d/one")
+    assert refused.code == 2 and "are for folders of pictures, and" in refused.err
+    refused = run("train", "--dataset", "fashion-mnist", "--validation-dir", tmp_path, "--dry-run")
+    assert refused.code == 2 and "is for folders of --dataset imagefolder" in refused.err
+
+
+def test_two_spellings_of_an_accent_are_one_class(tmp_path):
+    composed, apart = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
+    _places(tmp_path, f"train/{composed},train/x,train/{apart},val/{apart}")
+    tree = image_folder.tree(tmp_path)
+    assert tree.classes == (composed, "x") and len(tree.train) == 3 and [each.label for each in tree.validation] == [1]
+
+
+def test_class_folders_need_no_data_set_s_name(tmp_path):
+    _places(tmp_path / "imagenette2", "train/a,train/b,val/a,val/b")
+    _places(tmp_path / "cifar-like", "a,b")
+    for name in ("imagenette2", "cifar-like"):
+        assert locate.infer(str(tmp_path / name)) == "imagefolder"
 
 
 # --- Records in damaged files ----------------------------------------------------------------------------------
@@ -324,7 +393,7 @@ def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path
     assert source.spec.validation_images == 0
     with pytest.raises(
         DataError,
-        match="no pictures for validation in val/ or validation/ or test/ of .*--validation-split, as in 0.2, or train with --no-v",
+        match="no pictures for validation in class folders of .*--validation-split, as in 0.2, or train with --no-v",
     ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
@@ -366,7 +435,6 @@ def test_what_is_no_picture_does_not_count(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda top: (top / "train" / "none").mkdir(parents=True), "class none is empty: no picture in"),
         (
             lambda top: write_tree(top / "val", names=("dog",)),
             "class dog of .*/val is unknown to training, which has: ant, ",
@@ -424,7 +492,9 @@ def test_validation_is_of_the_first_folder_with_pictures_in_classes(tmp_path):
     write_tree(tmp_path / "test", per_class=1, suffix="")
     tree = image_folder.tree(tmp_path)
     assert {picture.file.parent.parent for picture in tree.validation} == {tmp_path / "test"}
-    assert tree.notes == (f"the pictures in {tmp_path}/validation itself are left out: they are in no folder of a class",)
+    assert tree.notes[1:] == (
+        f"the pictures in {tmp_path}/validation itself are left out: they are in no folder of a class",
+    )
 
 
 @pytest.mark.parametrize("top", ["", "train", "test"])
@@ -432,7 +502,7 @@ def test_pictures_beside_the_folders_of_classes_are_told_of(top, tmp_path):
     for split in ("train", "test") if top else ("",):
         write_tree(tmp_path / split)
     (tmp_path / top / "stray").write_bytes(ODD["PNG"][0])
-    assert image_folder.tree(tmp_path).notes == (
+    assert image_folder.tree(tmp_path).notes[bool(top) :] == (
         f"the pictures in {tmp_path / top} itself are left out: they are in no folder of a class",
     )
 
@@ -530,6 +600,7 @@ def test_shards_know_the_files_of_their_pictures(tmp_path):
 
 def test_a_class_is_shown_in_a_line_whatever_its_name():
     best = predictions.best(np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000))
+    assert best[0].name == "b" * 10_000  # whole, in files
     shown = predictions.table("a.jpg", best).splitlines()
     assert shown == ["a.jpg", f"   75.0 %  {'b' * 100}... (10000 characters)", "   25.0 %  a\\x1b[31m"]
 
@@ -646,7 +717,7 @@ def test_a_tree_is_split_as_a_conversion_splits(tmp_path):
     ):
         opened(tmp_path / "moved", validation_split=0.01)
     refused = run("train", "--dataset", "fashion-mnist", "--validation-split", 0.1, "--dry-run")
-    assert refused.code == 2 and "is for folders of --dataset imagefolder: fashion-mnist has pictures for" in refused.err
+    assert refused.code == 2 and "is for folders of --dataset imagefolder; fashion-mnist has its own" in refused.err
 
 
 def test_the_same_call_gives_the_same_bytes_wherever_the_source_lies(tmp_path):
@@ -672,6 +743,9 @@ def test_a_list_and_a_second_tree_for_validation(tmp_path):
     converted(tmp_path / "list.csv", tmp_path / "one")
     assert (tmp_path / "one" / "labels.txt").read_text() == "9\n10\n"
     assert sorted(label for label, _, _ in stored(tmp_path / "one", "train")) == [1, 1, 2, 2]
+    for delimiter, name in ((";", "semicolons"), ("\t", "tabs")):
+        (tmp_path / name).write_text("\n".join(delimiter.join(map(str, row)) for row in rows))
+        assert listings.of(tmp_path / name) == listings.of(tmp_path / "list.csv")
     (tmp_path / "list.csv").write_text("\n".join(f"{path},{label}" for path, label, _ in rows[1:]))
     write_tree(tmp_path / "held out", names=("10",))
     converted(tmp_path / "list.csv", tmp_path / "two", "--validation-dir", tmp_path / "held out")
@@ -730,7 +804,6 @@ def _split_tree(top: Path) -> Path:
 REFUSED = {  # the call, made in a folder with a tree of nine pictures called pets, and the message
     "no source": (lambda t: (t / "none", t / "out"), "none is neither a folder nor a CSV file"),
     "no classes": (lambda t: (t / "pets" / "ant", t / "out"), "no classes in "),
-    "empty class": (lambda t: (t / "pets" / "dog").mkdir() or _call(t), "class dog is empty"),
     "target in source": (lambda t: (t / "pets", t / "pets" / "out"), "would count as pictures"),
     "target is a file": (lambda t: _wrote(t / "out") or _call(t), "out is a file"),
     "other things": (lambda t: _wrote(t / "out" / "mine") or _call(t), "already: mine"),
@@ -854,7 +927,9 @@ def test_every_list_that_is_written_is_read(tmp_path, rows, with_split, with_hea
         return
     found = listings.of(file)
     both = [*found.train, *(found.validation or ())]
-    assert {(p.file, found.classes[p.label - 1]) for p in both} == {(tmp_path / path, label) for path, label in rows}
+    assert {(p.file, found.classes[p.label - 1]) for p in both} == {
+        (tmp_path / path, class_names.normal(label)) for path, label in rows
+    }
     assert (found.validation is None) != with_split
     if with_split:
         assert len(found.validation) == len([row for row in full if row[2] == "validation"])
@@ -883,6 +958,7 @@ def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
         ("a.jpg,2\nb.jpg,x\nc.jpg,x\nd.jpg,+2\n", "line 4: the label +2 is the number of 2 in line 1; write it one way"),
         ("a.jpg,1\na.jpg,2\n", "line 2: a.jpg is in line 1 already"),
         ("a.jpg,1\n./x/../a.jpg,2\n", "line 2: ./x/../a.jpg is in line 1 already"),
+        ("id,class\na.jpg,1\n", "line 1: id is named like no picture; call the headings path, label"),
         ("path,colour\na.jpg,1\n", "line 1: no heading is called 'colour'"),
         ("path,label,path\n", "line 1: the headings path, label, path must be"),
         ('a.jpg,"1\n', "line 1: unexpected end of data"),
@@ -1259,12 +1335,12 @@ def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
     (tmp_path / "cat.png").write_bytes(ODD["PNG"][0])
     shown = succeed("validation", "--restore-path", folders[1], "--predict", tmp_path / "cat.png")
     assert sorted(re.findall(r"%  (\w+)", shown.out)) == ["ant", "bee", "cat"]
-    said = [
-        (tmp_path / "out" / "labels.txt").write_text(names)
-        and "the classes have other names" in succeed("validation", "--restore-path", folders[1], "--dry-run").out
-        for names in ("bee\nant\ncat\n", "ant\nbee\ncat\n")
-    ]
-    assert said == [True, False]
+    (tmp_path / "out" / "labels.txt").write_text("bee\nant\ncat\n")
+    for words in (("validation",), ("restore", "--iterations", 3)):
+        refused = run(*words, "--restore-path", folders[1])
+        assert refused.code == 2 and "as bee for ant: give them their earlier names" in refused.err
+    (tmp_path / "out" / "labels.txt").write_text("ant\nbee\ncat\n")
+    succeed("validation", "--restore-path", folders[1], "--dry-run")
     (tmp_path / "out" / "labels.txt").write_text("ant\nbee\n")
     refused = run("validation", "--restore-path", folders[1])
     assert refused.code == 2 and "3 classes were asked for" in refused.err and "labels.txt names 2" in refused.err

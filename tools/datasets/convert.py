@@ -24,9 +24,9 @@ from pathlib import Path
 from base.errors import DataError
 from base.fields import printable
 from base.process import command_line, commands
-from Datasets.formats import conversion_info, image_folder
-from Datasets.formats.image_folder import BadFile, Listing
-from Datasets.sources import splits
+from Datasets.formats import conversion_info
+from Datasets.sources import image_folder, locate, splits
+from Datasets.sources.image_folder import BadFile, Listing
 from tools.datasets import listings, shard_writer
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     arguments = _parse(argv)
     source, target = Path(arguments.source), Path(arguments.target)
     listing = _listed(arguments, source)
-    _check_target(source, arguments.validation_dir, target)
+    _check_target([source, *filter(None, _split_folders(arguments))], target)
     top = (source if source.is_dir() else source.parent).absolute()
 
     def relative_path(file: Path) -> str:
@@ -66,20 +66,16 @@ def main(argv: list[str]) -> int:
 
 def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
     """The pictures, without bad files where --skip-bad-files allows that."""
-    listing = listings.of(source)
+    train, validation = _split_folders(arguments)
+    listing = listings.of(source, train, validation)
     if arguments.validation is not None and listing.validation:
         raise DataError(f"{source} has pictures for validation of its own, so --validation cannot take others from training")
-    if arguments.validation_dir:
+    if validation and source.is_file():
         if listing.validation:
             raise DataError(f"{source} has pictures for validation of its own; leave --validation-dir out")
-        if not Path(arguments.validation_dir).is_dir():
-            raise DataError(f"--validation-dir {arguments.validation_dir} is not a folder")
-        held_out, _ = image_folder.of_classes(Path(arguments.validation_dir), listing.classes)
-        if not held_out:
-            raise DataError(
-                f"--validation-dir {arguments.validation_dir} holds no pictures in folders named like the classes"
-            )
-        listing = dataclasses.replace(listing, validation=held_out)
+        listing = dataclasses.replace(listing, validation=image_folder.of_classes(validation, listing.classes)[0])
+    if validation and not listing.validation:
+        raise DataError(f"--validation-dir {validation} holds no pictures in folders named like the classes")
     for note in listing.notes:
         print(note)
     good, bad = listings.without_bad_files(listing)
@@ -92,15 +88,23 @@ def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
     return good
 
 
+def _split_folders(arguments: argparse.Namespace) -> list[Path | None]:
+    """The folders of --train-dir and --validation-dir."""
+    given = {"--train-dir": arguments.train_dir, "--validation-dir": arguments.validation_dir}
+    if arguments.train_dir and Path(arguments.source).is_file():
+        raise DataError(f"--train-dir is for a tree, and {arguments.source} is a list; leave it out")
+    return [locate.split_folder(name, arguments.source, option) if name else None for option, name in given.items()]
+
+
 def _lines(bad: list[BadFile]) -> str:
     return "\n".join(f"  {printable(str(file))} {reason}" for file, reason in bad)
 
 
-def _check_target(source: Path, validation: str | None, target: Path) -> None:
+def _check_target(read: list[Path], target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise DataError(f"{target} is a file; give a new or empty folder")
-    for folder in [source] * source.is_dir() + ([Path(validation)] if validation else []):
-        if target.resolve().is_relative_to(folder.resolve()):
+    for folder in read:
+        if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{target} lies in {folder}, where it would count as pictures; give a folder elsewhere")
 
 
@@ -124,7 +128,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         metavar="FRACTION",
         help="part of every class for validation",
     )
-    validation.add_argument("--validation-dir", metavar="DIR", help="a second tree, for validation")
+    validation.add_argument("--validation-dir", metavar="DIR", help="the folder whose folders are the classes of validation")
+    add("--train-dir", metavar="DIR", help="the same of training, in SOURCE or elsewhere")
     jobs = command_line.int_between(1, 256)
     add("--jobs", type=jobs, metavar="N", default=os.cpu_count() or 1, help="shards written at once")
     add(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from base.errors import DataError
-from Datasets.formats import class_names, conversion_info, image_folder, tfrecord, tfrecord_recovery
+from Datasets.formats import class_names, conversion_info, tfrecord, tfrecord_recovery
 from Datasets.formats.binary import RecordFile, RecordLayout
 from Datasets.formats.conversion_info import ConversionInfo
 from Datasets.formats.tfrecord_recovery import Damage
-from Datasets.sources import catalogue, locate
+from Datasets.sources import catalogue, image_folder, locate
 
 if TYPE_CHECKING:
     from tools.datasets.example_checks import ExampleChecker

@@ -6,21 +6,26 @@ import csv
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
 from base.process.progress import Progress
-from Datasets.formats import class_names, image_folder
-from Datasets.formats.image_folder import BadFile, Listing, Picture
+from Datasets.formats import class_names
+from Datasets.sources import image_folder, picture_files, split_folders
+from Datasets.sources.image_folder import BadFile, Listing, Picture
 
 TRAIN, VALIDATION = "train", "validation"
-_SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "valid": VALIDATION,
-           "test": VALIDATION}  # fmt: skip
-_HEADINGS = {"path": 0, "file": 0, "filename": 0, "image": 0, "label": 1, "class": 1, "split": 2, "set": 2}
+_SPLITS = {split_folders.TRAIN: TRAIN, split_folders.VALIDATION: VALIDATION, split_folders.TEST: VALIDATION}
+_HEADINGS = {
+    **dict.fromkeys(("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img"), 0),
+    **dict.fromkeys(("label", "labels", "class", "class_name", "category", "target"), 1),
+    **dict.fromkeys(("split", "set", "subset"), 2),
+}
 _LONGEST_NAME = 200
 _LONGEST_PATH = 4096  # of Linux
 _MAX_BYTES = 1 << 30  # of a list: some ten million pictures
@@ -33,24 +38,24 @@ class _Row(NamedTuple):
     split: str  # "" where the file has no such column
 
 
-def of(source: Path) -> Listing:
-    """The pictures of a folder or of a CSV file."""
+def of(source: Path, train: Path | None = None, validation: Path | None = None) -> Listing:
+    """The pictures of a folder, of which splits may be given, or of a CSV file."""
     if source.is_dir():
-        return image_folder.tree(source)
+        return image_folder.tree(source, train, validation)
     if source.is_file():
         return _of_rows(source, read_rows(source))
     raise DataError(f"{source} is neither a folder nor a CSV file")
 
 
 def read_rows(file: Path) -> list[_Row]:
-    """The rows of a CSV file: path, label and maybe split, with or without a line of headings."""
+    """The rows of a CSV file: path, label and maybe split, split by commas, semicolons or tabs, maybe with headings."""
     rows: list[_Row] = []
     order: Sequence[int] = ()
     if file.stat().st_size > _MAX_BYTES:
         raise DataError(f"{file} has more than the {_MAX_BYTES:,} bytes that are read of a list")
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, strict=True)
+            reader = csv.reader(stream, strict=True, delimiter=_delimiter(stream))
             for cells in reader:
                 cells = [cell.strip() for cell in cells]
                 if not any(cells):
@@ -67,7 +72,24 @@ def read_rows(file: Path) -> list[_Row]:
         raise DataError(f"{file}, line {reader.line_num}: {error}") from None
     if not rows:
         raise DataError(f"{file} has no rows: it needs a path and a label in each")
+    named = [picture_files.has_suffix(row.path) for row in rows]
+    if not named[0] and len(rows) > 1 and all(named[1:]):
+        raise DataError(
+            f"{file}, line {rows[0].line}: {brief(rows[0].path)} is named like no picture; call the headings path, label, "
+            "split"
+        )
     return rows
+
+
+def _delimiter(stream: TextIO) -> str:
+    """The comma, or what separates two or three columns in the first line with text that has none by it."""
+    first = next((line for line in stream if line.strip()), "")
+    stream.seek(0)
+    with suppress(csv.Error):
+        for delimiter in ",;\t":
+            if len(next(csv.reader([first], delimiter=delimiter))) > 1:
+                return delimiter
+    return ","
 
 
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
@@ -158,6 +180,7 @@ def _row(cells: list[str], order: Sequence[int], line: int, where: str) -> _Row:
     for what, value, most in (("path", path, _LONGEST_PATH), ("label", label, _LONGEST_NAME)):
         if len(value) > most:
             raise DataError(f"{where}: the {what} has {len(value)} characters, more than {most}")
-    if split is not None and split.lower() not in _SPLITS:
+    known = _SPLITS.get(split_folders.split_of(split) or "") if split is not None else ""
+    if known is None:
         raise DataError(f"{where}: the split is '{brief(split)}', neither {TRAIN} nor {VALIDATION}")
-    return _Row(line, path, label, _SPLITS[split.lower()] if split is not None else "")
+    return _Row(line, path, class_names.normal(label), known)

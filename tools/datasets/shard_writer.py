@@ -27,8 +27,8 @@ from base.process.progress import Progress
 from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, file_names, tfrecord
 from Datasets.formats.conversion_info import WrittenShard
-from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MAX_BYTES
+from Datasets.sources.image_folder import Listing, Picture
 from Datasets.sources.splits import shuffled
 
 PARTIAL = ".partial"

@@ -46,7 +46,7 @@ SHARED = {
         "summary": (bool, False), "release": (str, None), "version": (bool, False), "list_configs": (str, None),
     },
     "dataset": {
-        "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
+        "dataset": (str, None), "data_dir": (str, None), "train_dir": (str, None), "validation_dir": (str, None), "pipeline_num_parallel": (int, 48),
         "synthetic_data": (bool, False), "generated_data": (bool, False), "dataset_cache": (bool, True),
         "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_mean": (REALS, ()), "image_std": (REALS, ()), "image_size": (int, None), "num_classes": (int, None), "train_with_valid_preprocessing": (bool, False),
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
@@ -424,6 +424,8 @@ ELSEWHERE = {
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
     "release": "test_recipes.py::test_every_block_of_a_release",
     "skip_bad_records": "test_inputs.py::test_one_bad_record_too_many_is_an_error",
+    "train_dir": "test_convert.py::test_given_splits_are_taken_as_they_are",
+    "validation_dir": "test_convert.py::test_given_splits_are_taken_as_they_are",
     "validation_split": "test_convert.py::test_a_tree_is_split_as_a_conversion_splits",
     "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
     "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",

@@ -1,0 +1,155 @@
+"""The folders of training and validation in a tree of pictures, found by structure and by name.
+
+A split is a folder with folders of classes in it and a word for a split in its name, in any capitals: Training, test_set,
+images-val. A folder that holds nothing but one folder of folders is entered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from base.errors import DataError
+from Datasets.formats.class_names import normal
+from Datasets.sources import picture_files
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+_WORDS = {
+    **dict.fromkeys(("train", "training", "trainval", "trn"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "validate", "validating", "dev", "eval", "evaluation"), VALIDATION),
+    **dict.fromkeys(("test", "tests", "testing", "tst", "holdout"), TEST),
+}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_ENDING = re.compile(r"(set|data|images?|imgs?|pictures?|photos?|split)$")  # as in testset
+NAME_THEM = "give --train-dir and --validation-dir the folders of the splits"
+OF_CLASSES = "where these are classes, give --train-dir the folder around them"
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The folders whose folders are the classes; `apart`: a folder that is no class of training, though it may lie among
+    them; `notes`: the log's lines about other folders."""
+
+    train: Path
+    validation: Path | None
+    apart: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def class_folders(self) -> list[str]:
+        """The folders of training's classes, those without pictures too."""
+        return _besides(picture_files.names(self.train, folders=True), self.train, self.apart)
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a name has a word for; None without one, or with words for several."""
+    words = (word.lower() for word in _WORD.findall(name))
+    found = {_WORDS.get(word) or _WORDS.get(_ENDING.sub("", word)) for word in words} - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def find(top: Path, train: Path | None = None, validation: Path | None = None) -> Splits:
+    """Return the splits of a tree, of which `train` and `validation` may be given. DataError where a folder may be a class
+    or a split."""
+    if train:
+        return Splits(train, validation, validation)
+    here, filled = _entered(top, validation)
+    notes = (f"the classes are the folders in {here}",) * (here != top)
+    inner = {name: [normal(below) for below in picture_files.filled(here / name)] for name in filled}
+    by_split: dict[str | None, list[str]] = defaultdict(list)
+    for name in filled:
+        by_split[split_of(name) if inner[name] else None].append(name)
+    if not by_split[TRAIN]:
+        _check_classes(here, inner, by_split)
+        return Splits(here, validation, validation, notes)
+    if not validation:
+        chosen = by_split[VALIDATION] or by_split[TEST]
+        validation = here / _only(chosen, here, "validation") if chosen else None
+        if chosen and chosen == by_split[TEST]:
+            notes += (f"validation is on {validation}: no other folder is for it",)
+    train = here / _only(by_split[TRAIN], here, "training")
+    others = [name for name in by_split[None] if not split_of(name)]
+    unused = [name for name in (*by_split[VALIDATION], *by_split[TEST], *others) if here / name != validation]
+    train, validation = _same_inside(train), validation and _same_inside(validation)
+    if others and not (validation and _classes_in(train) & _classes_in(validation)):
+        raise DataError(
+            f"{here} has pictures in {few(others)}, and in folders below {train.name}: {train.name} may be a class, or all "
+            f"of the training; {NAME_THEM}, or move the other classes into {train.name}"
+        )
+    if unused:
+        are = "are" if len(unused) > 1 else "is"
+        notes += (f"{few(unused)} {are} left out: training is on {train}, validation on {validation}",)
+    return Splits(train, validation, validation, notes)
+
+
+def _classes_in(split: Path) -> set[str]:
+    return {normal(name) for name in picture_files.filled(split)}
+
+
+def _entered(top: Path, apart: Path | None) -> tuple[Path, list[str]]:
+    """The first folder from `top` on that holds more than one folder of folders, and its folders with pictures."""
+    here = top
+    while True:
+        filled = _besides(picture_files.filled(here), here, apart)
+        if len(filled) != 1 or picture_files.has_loose(here) or not picture_files.filled(here / filled[0]):
+            return here, filled
+        if split_of(filled[0]) in (VALIDATION, TEST):
+            raise DataError(f"{here} has pictures in {filled[0]} alone, and none for training; {NAME_THEM}")
+        here /= filled[0]
+
+
+def _same_inside(split: Path) -> Path:
+    """A split's folder, or the one of the same split that is all of it, as in train/train."""
+    filled = picture_files.filled(split)
+    if len(filled) == 1 and split_of(filled[0]) == split_of(split.name) and picture_files.filled(split / filled[0]):
+        return _same_inside(split / filled[0])
+    return split
+
+
+def _besides(folders: list[str], here: Path, apart: Path | None) -> list[str]:
+    """The folders in `here` that are not `apart`, nor around it if there are others."""
+    if apart is None:
+        return folders
+    real = apart.resolve()
+    without = [name for name in folders if not real.is_relative_to((here / name).resolve())]
+    return without or [name for name in folders if (here / name).resolve() != real]
+
+
+def _only(names: list[str], here: Path, purpose: str) -> str:
+    if len(names) > 1:
+        raise DataError(f"{here} has several folders for {purpose}: {few(names)}; {NAME_THEM}")
+    return names[0]
+
+
+def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str | None, list[str]]) -> None:
+    """DataError for folders that would count as classes, and hold splits or look like some. `inner`: the folders with
+    pictures in each."""
+    for name, below in inner.items():
+        splits = {split_of(each) for each in below} - {None}
+        if TRAIN in splits and len(splits) > 1:
+            raise DataError(
+                f"{here / name} holds splits ({few(below)}), which must lie around the classes, as train/{name}; move them, "
+                f"or {OF_CLASSES}"
+            )
+    named = [*by_split[VALIDATION], *by_split[TEST]]
+    others = [name for name in inner if name not in named]
+    known = {*map(normal, others), *(below for name in others for below in inner[name])}
+    for name in named:
+        if len(named) > 1 or known & {*inner[name]}:
+            raise DataError(
+                f"{here} has folders of classes in {few(named)}, and none for training; {NAME_THEM}; {OF_CLASSES}"
+            )
+    widest = max(map(set, inner.values()), key=len, default=set())
+    alike = len(inner) > 1 and len(widest) > 1 and all(len(widest & {*each}) > 1 for each in inner.values())
+    if alike and not any(picture_files.has_loose(here / name) for name in inner):
+        raise DataError(
+            f"{few([*inner])} in {here} hold folders of the same names ({few(sorted(widest))}): for splits {NAME_THEM}; "
+            f"{OF_CLASSES}"
+        )
+
+
+def few(names: list[str] | tuple[str, ...]) -> str:
+    """Return the first names, and the number of the others."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
