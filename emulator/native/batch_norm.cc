@@ -8,26 +8,59 @@ namespace {
 
 // The attributes of both directions.
 struct Norm {
-  explicit Norm(OpKernelConstruction* construction) : rounding(construction) {
+  template <typename Context>
+  absl::Status read(Context* context) {
     std::string activation;
-    OP_REQUIRES_OK(construction, construction->GetAttr("parts", &parts));
-    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
+    TF_RETURN_IF_ERROR(read_size(context, "parts", &parts));
+    TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
+    TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon));
+    TF_RETURN_IF_ERROR(rounding.read(context));
     blocks = rounding.blocks<false>(activation);
+    return absl::OkStatus();
   }
 
-  // `sizes`: of the inputs after x and before the noise.
-  void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
-    check_sizes(context, sizes);
-    if (!context->status().ok()) return;
-    rounding.check(context, sizes.size() + 1, context->input(0).dim_size(0));
-    if (!context->status().ok()) return;
-    OP_REQUIRES(context, parts > 0 && context->input(0).dim_size(0) % parts == 0,
-                InvalidArgument(context->input(0).dim_size(0), " samples do not divide into ", parts, " parts"));
+  // `patterns`: of the inputs before the noise.
+  void check(Shapes* shapes, const std::vector<const char*>& patterns) const {
+    shapes->set('p', parts);
+    check_inputs(shapes, patterns);
+    rounding.check(shapes, patterns.size());
+    shapes->divide('n', 's', parts);
+    shapes->output(0, "nhwc");
+    shapes->output(1, "pc");
+    shapes->output(2, "pc");
   }
 
   NormRounding rounding;
   int64_t parts = 1;
+  float epsilon = 0;
   Blocks blocks;
+};
+
+// With a shortcut, to which the norm is added before the activation: a residual unit's end.
+struct NormRules : Norm {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    std::string activation, rounding;
+    int shortcuts;
+    TF_RETURN_IF_ERROR(Norm::read(context));
+    TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
+    TF_RETURN_IF_ERROR(context->GetAttr("rounding", &rounding));
+    TF_RETURN_IF_ERROR(context->GetAttr("shortcuts", &shortcuts));
+    shortcut = shortcuts ? 3 + this->rounding.inputs() : 0;
+    if (shortcuts == 0 || (shortcuts == 1 && activation == "relu" && rounding == "none")) return absl::OkStatus();
+    return InvalidArgument("there is one shortcut, before a relu, and nothing is rounded");
+  }
+
+  void check(Shapes* shapes) const {
+    Norm::check(shapes, {"nhwc", "c", "c"});
+    if (shortcut) shapes->input(shortcut, "nhwc");
+  }
+
+  int shortcut = 0;  // the number of the input, if there is one
+};
+
+struct GradientRules : Norm {
+  void check(Shapes* shapes) const { Norm::check(shapes, {"nhwc", "nhwc", "c", "c", "pc", "pc"}); }
 };
 
 // y = relu(x * factor + shift + shortcut) of a block.
@@ -43,36 +76,19 @@ void relus_of_sums(const float* __restrict x, const float* __restrict shortcut, 
   }
 }
 
-// With a shortcut, to which the norm is added before the activation: a residual unit's end.
-class BatchNorm : public OpKernel {
+class BatchNorm : public CheckedKernel<NormRules> {
  public:
-  explicit BatchNorm(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
-    std::string activation, rounding;
-    int count, shortcuts;
-    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
-    OP_REQUIRES_OK(construction, construction->GetAttr("rounding", &rounding));
-    OP_REQUIRES_OK(construction, construction->GetAttr("count", &count));
-    OP_REQUIRES_OK(construction, construction->GetAttr("shortcuts", &shortcuts));
-    OP_REQUIRES(construction, shortcuts == 0 || (shortcuts == 1 && activation == "relu" && rounding == "none"),
-                InvalidArgument("one shortcut, before a relu, and nothing is rounded"));
-    shortcut_ = shortcuts ? 3 + count : 0;
-  }
+  using CheckedKernel::CheckedKernel;
 
-  void Compute(OpKernelContext* context) override {
+ protected:
+  void compute(OpKernelContext* context) override {
+    const NormRules& norm = rules_;
     const Tensor& input = context->input(0);
-    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
-    norm_.check(context, {last, last});
-    if (!context->status().ok()) return;
     const Walk walk(input);
-    const int64_t channels = walk.channels, samples = walk.batch / norm_.parts;
-    const float* shortcut = nullptr;
-    if (shortcut_) {
-      OP_REQUIRES(context, context->input(shortcut_).shape() == input.shape(), InvalidArgument("a shortcut has the shape of x"));
-      shortcut = context->input(shortcut_).flat<float>().data();
-    }
+    const int64_t channels = walk.channels, samples = walk.batch / norm.parts;
+    const float* shortcut = norm.shortcut ? context->input(norm.shortcut).flat<float>().data() : nullptr;
     Tensor *output, *means, *variances;
-    const TensorShape rows({norm_.parts, channels});
+    const TensorShape rows({norm.parts, channels});
     OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
     OP_REQUIRES_OK(context, context->allocate_output(1, rows, &means));
     OP_REQUIRES_OK(context, context->allocate_output(2, rows, &variances));
@@ -88,8 +104,8 @@ class BatchNorm : public OpKernel {
         },
         1);
     const double count = static_cast<double>(samples * walk.pixels);
-    Rows factor(norm_.parts, channels), shift(norm_.parts, channels);
-    for (int64_t part = 0; part < norm_.parts; ++part) {
+    Rows factor(norm.parts, channels), shift(norm.parts, channels);
+    for (int64_t part = 0; part < norm.parts; ++part) {
       const Moments own = merged(walk, part * samples, samples, block_means, squares, count,
                                  [](const std::vector<double>& sums) { return sums; });
       float *own_mean = mean + part * channels, *own_variance = variance + part * channels;
@@ -97,43 +113,35 @@ class BatchNorm : public OpKernel {
       for (int64_t c = 0; c < channels; ++c) {
         own_mean[c] = static_cast<float>(own.means[c]);
         own_variance[c] = static_cast<float>(own.variances[c]);
-        r[c] = 1.0f / std::sqrt(own_variance[c] + epsilon_);
+        r[c] = 1.0f / std::sqrt(own_variance[c] + norm.epsilon);
       }
       scale(channels, gamma, beta, own_mean, r.data(), factor.of(part), shift.of(part));
     }
-    const std::vector<Noise> noise = norm_.rounding.noise(context, 3, walk.batch);
+    const std::vector<Noise> noise = norm.rounding.noise(context, 3, walk.batch);
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
           const Channels rows{factor.of(part), shift.of(part)};
           const Block block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
           if (shortcut) return relus_of_sums(x + start, shortcut + start, rows, block, y + start);
-          norm_.blocks.values(x + start, rows, block, y + start);
+          norm.blocks.values(x + start, rows, block, y + start);
         },
         1);
   }
-
- private:
-  const Norm norm_;
-  float epsilon_ = 0;
-  int shortcut_ = 0;  // the number of the input, if there is one
 };
 
-class BatchNormGradient : public OpKernel {
+class BatchNormGradient : public CheckedKernel<GradientRules> {
  public:
-  explicit BatchNormGradient(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
-  }
+  using CheckedKernel::CheckedKernel;
 
-  void Compute(OpKernelContext* context) override {
+ protected:
+  void compute(OpKernelContext* context) override {
+    const GradientRules& norm = rules_;
     const Tensor& input = context->input(0);
-    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
-    norm_.check(context, {input.NumElements(), last, last, norm_.parts * last, norm_.parts * last});
-    if (!context->status().ok()) return;
     const Walk walk(input);
-    const int64_t channels = walk.channels, samples = walk.batch / norm_.parts;
+    const int64_t channels = walk.channels, samples = walk.batch / norm.parts;
     Tensor *of_input, *of_gamma, *of_beta;
-    const TensorShape rows({norm_.parts, channels});
+    const TensorShape rows({norm.parts, channels});
     OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
     OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
     OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
@@ -141,29 +149,29 @@ class BatchNormGradient : public OpKernel {
     const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *variance = data(5);
     float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
           *dbeta = of_beta->flat<float>().data();
-    Rows r(norm_.parts, channels), factor(norm_.parts, channels), shift(norm_.parts, channels), b(norm_.parts, channels),
-        k(norm_.parts, channels);
-    for (int64_t part = 0; part < norm_.parts; ++part) {
-      for (int64_t c = 0; c < channels; ++c) r.of(part)[c] = 1.0f / std::sqrt(variance[part * channels + c] + epsilon_);
+    Rows r(norm.parts, channels), factor(norm.parts, channels), shift(norm.parts, channels), b(norm.parts, channels),
+        k(norm.parts, channels);
+    for (int64_t part = 0; part < norm.parts; ++part) {
+      for (int64_t c = 0; c < channels; ++c) r.of(part)[c] = 1.0f / std::sqrt(variance[part * channels + c] + norm.epsilon);
       scale(channels, gamma, beta, mean + part * channels, r.of(part), factor.of(part), shift.of(part));
     }
     auto channels_of = [&](int64_t part) {
       return Channels{factor.of(part), shift.of(part), mean + part * channels, b.of(part), k.of(part)};
     };
     BlockSums slopes(walk), products(walk);
-    const std::vector<Noise> noise = norm_.rounding.noise(context, 6, walk.batch);
+    const std::vector<Noise> noise = norm.rounding.noise(context, 6, walk.batch);
     auto block_of = [&](int64_t sample, int64_t first, int64_t pixels) {
       return Block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
     };
     run(context, walk,
         [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.sums(x + start, dy + start, channels_of(part), block_of(sample, first, pixels),
+          norm.blocks.sums(x + start, dy + start, channels_of(part), block_of(sample, first, pixels),
                             {slopes.of(sample, block), products.of(sample, block)}, dx + start);
         },
         2);
     const double count = static_cast<double>(samples * walk.pixels);
-    for (int64_t part = 0; part < norm_.parts; ++part) {
+    for (int64_t part = 0; part < norm.parts; ++part) {
       const std::vector<double> of_mean = slopes.total(part * samples, samples),
                                 of_deviation = products.total(part * samples, samples);
       for (int64_t c = 0; c < channels; ++c) {
@@ -177,31 +185,39 @@ class BatchNormGradient : public OpKernel {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.gradients(x + start, dy + start, channels_of(part), block_of(sample, first, pixels), dx + start);
+          norm.blocks.gradients(x + start, dy + start, channels_of(part), block_of(sample, first, pixels), dx + start);
         },
         2);
   }
+};
 
- private:
-  const Norm norm_;
-  float epsilon_ = 0;
+struct InferenceRules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    std::string activation;
+    TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
+    blocks = blocks_of<false, Exact>(activation);
+    return context->GetAttr("epsilon", &epsilon);
+  }
+
+  void check(Shapes* shapes) const {
+    check_inputs(shapes, {"nhwc", "c", "c", "c", "c"});
+    shapes->output(0, "nhwc");
+  }
+
+  Blocks blocks;
+  float epsilon = 0;
 };
 
 // With the moving mean and variance.
-class BatchNormInference : public OpKernel {
+class BatchNormInference : public CheckedKernel<InferenceRules> {
  public:
-  explicit BatchNormInference(OpKernelConstruction* construction) : OpKernel(construction) {
-    std::string activation;
-    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
-    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
-    blocks_ = blocks_of<false, Exact>(activation);
-  }
+  using CheckedKernel::CheckedKernel;
 
-  void Compute(OpKernelContext* context) override {
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor& input = context->input(0);
-    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
-    check_sizes(context, {last, last, last, last});
-    if (!context->status().ok()) return;
+    const int64_t last = input.dim_size(3);
     const Walk walk(input);
     Tensor* output;  // x itself where nothing else reads it: a value is read before it is written
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
@@ -209,64 +225,40 @@ class BatchNormInference : public OpKernel {
     const float *x = data(0), *gamma = data(1), *beta = data(2), *mean = data(3), *variance = data(4);
     float* y = output->flat<float>().data();
     std::vector<float> r(last), factor(last), shift(last);
-    for (int64_t c = 0; c < last; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon_);
+    for (int64_t c = 0; c < last; ++c) r[c] = 1.0f / std::sqrt(variance[c] + rules_.epsilon);
     scale(last, gamma, beta, mean, r.data(), factor.data(), shift.data());
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first;
-          blocks_.values(x + start, {factor.data(), shift.data()}, {pixels, last}, y + start);
+          rules_.blocks.values(x + start, {factor.data(), shift.data()}, {pixels, last}, y + start);
         },
         1);
   }
-
- private:
-  Blocks blocks_;
-  float epsilon_ = 0;
 };
 
 REGISTER_OP("EmulatorBatchNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("noise: count * uint64")
     .Input("shortcut: shortcuts * float").Attr("shortcuts: int >= 0")
-    .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
+    .Attr("parts: int").Attr(kActivations).Attr("epsilon: float")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("y: float").Output("mean: float").Output("variance: float")
-    .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle x;
-      tensorflow::int64 parts;
-      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
-      TF_RETURN_IF_ERROR(context->GetAttr("parts", &parts));
-      const auto row = context->MakeShape({context->MakeDim(parts), context->Dim(x, 3)});
-      context->set_output(0, x);
-      context->set_output(1, row);
-      context->set_output(2, row);
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<NormRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNorm").Device(tensorflow::DEVICE_CPU), BatchNorm);
 
 REGISTER_OP("EmulatorBatchNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
     .Input("variance: float").Input("noise: count * uint64")
-    .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
+    .Attr("parts: int").Attr(kActivations).Attr("epsilon: float")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
-    .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle x;
-      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
-      context->set_output(0, x);
-      context->set_output(1, context->input(4));
-      context->set_output(2, context->input(4));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<GradientRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormGradient").Device(tensorflow::DEVICE_CPU), BatchNormGradient);
 
 REGISTER_OP("EmulatorBatchNormInference")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float")
-    .Attr("activation: string").Attr("epsilon: float")
+    .Attr(kActivations).Attr("epsilon: float")
     .Output("y: float")
-    .SetShapeFn([](InferenceContext* context) {
-      context->set_output(0, context->input(0));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<InferenceRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormInference").Device(tensorflow::DEVICE_CPU), BatchNormInference);
 
 }  // namespace

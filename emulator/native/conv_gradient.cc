@@ -84,29 +84,44 @@ struct Sizes {
   int64_t pixel, line;        // from one pixel, and from one row of the padded image, to the next
 };
 
-class ConvWeightsGradient : public OpKernel {
- public:
-  explicit ConvWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride_));
-    OP_REQUIRES_OK(context, context->GetAttr("kernel", &kernel_));
-    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
+struct Rules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(read_size(context, "stride", &stride));
+    TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel));
+    return read_size(context, "groups", &groups);
   }
 
-  void Compute(OpKernelContext* context) override {
+  void check(Shapes* shapes) const {
+    shapes->set('k', kernel);
+    shapes->input(0, "nhwc");
+    shapes->stride("hw", "HW", stride);
+    shapes->input(1, "nHWf");
+    shapes->require_positive("cf");
+    shapes->divide('c', 'i', groups);
+    shapes->divide('f', 'v', groups * kVector);  // whole vectors of filters in each group
+    shapes->output(0, "kkif");
+  }
+
+  int64_t stride, kernel, groups;
+};
+
+class ConvWeightsGradient : public CheckedKernel<Rules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor &input = context->input(0), &above = context->input(1);
-    OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
-    OP_REQUIRES(context, input.dim_size(3) > 0 && input.dim_size(3) % groups_ == 0 && above.dim_size(3) > 0 &&
-                             above.dim_size(3) % (groups_ * kVector) == 0,
-                InvalidArgument("filters of a group are multiples of 16"));
-    const Sizes sizes(input.shape(), above.dim_size(3), kernel_, stride_, groups_);
-    OP_REQUIRES(context, above.shape() == sizes.out(), InvalidArgument("dy has the result's shape"));
+    const Sizes sizes(input.shape(), above.dim_size(3), rules_.kernel, rules_.stride, rules_.groups);
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, sizes.weights(), &output));
     const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
     const int64_t pixels = sizes.rows.out * sizes.columns.out, size = sizes.numbers(), panels = sizes.groups * sizes.panels;
     const int64_t shared = std::min((kItems + sizes.groups - 1) / sizes.groups, kSums / (4 * panels * size));
     const int64_t wanted = std::max<int64_t>({sizes.batch * pixels / kChunkPixels, shared, 1});
-    const int64_t chunk = (sizes.batch + wanted - 1) / wanted, chunks = chunk ? (sizes.batch + chunk - 1) / chunk : 0;
+    const int64_t batch = pixels ? sizes.batch : 0;  // samples that have something to add
+    const int64_t chunk = (batch + wanted - 1) / wanted, chunks = chunk ? (batch + chunk - 1) / chunk : 0;
     const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), sizes.panels);
     const int64_t pieces = (sizes.panels + together - 1) / together;     // of a group's panels
     Tensor kept;  // sums: [chunks, panels of all groups, weights, panel]
@@ -192,8 +207,6 @@ class ConvWeightsGradient : public OpKernel {
     if (sizes.pixel == sizes.all_channels) return copy(row, seen * sizes.pixel, to);
     for (int64_t c = 0; c < seen; ++c, row += sizes.all_channels, to += sizes.pixel) copy(row, sizes.channels, to);
   }
-
-  int64_t stride_, kernel_, groups_;
 };
 
 REGISTER_OP("EmulatorConvWeightsGradient")
@@ -202,15 +215,7 @@ REGISTER_OP("EmulatorConvWeightsGradient")
     .Attr("stride: int >= 1")
     .Attr("kernel: int >= 1")
     .Attr("groups: int >= 1")
-    .SetShapeFn([](InferenceContext* context) {
-      int64_t kernel, groups;
-      TF_RETURN_IF_ERROR(context->GetAttr("kernel", &kernel));
-      TF_RETURN_IF_ERROR(context->GetAttr("groups", &groups));
-      tensorflow::shape_inference::DimensionHandle channels;
-      TF_RETURN_IF_ERROR(context->Divide(context->Dim(context->input(0), 3), groups, true, &channels));
-      context->set_output(0, context->MakeShape({kernel, kernel, channels, context->Dim(context->input(1), 3)}));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<Rules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorConvWeightsGradient").Device(tensorflow::DEVICE_CPU), ConvWeightsGradient);
 
 }  // namespace

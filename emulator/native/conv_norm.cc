@@ -81,7 +81,7 @@ void with_activation(const std::string& name, Work work) {
   if (name == "relu6") return work(std::integral_constant<Activation, Activation::kRelu6>());
   if (name == "swish") return work(std::integral_constant<Activation, Activation::kSwish>());
   if (name == "sigmoid") return work(std::integral_constant<Activation, Activation::kSigmoid>());
-  return work(std::integral_constant<Activation, Activation::kLinear>());
+  return work(std::integral_constant<Activation, Activation::kLinear>());  // kActivationsOrGate has no other
 }
 
 // Pixels of samples, times their sample's gate if there is one.
@@ -151,95 +151,129 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
   });
 }
 
-// A convolution whose batch norm and activation come with it.
-class ConvNorm : public OpKernel {
- public:
-  explicit ConvNorm(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("activation", &activation_));
-    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride_));
+// What an activation, a norm and a stride have in common.
+struct NormRules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
+    TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon));
+    return read_size(context, "stride", &stride);
   }
 
-  void Compute(OpKernelContext* context) override {
+  void check(Shapes* shapes, const char* weights) const {
+    shapes->input(0, "nhwc");
+    shapes->input(1, weights);
+    for (int k = 2; k < 6; ++k) shapes->input(k, "f");
+    shapes->require_positive("c");
+    shapes->stride("hw", "HW", stride);
+    shapes->output(0, "nHWf");
+  }
+
+  std::string activation;
+  float epsilon = 0;
+  int64_t stride = 1;
+};
+
+struct PointwiseRules : NormRules {
+  void check(Shapes* shapes) const {
+    NormRules::check(shapes, "11cf");
+    shapes->require(stride == 1 && shapes->inputs() <= 7, "kernels of one pixel have stride 1, and one gate or none");
+    if (shapes->inputs() > 6) shapes->input(6, "n11c");
+  }
+};
+
+struct DepthwiseRules : NormRules {
+  void check(Shapes* shapes) const {
+    NormRules::check(shapes, "kl1f");
+    shapes->divide('c', 'f', 1);
+    shapes->require_positive("kl");
+  }
+};
+
+// A convolution whose batch norm and activation come with it.
+template <typename Rules>
+class ConvNorm : public CheckedKernel<Rules> {
+ public:
+  using CheckedKernel<Rules>::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor &x = context->input(0), &weights = context->input(1);
-    OP_REQUIRES(context, x.dims() == 4 && weights.dims() == 4 && x.dim_size(3) > 0 && x.dim_size(3) == channels_of(weights),
-                InvalidArgument("x and weights have four axes, and equal channels"));
-    const int64_t filters = weights.dim_size(3);
-    for (int k = 2; k < 6; ++k) {
-      OP_REQUIRES(context, context->input(k).NumElements() == filters, InvalidArgument("input ", k, " has another shape"));
-    }
+    const int64_t filters = weights.dim_size(3), stride = this->rules_.stride;
     Tensor* y;
-    const Axis rows(x.dim_size(1), weights.dim_size(0), stride_), columns(x.dim_size(2), weights.dim_size(1), stride_);
+    const Axis rows(x.dim_size(1), weights.dim_size(0), stride), columns(x.dim_size(2), weights.dim_size(1), stride);
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({x.dim_size(0), rows.out, columns.out, filters}), &y));
     if (y->NumElements() == 0) return;
     auto data = [&](int k) { return context->input(k).flat<float>().data(); };
     const float *gamma = data(2), *beta = data(3), *mean = data(4), *variance = data(5);
     std::vector<float> r(filters), factor(filters), shift(filters);
-    for (int64_t c = 0; c < filters; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon_);
+    for (int64_t c = 0; c < filters; ++c) r[c] = 1.0f / std::sqrt(variance[c] + this->rules_.epsilon);
     scale(filters, gamma, beta, mean, r.data(), factor.data(), shift.data());
     float* place = y->flat<float>().data();
     const bool past_cache = y->TotalBytes() > kOfCaches && filters % kVector == 0 && reinterpret_cast<uintptr_t>(place) % 64 == 0;
     convolve(context, rows, columns, {factor.data(), shift.data(), place, filters, past_cache});
   }
 
- protected:
-  virtual int64_t channels_of(const Tensor& weights) const = 0;
   virtual void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const = 0;
-
-  std::string activation_;
-
- private:
-  float epsilon_ = 0;
-  int64_t stride_ = 1;
 };
 
 // By kernels of one pixel, as a product of matrices.
-class PointwiseConvNorm : public ConvNorm {
+class PointwiseConvNorm : public ConvNorm<PointwiseRules> {
  public:
-  explicit PointwiseConvNorm(OpKernelConstruction* context) : ConvNorm(context) {}
+  using ConvNorm::ConvNorm;
 
  protected:
-  int64_t channels_of(const Tensor& weights) const override { return weights.dim_size(2); }
-
   void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const override {
     const Tensor &x = context->input(0), &weights = context->input(1);
     const Tensor* gate = context->num_inputs() > 6 ? &context->input(6) : nullptr;
-    OP_REQUIRES(context, rows.kernel * columns.kernel * rows.stride == 1, InvalidArgument("the kernel has one pixel"));
-    OP_REQUIRES(context, !gate || gate->NumElements() == x.dim_size(0) * x.dim_size(3),
-                InvalidArgument("a gate has a number for each sample and channel"));
     const Pixels from{x.flat<float>().data(), gate ? gate->flat<float>().data() : nullptr, x.NumElements() / x.dim_size(3),
                       x.dim_size(1) * x.dim_size(2), x.dim_size(3)};
     const float* w = weights.flat<float>().data();
-    with_activation(activation_, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
+    with_activation(rules_.activation, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
   }
 };
 
-// By kernels of one pixel, with a bias and an activation: of x, or of its samples' means over their pixels.
-class PointwiseConvBias : public OpKernel {
- public:
-  explicit PointwiseConvBias(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("activation", &activation_));
-    OP_REQUIRES_OK(context, context->GetAttr("of_mean", &of_mean_));
+struct BiasRules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
+    return context->GetAttr("of_mean", &of_mean);
   }
 
-  void Compute(OpKernelContext* context) override {
+  void check(Shapes* shapes) const {
+    shapes->input(0, "nhwc");
+    shapes->input(1, "11cf");
+    shapes->input(2, "f");
+    shapes->require_positive(of_mean ? "hwc" : "c");
+    shapes->output(0, of_mean ? "n11f" : "nhwf");
+  }
+
+  std::string activation;
+  bool of_mean = false;
+};
+
+// By kernels of one pixel, with a bias and an activation: of x, or of its samples' means over their pixels.
+class PointwiseConvBias : public CheckedKernel<BiasRules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor &x = context->input(0), &weights = context->input(1), &bias = context->input(2);
-    const int64_t channels = x.dims() == 4 ? x.dim_size(3) : 0, filters = bias.NumElements();
-    OP_REQUIRES(context, channels > 0 && weights.NumElements() == channels * filters,
-                InvalidArgument("x has four axes, weights are [1, 1, channels, filters]"));
+    const int64_t channels = x.dim_size(3), filters = bias.dim_size(0);
+    const bool of_mean = rules_.of_mean;
     TensorShape shape = x.shape();
-    if (of_mean_) shape = TensorShape({x.dim_size(0), 1, 1, channels});
+    if (of_mean) shape = TensorShape({x.dim_size(0), 1, 1, channels});
     const int64_t pixels = shape.num_elements() / channels;
     shape.set_dim(3, filters);
     Tensor* y;
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &y));
     if (y->NumElements() == 0) return;
-    OP_REQUIRES(context, x.NumElements() > 0, InvalidArgument("there is no mean of no pixels"));
-    const std::vector<float> ones(filters, 1.0f), means = of_mean_ ? means_of(context, x) : std::vector<float>();
-    const Pixels from{of_mean_ ? means.data() : x.flat<float>().data(), nullptr, pixels, pixels / x.dim_size(0), channels};
+    const std::vector<float> ones(filters, 1.0f), means = of_mean ? means_of(context, x) : std::vector<float>();
+    const Pixels from{of_mean ? means.data() : x.flat<float>().data(), nullptr, pixels, pixels / x.dim_size(0), channels};
     const Results to{ones.data(), bias.flat<float>().data(), y->flat<float>().data(), filters, false};
     const float* w = weights.flat<float>().data();
-    with_activation(activation_, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
+    with_activation(rules_.activation, [&](auto kind) { multiply<decltype(kind)::value>(context, from, w, to); });
   }
 
  private:
@@ -260,21 +294,16 @@ class PointwiseConvBias : public OpKernel {
     }
     return means;
   }
-
-  std::string activation_;
-  bool of_mean_ = false;
 };
 
-class DepthwiseConvNorm : public ConvNorm {
+class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
  public:
-  explicit DepthwiseConvNorm(OpKernelConstruction* context) : ConvNorm(context) {}
+  using ConvNorm::ConvNorm;
 
  protected:
-  int64_t channels_of(const Tensor& weights) const override { return weights.dim_size(3); }
-
   void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const override {
     const Tensor &x = context->input(0), &weights = context->input(1);
-    with_activation(activation_, [&](auto kind) {
+    with_activation(rules_.activation, [&](auto kind) {
       const Image<decltype(kind)::value> image{rows, columns, x.dim_size(3), weights.flat<float>().data()};
       const int64_t panels = (image.channels + kPanel - 1) / kPanel, bands = (rows.out + kBandRows - 1) / kBandRows;
       // all panels of a row together, as they share its pixels' memory; apart where there is too little to do at once
@@ -370,54 +399,27 @@ class DepthwiseConvNorm : public ConvNorm {
   };
 };
 
-tensorflow::Status shape_of_result(InferenceContext* context) {
-  tensorflow::int64 stride;
-  TF_RETURN_IF_ERROR(context->GetAttr("stride", &stride));
-  ShapeHandle y, weights;
-  TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &y));
-  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 4, &weights));
-  for (int axis = 1; axis < 3; ++axis) {
-    const auto size = context->Dim(y, axis);
-    const bool known = context->ValueKnown(size);
-    const auto out = known ? context->MakeDim((context->Value(size) + stride - 1) / stride) : context->UnknownDim();
-    TF_RETURN_IF_ERROR(context->ReplaceDim(y, axis, out, &y));
-  }
-  TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(weights, 3), &y));
-  context->set_output(0, y);
-  return tensorflow::OkStatus();
-}
-
 REGISTER_OP("EmulatorPointwiseConvNorm")
     .Input("x: float").Input("weights: float")
     .Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float").Input("gate: gates * float")
-    .Attr("activation: {'linear', 'relu', 'relu6', 'swish', 'sigmoid'}").Attr("epsilon: float").Attr("stride: int >= 1").Attr("gates: int >= 0")
+    .Attr(kActivationsOrGate).Attr("epsilon: float").Attr("stride: int >= 1").Attr("gates: int >= 0")
     .Output("y: float")
-    .SetShapeFn(shape_of_result);
+    .SetShapeFn(set_shapes<PointwiseRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvNorm").Device(tensorflow::DEVICE_CPU), PointwiseConvNorm);
 
 REGISTER_OP("EmulatorPointwiseConvBias")
     .Input("x: float").Input("weights: float").Input("bias: float")
-    .Attr("activation: {'linear', 'relu', 'relu6', 'swish', 'sigmoid'}").Attr("of_mean: bool")
+    .Attr(kActivationsOrGate).Attr("of_mean: bool")
     .Output("y: float")
-    .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle y, bias;
-      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &y));
-      TF_RETURN_IF_ERROR(context->WithRank(context->input(2), 1, &bias));
-      bool of_mean;
-      TF_RETURN_IF_ERROR(context->GetAttr("of_mean", &of_mean));
-      for (int axis = 1; of_mean && axis < 3; ++axis) TF_RETURN_IF_ERROR(context->ReplaceDim(y, axis, context->MakeDim(1), &y));
-      TF_RETURN_IF_ERROR(context->ReplaceDim(y, 3, context->Dim(bias, 0), &y));
-      context->set_output(0, y);
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<BiasRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorPointwiseConvBias").Device(tensorflow::DEVICE_CPU), PointwiseConvBias);
 
 REGISTER_OP("EmulatorDepthwiseConvNorm")
     .Input("x: float").Input("weights: float")
     .Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float")
-    .Attr("activation: {'linear', 'relu', 'relu6', 'swish', 'sigmoid'}").Attr("epsilon: float").Attr("stride: int >= 1")
+    .Attr(kActivationsOrGate).Attr("epsilon: float").Attr("stride: int >= 1")
     .Output("y: float")
-    .SetShapeFn(shape_of_result);
+    .SetShapeFn(set_shapes<DepthwiseRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseConvNorm").Device(tensorflow::DEVICE_CPU), DepthwiseConvNorm);
 
 }  // namespace

@@ -156,26 +156,40 @@ void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t fir
   }
 }
 
-class DepthwiseWeightsGradient : public OpKernel {
- public:
-  explicit DepthwiseWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride_));
-    OP_REQUIRES_OK(context, context->GetAttr("kernel", &kernel_));
-    OP_REQUIRES(context, kernel_ == 3 || kernel_ == 5, InvalidArgument("kernels have 3 x 3 or 5 x 5 pixels"));
+struct Rules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(read_size(context, "stride", &stride));
+    TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel));
+    return kernel == 3 || kernel == 5 ? absl::OkStatus() : InvalidArgument("kernels have 3 x 3 or 5 x 5 pixels, not ", kernel);
   }
 
-  void Compute(OpKernelContext* context) override {
-    if (kernel_ == 3) return compute<3>(context);
-    compute<5>(context);
+  void check(Shapes* shapes) const {
+    shapes->set('k', kernel);
+    shapes->input(0, "nhwc");
+    shapes->stride("hw", "HW", stride);
+    shapes->input(1, "nHWc");
+    shapes->output(0, "kkc1");
+  }
+
+  int64_t stride, kernel;
+};
+
+class DepthwiseWeightsGradient : public CheckedKernel<Rules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
+    if (rules_.kernel == 3) return differentiate<3>(context);
+    differentiate<5>(context);
   }
 
  private:
   template <int kernel>
-  void compute(OpKernelContext* context) const {
+  void differentiate(OpKernelContext* context) const {
     const Tensor &input = context->input(0), &above = context->input(1);
-    OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
-    const Sizes sizes(input.shape(), kernel, stride_);
-    OP_REQUIRES(context, above.shape() == sizes.out(), InvalidArgument("dy has the result's shape"));
+    const Sizes sizes(input.shape(), kernel, rules_.stride);
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, sizes.weights(), &output));
     constexpr int64_t kPixel = kVectors<kernel> * kVector, kTaps = kernel * kernel;
@@ -217,8 +231,6 @@ class DepthwiseWeightsGradient : public OpKernel {
       }
     });
   }
-
-  int64_t stride_, kernel_;
 };
 
 REGISTER_OP("EmulatorDepthwiseWeightsGradient")
@@ -226,12 +238,7 @@ REGISTER_OP("EmulatorDepthwiseWeightsGradient")
     .Output("dw: float")
     .Attr("stride: int >= 1")
     .Attr("kernel: int >= 1")
-    .SetShapeFn([](InferenceContext* context) {
-      int64_t kernel;
-      TF_RETURN_IF_ERROR(context->GetAttr("kernel", &kernel));
-      context->set_output(0, context->MakeShape({kernel, kernel, context->Dim(context->input(0), 3), 1}));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<Rules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseWeightsGradient").Device(tensorflow::DEVICE_CPU), DepthwiseWeightsGradient);
 
 }  // namespace

@@ -8,28 +8,35 @@
 
 namespace native {
 
+constexpr int64_t kLeast = -126, kMost = 104;  // exponents that FP32 carries with room for rounding
 constexpr char kFractionBits[] = "fraction_bits: int = 10", kLeastExponent[] = "least_exponent: int = -14",
                kLargest[] = "largest: float = 65504.0", kBeyond[] = "beyond: float = 0.0",
                kKinds[] = "kind: {'narrow', 'unsigned zero', 'shortened'} = 'narrow'";
 
-// Sets the construction's status where an attribute is missing.
-inline Format format_of(OpKernelConstruction* construction, Kind* kind) {
-  Format format;
+// The format among an operation's attributes. `Context`: of a kernel's construction, or of a graph.
+template <typename Context>
+absl::Status read_format(Context* context, Format* to, Kind* kind) {
+  Format& format = *to;
   tensorflow::int64 fraction_bits = 10, least_exponent = -14;
   std::string name;
-  auto read = [&]() -> absl::Status {
-    TF_RETURN_IF_ERROR(construction->GetAttr("fraction_bits", &fraction_bits));
-    TF_RETURN_IF_ERROR(construction->GetAttr("least_exponent", &least_exponent));
-    TF_RETURN_IF_ERROR(construction->GetAttr("largest", &format.largest));
-    TF_RETURN_IF_ERROR(construction->GetAttr("beyond", &format.beyond));
-    return construction->GetAttr("kind", &name);
-  };
-  construction->SetStatus(read());
+  TF_RETURN_IF_ERROR(context->GetAttr("fraction_bits", &fraction_bits));
+  TF_RETURN_IF_ERROR(context->GetAttr("least_exponent", &least_exponent));
+  TF_RETURN_IF_ERROR(context->GetAttr("largest", &format.largest));
+  TF_RETURN_IF_ERROR(context->GetAttr("beyond", &format.beyond));
+  TF_RETURN_IF_ERROR(context->GetAttr("kind", &name));
+  if (!(fraction_bits >= 1 && fraction_bits < kFraction && format.largest > 0 && std::isfinite(format.largest))) {
+    return InvalidArgument("a format has 1 to 22 fraction bits and a largest number, not ", fraction_bits, " and ", format.largest);
+  }
+  const int64_t top = static_cast<int64_t>(as_bits(format.largest) >> kFraction) - 127;  // its exponent
+  const bool has_room = least_exponent <= top && least_exponent >= kLeast + fraction_bits && top <= kMost;
+  if (name != "shortened" && !has_room) {
+    return InvalidArgument("FP32 carries no format from 2^", least_exponent, " to 2^", top, " with ", fraction_bits, " fraction bits");
+  }
   format.dropped = kFraction - static_cast<int32_t>(fraction_bits);
   format.smallest_exponent = (127 + static_cast<int32_t>(least_exponent)) << kFraction;
   format.beyond_exponent = (as_bits(format.largest) & kInfinity) + (1 << kFraction);
   *kind = name == "shortened" ? Kind::kShortened : name == "narrow" ? Kind::kNarrow : Kind::kUnsignedZero;
-  return format;
+  return absl::OkStatus();
 }
 
 }  // namespace native

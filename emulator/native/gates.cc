@@ -17,16 +17,24 @@ void gradients(const float* __restrict x, const float* __restrict factor, const 
   }
 }
 
-class GateGradient : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+struct Rules : NoAttributes {
+  void check(Shapes* shapes) const {
+    shapes->input(0, "nhwc");
+    shapes->input(1, "n11c");
+    shapes->input(2, "nhwc");
+    shapes->output(0, "nhwc");
+    shapes->output(1, "n11c");
+  }
+};
 
-  void Compute(OpKernelContext* context) override {
+class GateGradient : public CheckedKernel<Rules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor &input = context->input(0), &gate = context->input(1), &above = context->input(2);
-    OP_REQUIRES(context, input.dims() == 4 && input.shape() == above.shape(), InvalidArgument("x and dy have one shape"));
     const Walk walk(input);
-    OP_REQUIRES(context, gate.NumElements() == walk.batch * walk.channels,
-                InvalidArgument("a gate has a factor for every sample and channel"));
     Tensor *of_input, *of_factor;
     OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
     OP_REQUIRES_OK(context, context->allocate_output(1, gate.shape(), &of_factor));
@@ -50,11 +58,7 @@ class GateGradient : public OpKernel {
 REGISTER_OP("EmulatorGateGradient")
     .Input("x: float").Input("factor: float").Input("dy: float")
     .Output("dx: float").Output("dfactor: float")
-    .SetShapeFn([](InferenceContext* context) {
-      context->set_output(0, context->input(0));
-      context->set_output(1, context->input(1));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<Rules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorGateGradient").Device(tensorflow::DEVICE_CPU), GateGradient);
 
 }  // namespace

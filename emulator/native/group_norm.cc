@@ -11,23 +11,25 @@ namespace {
 
 // The attributes of both directions.
 struct Norm {
-  explicit Norm(OpKernelConstruction* construction) : rounding(construction) {
+  template <typename Context>
+  absl::Status read(Context* context) {
     std::string activation;
-    OP_REQUIRES_OK(construction, construction->GetAttr("groups", &groups));
-    OP_REQUIRES_OK(construction, construction->GetAttr("contiguous", &contiguous));
-    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
-    OP_REQUIRES_OK(construction, construction->GetAttr("proxy", &proxy));
+    TF_RETURN_IF_ERROR(read_size(context, "groups", &groups));
+    TF_RETURN_IF_ERROR(context->GetAttr("contiguous", &contiguous));
+    TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
+    TF_RETURN_IF_ERROR(context->GetAttr("proxy", &proxy));
+    TF_RETURN_IF_ERROR(rounding.read(context));
     blocks = proxy ? rounding.blocks<true>(activation) : rounding.blocks<false>(activation);
+    return absl::OkStatus();
   }
 
-  // `sizes`: of the inputs after x and before the noise.
-  void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
-    check_sizes(context, sizes);
-    if (!context->status().ok()) return;
-    rounding.check(context, sizes.size() + 1, context->input(0).dim_size(0));
-    if (!context->status().ok()) return;
-    OP_REQUIRES(context, groups > 0 && context->input(0).dim_size(3) % groups == 0,
-                InvalidArgument(context->input(0).dim_size(3), " channels do not divide into ", groups, " groups"));
+  // `patterns`: of the inputs before those of a proxy.
+  void check(Shapes* shapes, std::vector<const char*> patterns) const {
+    for (int k = 0; k < 2; ++k) patterns.push_back(proxy ? "c" : "0");
+    check_inputs(shapes, patterns);
+    rounding.check(shapes, patterns.size());
+    shapes->divide('c', 's', groups);
+    shapes->output(0, "nhwc");
   }
 
   // The sums over each group's channels, at every channel.
@@ -49,19 +51,38 @@ struct Norm {
   Blocks blocks;
 };
 
-class GroupNorm : public OpKernel {
- public:
-  explicit GroupNorm(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("two_pass", &two_pass_));
+struct NormRules : Norm {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(Norm::read(context));
+    TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon));
+    return context->GetAttr("two_pass", &two_pass);
   }
 
-  void Compute(OpKernelContext* context) override {
+  void check(Shapes* shapes) const {
+    Norm::check(shapes, {"nhwc", "c", "c"});
+    shapes->output(1, "n11c");
+    shapes->output(2, "n11c");
+  }
+
+  float epsilon = 0;
+  bool two_pass = false;
+};
+
+struct GradientRules : Norm {
+  void check(Shapes* shapes) const {
+    Norm::check(shapes, {"nhwc", "nhwc", "c", "c", "n11c", "n11c"});
+    for (int k = 1; k < 5; ++k) shapes->output(k, k < 3 || proxy ? "nc" : "0c");
+  }
+};
+
+class GroupNorm : public CheckedKernel<NormRules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor& input = context->input(0);
-    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
-    const int64_t of_proxy = norm_.proxy ? last : 0;
-    norm_.check(context, {last, last, of_proxy, of_proxy});
-    if (!context->status().ok()) return;
     const Walk walk(input);
     const int64_t channels = walk.channels;
     Tensor *output, *means, *inverses;
@@ -75,13 +96,13 @@ class GroupNorm : public OpKernel {
     float *y = output->flat<float>().data(), *mean = means->flat<float>().data(), *r = inverses->flat<float>().data();
     BlockSums first_moments(walk), second_moments(walk);
     Rows factor(walk.batch, channels), shift(walk.batch, channels);
-    const std::vector<Noise> noise = norm_.rounding.noise(context, 5, walk.batch);
+    const std::vector<Noise> noise = rules_.rounding.noise(context, 5, walk.batch);
 
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const float* from = x + sample * walk.sample_size() + first;
            float *sums = first_moments.of(sample, block), *squares = second_moments.of(sample, block);
-           if (two_pass_) {
+           if (rules_.two_pass) {
              moments(from, pixels, channels, sums, squares);
            } else {
              sum_pixels(from, pixels, channels, sums, [](float v, int64_t) { return v; });
@@ -90,7 +111,7 @@ class GroupNorm : public OpKernel {
          },
          [&](int64_t sample) {
            float *own_mean = mean + sample * channels, *own_r = r + sample * channels;
-           if (two_pass_) {
+           if (rules_.two_pass) {
              set_two_pass(walk, sample, first_moments, second_moments, own_mean, own_r);
            } else {
              set_one_pass(walk, sample, first_moments, second_moments, own_mean, own_r);
@@ -102,7 +123,7 @@ class GroupNorm : public OpKernel {
            Channels rows{factor.of(sample), shift.of(sample)};
            rows.centre = centre;
            rows.outer = outer;
-           norm_.blocks.values(x + start, rows, {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, y + start);
+           rules_.blocks.values(x + start, rows, {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, y + start);
          },
          nullptr}};
     run(context, walk, phases, 2);
@@ -111,45 +132,38 @@ class GroupNorm : public OpKernel {
  private:
   void set_two_pass(const Walk& walk, int64_t sample, const BlockSums& means, const BlockSums& squares, float* mean,
                     float* r) const {
-    const Moments moments = merged(walk, sample, 1, means, squares, norm_.group_size(walk),
-                                   [this](const std::vector<double>& sums) { return norm_.group_sums(sums); });
+    const Moments moments = merged(walk, sample, 1, means, squares, rules_.group_size(walk),
+                                   [this](const std::vector<double>& sums) { return rules_.group_sums(sums); });
     for (int64_t c = 0; c < walk.channels; ++c) {
       mean[c] = static_cast<float>(moments.means[c]);
-      r[c] = 1.0f / std::sqrt(static_cast<float>(moments.variances[c]) + epsilon_);
+      r[c] = 1.0f / std::sqrt(static_cast<float>(moments.variances[c]) + rules_.epsilon);
     }
   }
 
   // variance = mean of x^2 - mean^2, in FP32.
   void set_one_pass(const Walk& walk, int64_t sample, const BlockSums& sums, const BlockSums& squares, float* mean,
                     float* r) const {
-    const double size = norm_.group_size(walk);
-    const std::vector<double> first = norm_.group_sums(sums.total(sample)), second = norm_.group_sums(squares.total(sample));
+    const double size = rules_.group_size(walk);
+    const std::vector<double> first = rules_.group_sums(sums.total(sample)), second = rules_.group_sums(squares.total(sample));
     for (int64_t c = 0; c < walk.channels; ++c) {
       mean[c] = static_cast<float>(first[c] / size);
       const float variance = static_cast<float>(second[c] / size) - mean[c] * mean[c];
-      r[c] = 1.0f / std::sqrt(std::max(variance, 0.0f) + epsilon_);
+      r[c] = 1.0f / std::sqrt(std::max(variance, 0.0f) + rules_.epsilon);
     }
   }
-
-  const Norm norm_;
-  float epsilon_ = 0;
-  bool two_pass_ = false;
 };
 
-class GroupNormGradient : public OpKernel {
+class GroupNormGradient : public CheckedKernel<GradientRules> {
  public:
-  explicit GroupNormGradient(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {}
+  using CheckedKernel::CheckedKernel;
 
-  void Compute(OpKernelContext* context) override {
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor& input = context->input(0);
-    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0, samples = input.dims() == 4 ? input.dim_size(0) : 0;
-    const int64_t of_proxy = norm_.proxy ? last : 0;
-    norm_.check(context, {input.NumElements(), last, last, samples * last, samples * last, of_proxy, of_proxy});
-    if (!context->status().ok()) return;
     const Walk walk(input);
     const int64_t channels = walk.channels;
     Tensor *of_input, *of_gamma, *of_beta, *of_centre, *of_outer;
-    const TensorShape rows({walk.batch, channels}), proxy_rows({norm_.proxy ? walk.batch : 0, channels});
+    const TensorShape rows({walk.batch, channels}), proxy_rows({rules_.proxy ? walk.batch : 0, channels});
     OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
     OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
     OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
@@ -161,7 +175,7 @@ class GroupNormGradient : public OpKernel {
     float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
           *dbeta = of_beta->flat<float>().data(), *dcentre = of_centre->flat<float>().data(),
           *douter = of_outer->flat<float>().data();
-    BlockSums slopes(walk), products(walk), arriving(norm_.proxy ? walk : Walk()), scaled(norm_.proxy ? walk : Walk());
+    BlockSums slopes(walk), products(walk), arriving(rules_.proxy ? walk : Walk()), scaled(rules_.proxy ? walk : Walk());
     Rows factor(walk.batch, channels), shift(walk.batch, channels), b(walk.batch, channels), k(walk.batch, channels);
     for (int64_t sample = 0; sample < walk.batch; ++sample) {
       scale(channels, gamma, beta, mean + sample * channels, r + sample * channels, factor.of(sample), shift.of(sample));
@@ -169,7 +183,7 @@ class GroupNormGradient : public OpKernel {
     auto channels_of = [&](int64_t sample) {
       return Channels{factor.of(sample), shift.of(sample), mean + sample * channels, b.of(sample), k.of(sample), centre, outer};
     };
-    const std::vector<Noise> noise = norm_.rounding.noise(context, 8, walk.batch);
+    const std::vector<Noise> noise = rules_.rounding.noise(context, 8, walk.batch);
     auto block_of = [&](int64_t sample, int64_t first, int64_t pixels) {
       return Block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
     };
@@ -177,11 +191,11 @@ class GroupNormGradient : public OpKernel {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
            Sums sums{slopes.of(sample, block), products.of(sample, block)};
-           if (norm_.proxy) {
+           if (rules_.proxy) {
              sums.arriving = arriving.of(sample, block);
              sums.scaled = scaled.of(sample, block);
            }
-           norm_.blocks.sums(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), sums, dx + start);
+           rules_.blocks.sums(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), sums, dx + start);
          },
          [&](int64_t sample) {
            const float *inverse = r + sample * channels, *own_factor = factor.of(sample);
@@ -192,14 +206,14 @@ class GroupNormGradient : public OpKernel {
              of_mean[c] *= gamma[c];
              of_deviation[c] *= own_factor[c];
            }
-           of_mean = norm_.group_sums(of_mean);
-           of_deviation = norm_.group_sums(of_deviation);
-           const double size = norm_.group_size(walk);
+           of_mean = rules_.group_sums(of_mean);
+           of_deviation = rules_.group_sums(of_deviation);
+           const double size = rules_.group_size(walk);
            for (int64_t c = 0; c < channels; ++c) {
              b.of(sample)[c] = static_cast<float>(-inverse[c] * inverse[c] * of_deviation[c] / size);
              k.of(sample)[c] = static_cast<float>(-inverse[c] * of_mean[c] / size);
            }
-           if (!norm_.proxy) return;
+           if (!rules_.proxy) return;
            const std::vector<double> all_arriving = arriving.total(sample), all_scaled = scaled.total(sample);
            for (int64_t c = 0; c < channels; ++c) {
              dcentre[sample * channels + c] = static_cast<float>(-outer[c] * all_arriving[c]);
@@ -208,55 +222,30 @@ class GroupNormGradient : public OpKernel {
          }},
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           norm_.blocks.gradients(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), dx + start);
+           rules_.blocks.gradients(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), dx + start);
          },
          nullptr}};
     run(context, walk, phases, 3);
   }
-
- private:
-  const Norm norm_;
 };
 
 REGISTER_OP("EmulatorGroupNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("centre: float").Input("outer: float")
     .Input("noise: count * uint64")
-    .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr(kActivations)
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Attr("epsilon: float").Attr("two_pass: bool")
     .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
-    .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle x;
-      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
-      const auto one = context->MakeDim(1);
-      const auto row = context->MakeShape({context->Dim(x, 0), one, one, context->Dim(x, 3)});
-      context->set_output(0, x);
-      context->set_output(1, row);
-      context->set_output(2, row);
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<NormRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNorm").Device(tensorflow::DEVICE_CPU), GroupNorm);
 
 REGISTER_OP("EmulatorGroupNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
     .Input("inverse_deviation: float").Input("centre: float").Input("outer: float").Input("noise: count * uint64")
-    .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr(kActivations)
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
-    .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle x;
-      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
-      bool proxy;
-      TF_RETURN_IF_ERROR(context->GetAttr("proxy", &proxy));
-      const auto row = context->MakeShape({context->Dim(x, 0), context->Dim(x, 3)});
-      const auto proxy_row = proxy ? row : context->MakeShape({context->MakeDim(0), context->Dim(x, 3)});
-      context->set_output(0, x);
-      context->set_output(1, row);
-      context->set_output(2, row);
-      context->set_output(3, proxy_row);
-      context->set_output(4, proxy_row);
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<GradientRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNormGradient").Device(tensorflow::DEVICE_CPU), GroupNormGradient);
 
 }  // namespace

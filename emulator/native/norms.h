@@ -232,7 +232,7 @@ Blocks blocks_of(const std::string& activation) {
   if (activation == "relu") return blocks_of<Activation::kRelu, proxy, Grid>();
   if (activation == "relu6") return blocks_of<Activation::kRelu6, proxy, Grid>();
   if (activation == "swish") return blocks_of<Activation::kSwish, proxy, Grid>();
-  return blocks_of<Activation::kLinear, proxy, Grid>();
+  return blocks_of<Activation::kLinear, proxy, Grid>();  // kActivations has no other
 }
 
 constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'";
@@ -240,11 +240,14 @@ constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'"
 // The attributes and the input of a norm that say what its results are rounded to.
 class NormRounding {
  public:
-  explicit NormRounding(OpKernelConstruction* construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("rounding", &rounding_));
-    format_ = format_of(construction, &kind_);
-    OP_REQUIRES(construction, kind_ != Kind::kUnsignedZero, InvalidArgument("norms round to formats with a signed zero"));
-    OP_REQUIRES_OK(construction, construction->GetAttr("count", &count_));
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("rounding", &rounding_));
+    TF_RETURN_IF_ERROR(read_format(context, &format_, &kind_));
+    TF_RETURN_IF_ERROR(context->GetAttr("count", &count_));
+    if (kind_ == Kind::kUnsignedZero) return InvalidArgument("norms round to formats with a signed zero");
+    const bool fits = count_ == (rounding_ == "random");
+    return fits ? absl::OkStatus() : InvalidArgument("rounding at random takes one tensor of noise, others none, not ", count_);
   }
 
   template <bool proxy>
@@ -266,12 +269,12 @@ class NormRounding {
     return noise;
   }
 
-  // Sets the context's status unless there is a number for each sample where there has to be.
-  void check(OpKernelContext* context, int input, int64_t batch) const {
-    OP_REQUIRES(context, (count_ > 0) == (rounding_ == "random"), InvalidArgument("rounding at random is what noise is for"));
-    OP_REQUIRES(context, count_ == 0 || context->input(input).NumElements() == batch,
-                InvalidArgument("noise is one number for each sample"));
+  // Of the noise, a number for each sample.
+  void check(Shapes* shapes, int input) const {
+    if (count_) shapes->count(input, (*shapes)['n']);
   }
+
+  int inputs() const { return count_; }
 
  private:
   template <bool proxy, Kind kind>
@@ -294,15 +297,10 @@ inline void scale(int64_t channels, const float* gamma, const float* beta, const
   }
 }
 
-// Sets the context's status unless the inputs after the first have these numbers of elements.
-inline void check_sizes(OpKernelContext* context, const std::vector<int64_t>& sizes) {
-  const Tensor& x = context->input(0);
-  OP_REQUIRES(context, x.dims() == 4 && x.NumElements() > 0,
-              InvalidArgument("a norm's input has 4 dimensions, and elements"));
-  for (size_t k = 0; k < sizes.size(); ++k) {
-    OP_REQUIRES(context, context->input(k + 1).NumElements() == sizes[k],
-                InvalidArgument("input ", k + 1, " has another shape"));
-  }
+// The inputs of a norm that begin with x, which has elements.
+inline void check_inputs(Shapes* shapes, const std::vector<const char*>& patterns) {
+  for (size_t k = 0; k < patterns.size(); ++k) shapes->input(k, patterns[k]);
+  shapes->require_positive("nhwc");
 }
 
 }  // namespace native

@@ -35,24 +35,40 @@ constexpr Parts parts_of() {
   return {&round_nearest<kind>, &round_at_random<kind>};
 }
 
-class Rounding : public OpKernel {
- public:
-  explicit Rounding(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("salt", &salt_));
-    Kind kind;
-    format_ = format_of(construction, &kind);
-    parts_ = kind == Kind::kShortened    ? parts_of<Kind::kShortened>()
-             : kind == Kind::kNarrow     ? parts_of<Kind::kNarrow>()
-                                         : parts_of<Kind::kUnsignedZero>();
+struct Rules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("salt", &salt));
+    return read_format(context, &format, &kind);
   }
 
-  void Compute(OpKernelContext* context) override {
+  // Noise is one number, or one for each sample.
+  void check(Shapes* shapes) const {
+    shapes->require(shapes->inputs() <= 2, "there is one tensor of noise");
+    if (shapes->inputs() > 1) shapes->count(1, shapes->has_axes(1) ? shapes->first_axis(0) : 1);
+    shapes->output_as(0, 0);
+  }
+
+  tensorflow::int64 salt = 0;
+  Format format;
+  Kind kind;
+};
+
+class Rounding : public CheckedKernel<Rules> {
+ public:
+  explicit Rounding(OpKernelConstruction* construction) : CheckedKernel(construction) {
+    parts_ = rules_.kind == Kind::kShortened    ? parts_of<Kind::kShortened>()
+             : rules_.kind == Kind::kNarrow     ? parts_of<Kind::kNarrow>()
+                                                : parts_of<Kind::kUnsignedZero>();
+  }
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor& input = context->input(0);
     const bool random = context->num_inputs() > 1;
     const Tensor* noise = random ? &context->input(1) : nullptr;
     const bool by_sample = random && noise->dims() > 0 && input.dims() > 0;
     const int64_t size = input.NumElements(), rows = by_sample ? input.dim_size(0) : 1;
-    OP_REQUIRES(context, !random || noise->NumElements() == rows, InvalidArgument("noise is one number for each sample"));
     Tensor* output;
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
     if (size == 0) return;
@@ -65,10 +81,10 @@ class Rounding : public OpKernel {
         const int64_t sample = k / parts, first = k % parts * kPart, start = sample * row + first;
         const int64_t own = std::min(kPart, row - first);
         if (random) {
-          const uint64_t word = word_of(salt_, numbers[sample]);
-          parts_.at_random(x + start, own, format_, word, static_cast<uint32_t>(first), y + start);
+          const uint64_t word = word_of(rules_.salt, numbers[sample]);
+          parts_.at_random(x + start, own, rules_.format, word, static_cast<uint32_t>(first), y + start);
         } else {
-          parts_.nearest(x + start, own, format_, y + start);
+          parts_.nearest(x + start, own, rules_.format, y + start);
         }
       }
     };
@@ -78,8 +94,6 @@ class Rounding : public OpKernel {
   }
 
  private:
-  tensorflow::int64 salt_ = 0;
-  Format format_;
   Parts parts_;
 };
 
@@ -88,10 +102,7 @@ REGISTER_OP("EmulatorRounding")
     .Attr("count: int >= 0").Attr("salt: int")
     .Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
     .Output("y: float")
-    .SetShapeFn([](InferenceContext* context) {
-      context->set_output(0, context->input(0));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<Rules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorRounding").Device(tensorflow::DEVICE_CPU), Rounding);
 
 }  // namespace

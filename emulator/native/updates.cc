@@ -19,19 +19,10 @@ struct Variable {
   int64_t size;
 };
 
-// InvalidArgument unless the inputs begin with `rows` lists of `count` tensors, of the same shapes.
-absl::Status check_shapes(OpKernelContext* context, int count, int rows) {
-  for (int k = count; k < count * rows; ++k) {
-    if (context->input(k).shape() != context->input(k % count).shape()) {
-      return InvalidArgument("the tensors of a variable have one shape");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status set_output_shapes(InferenceContext* context) {
-  for (int k = 0; k < context->num_outputs(); ++k) context->set_output(k, context->input(k));
-  return absl::OkStatus();
+// The inputs begin with `rows` lists of `count` tensors, of the same shapes, and the outputs are those of the first ones.
+void check_lists(Shapes* shapes, int count, int rows) {
+  for (int k = count; k < count * rows; ++k) shapes->equal(k, k % count);
+  for (int k = 0; k < shapes->outputs(); ++k) shapes->output_as(k, k);
 }
 
 // Output `k`, of the shape of input `k`, in the place of one of the `inputs` that is not needed any more.
@@ -78,8 +69,9 @@ const float* whole_gradient(const Variable& of, int64_t first, int64_t size, flo
 struct Momentum {
   static constexpr int kSlots = 1;
 
-  explicit Momentum(OpKernelConstruction* construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("momentum", &momentum));
+  template <typename Context>
+  absl::Status read(Context* context) {
+    return context->GetAttr("momentum", &momentum);
   }
 
   // The results may be in the places of the arguments.
@@ -101,10 +93,11 @@ struct Momentum {
 struct RmsProp {
   static constexpr int kSlots = 2;
 
-  explicit RmsProp(OpKernelConstruction* construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("momentum", &momentum));
-    OP_REQUIRES_OK(construction, construction->GetAttr("share", &share));
-    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon));
+  template <typename Context>
+  absl::Status read(Context* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("momentum", &momentum));
+    TF_RETURN_IF_ERROR(context->GetAttr("share", &share));
+    return context->GetAttr("epsilon", &epsilon);
   }
 
   void move(const Variable& of, int64_t first, int64_t size, float rate, const float* g) const {
@@ -126,17 +119,27 @@ struct RmsProp {
 
 // Inputs: weights, each kind of slots, gradients, of every variable; a rate, decays, a divisor. Outputs: weights, slots.
 template <typename Rule>
-class RuleUpdate : public OpKernel {
- public:
-  explicit RuleUpdate(OpKernelConstruction* construction) : OpKernel(construction), rule_(construction) {}
+struct RuleRules : Rule {
+  void check(Shapes* shapes) const {
+    constexpr int kKinds = 1 + Rule::kSlots;
+    const int count = shapes->outputs() / kKinds, more = (kKinds + 1) * count;
+    check_lists(shapes, count, kKinds + 1);
+    shapes->count(more, 1);
+    shapes->count(more + 1, count);
+    shapes->count(more + 2, 1);
+  }
+};
 
-  void Compute(OpKernelContext* context) override {
+template <typename Rule>
+class RuleUpdate : public CheckedKernel<RuleRules<Rule>> {
+ public:
+  using CheckedKernel<RuleRules<Rule>>::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     constexpr int kKinds = 1 + Rule::kSlots;  // of a variable's numbers that move
     const int count = context->num_outputs() / kKinds, more = (kKinds + 1) * count;
     const Tensor &rate = context->input(more), &decays = context->input(more + 1), &divisor = context->input(more + 2);
-    OP_REQUIRES_OK(context, check_shapes(context, count, kKinds + 1));
-    OP_REQUIRES(context, rate.NumElements() == 1 && divisor.NumElements() == 1 && decays.NumElements() == count,
-                InvalidArgument("there is one rate, one divisor, and a decay for each variable"));
     std::vector<Variable> variables(count);
     for (int k = 0; k < count; ++k) {
       auto data = [&](int kind) { return context->input(kind * count + k).flat<float>().data(); };
@@ -152,12 +155,9 @@ class RuleUpdate : public OpKernel {
     const float own_rate = rate.flat<float>()(0), own_divisor = divisor.flat<float>()(0);
     in_parts(context, variables, [&](int64_t k, int64_t first, int64_t size) {
       alignas(64) float room[kPart];
-      rule_.move(variables[k], first, size, own_rate, whole_gradient(variables[k], first, size, own_divisor, room));
+      this->rules_.move(variables[k], first, size, own_rate, whole_gradient(variables[k], first, size, own_divisor, room));
     });
   }
-
- private:
-  const Rule rule_;
 };
 
 REGISTER_OP("EmulatorMomentumUpdate")
@@ -165,7 +165,7 @@ REGISTER_OP("EmulatorMomentumUpdate")
     .Input("rate: float").Input("decays: float").Input("divisor: float")
     .Attr("count: int >= 1").Attr("momentum: float")
     .Output("new_weights: count * float").Output("new_momenta: count * float")
-    .SetShapeFn(set_output_shapes);
+    .SetShapeFn(set_shapes<RuleRules<Momentum>>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorMomentumUpdate").Device(tensorflow::DEVICE_CPU), RuleUpdate<Momentum>);
 
 REGISTER_OP("EmulatorRmsPropUpdate")
@@ -174,19 +174,30 @@ REGISTER_OP("EmulatorRmsPropUpdate")
     .Input("rate: float").Input("decays: float").Input("divisor: float")
     .Attr("count: int >= 1").Attr("momentum: float").Attr("share: float").Attr("epsilon: float")
     .Output("new_weights: count * float").Output("new_squares: count * float").Output("new_momenta: count * float")
-    .SetShapeFn(set_output_shapes);
+    .SetShapeFn(set_shapes<RuleRules<RmsProp>>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorRmsPropUpdate").Device(tensorflow::DEVICE_CPU), RuleUpdate<RmsProp>);
 
-class AverageUpdate : public OpKernel {
- public:
-  explicit AverageUpdate(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("shares", &shares_));
+struct AverageRules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    return context->GetAttr("shares", &shares);
   }
 
-  void Compute(OpKernelContext* context) override {
+  void check(Shapes* shapes) const {
+    check_lists(shapes, shapes->outputs(), 2);
+    shapes->require(static_cast<int>(shares.size()) == shapes->outputs(), "there is one share for each variable");
+  }
+
+  std::vector<float> shares;
+};
+
+class AverageUpdate : public CheckedKernel<AverageRules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
     const int count = context->num_outputs();
-    OP_REQUIRES_OK(context, check_shapes(context, count, 2));
-    OP_REQUIRES(context, static_cast<int>(shares_.size()) == count, InvalidArgument("there is one share for each variable"));
     std::vector<Variable> variables(count);
     for (int k = 0; k < count; ++k) {
       Variable& own = variables[k];
@@ -197,19 +208,16 @@ class AverageUpdate : public OpKernel {
     in_parts(context, variables, [&](int64_t v, int64_t first, int64_t size) {
       const Variable& own = variables[v];
 #pragma GCC ivdep
-      for (int64_t k = first; k < first + size; ++k) own.new_w[k] = own.w[k] - (own.w[k] - own.g[k]) * shares_[v];
+      for (int64_t k = first; k < first + size; ++k) own.new_w[k] = own.w[k] - (own.w[k] - own.g[k]) * rules_.shares[v];
     });
   }
-
- private:
-  std::vector<float> shares_;
 };
 
 REGISTER_OP("EmulatorAverageUpdate")
     .Input("averages: count * float").Input("values: count * float")
     .Attr("count: int >= 1").Attr("shares: list(float)")
     .Output("new_averages: count * float")
-    .SetShapeFn(set_output_shapes);
+    .SetShapeFn(set_shapes<AverageRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorAverageUpdate").Device(tensorflow::DEVICE_CPU), AverageUpdate);
 
 }  // namespace

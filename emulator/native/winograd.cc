@@ -340,8 +340,42 @@ void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth
   }
 }
 
-// Return whether channels are whole vectors in each group.
-bool are_whole(int64_t channels, int64_t groups) { return channels > 0 && channels % (groups * kVector) == 0; }
+// What all three operations have in common: their groups, of whole vectors of channels and of filters.
+struct GroupRules {
+  template <typename Context>
+  absl::Status read(Context* context) {
+    return read_size(context, "groups", &groups);
+  }
+
+  void check(Shapes* shapes) const {
+    shapes->require_positive("cif");
+    shapes->divide('c', 'i', groups);
+    shapes->divide('i', 'u', kVector);
+    shapes->divide('f', 'v', groups * kVector);
+  }
+
+  int64_t groups;
+};
+
+// Of the convolution, or with kernels that are `turned` of the gradient of its inputs.
+template <bool turned>
+struct ConvRules : GroupRules {
+  void check(Shapes* shapes) const {
+    shapes->input(0, turned ? "nhwf" : "nhwc");
+    shapes->input(1, "33if");
+    GroupRules::check(shapes);
+    shapes->output(0, turned ? "nhwc" : "nhwf");
+  }
+};
+
+struct WeightsRules : GroupRules {
+  void check(Shapes* shapes) const {
+    shapes->input(0, "nhwc");
+    shapes->input(1, "nhwf");
+    GroupRules::check(shapes);
+    shapes->output(0, "33if");
+  }
+};
 
 // Memory that a thread keeps from one block to the next.
 float* scratch(int64_t numbers) {
@@ -365,21 +399,15 @@ void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t cha
 
 // The convolution, or with kernels that are `turned` the gradient of its inputs.
 template <bool turned>
-class WinogradConv : public OpKernel {
+class WinogradConv : public CheckedKernel<ConvRules<turned>> {
  public:
-  explicit WinogradConv(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
-  }
+  using CheckedKernel<ConvRules<turned>>::CheckedKernel;
 
-  void Compute(OpKernelContext* context) override {
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor &input = context->input(0), &weights = context->input(1);
-    OP_REQUIRES(context, input.dims() == 4 && weights.dims() == 4 && weights.dim_size(0) == 3 && weights.dim_size(1) == 3,
-                InvalidArgument("x has four axes, and kernels are 3 x 3"));
-    const Kernels kernels(weights, groups_);
-    OP_REQUIRES(context, are_whole(kernels.of_group * groups_, groups_) && are_whole(kernels.all_filters, groups_),
-                InvalidArgument("channels and filters of a group are multiples of 16"));
+    const Kernels kernels(weights, this->rules_.groups);
     const int64_t inputs = turned ? kernels.filters : kernels.of_group, outputs = turned ? kernels.of_group : kernels.filters;
-    OP_REQUIRES(context, input.dim_size(3) == inputs * groups_, InvalidArgument("x has the channels of the kernels"));
     if (are_fours_fewer(input.shape(), inputs, outputs)) {
       convolve<InFours>(context, input, kernels, inputs, outputs);
     } else {
@@ -391,16 +419,17 @@ class WinogradConv : public OpKernel {
   template <typename Filtering>
   void convolve(OpKernelContext* context, const Tensor& input, const Kernels& kernels, int64_t inputs, int64_t outputs) {
     constexpr int64_t kPlaces = Sizes<Filtering>::kPlaces;
-    const Sizes<Filtering> sizes(input.shape(), inputs, outputs * groups_);
+    const int64_t groups = this->rules_.groups;
+    const Sizes<Filtering> sizes(input.shape(), inputs, outputs * groups);
     TensorShape shape = input.shape();
     shape.set_dim(3, sizes.all_outputs);
     Tensor *output, transformed;
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
     const int64_t of_group = kPlaces * weights_place(inputs, outputs), panel = outputs % kPanel ? kVector : kPanel;
-    OP_REQUIRES_OK(context, allocate_floats(context, groups_ * of_group, &transformed));
+    OP_REQUIRES_OK(context, allocate_floats(context, groups * of_group, &transformed));
     float* const u = transformed.flat<float>().data();
     const int64_t pieces = kernels.of_group / kVector;
-    in_threads(context, groups_ * pieces, kernels.filters * 40, [&](int64_t begin, int64_t end) {
+    in_threads(context, groups * pieces, kernels.filters * 40, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         transform_weights<Filtering>(kernels, k / pieces, k % pieces * kVector, turned, panel, u + k / pieces * of_group);
       }
@@ -408,13 +437,13 @@ class WinogradConv : public OpKernel {
     const float* x = input.flat<float>().data();
     float* y = output->flat<float>().data();
     if (sizes.is_wide) {
-      for (int64_t group = 0; group < groups_; ++group) {
+      for (int64_t group = 0; group < groups; ++group) {
         convolve_steps(context, sizes, x + group * inputs, u + group * of_group, panel, y + group * outputs);
       }
       return;
     }
     const int64_t cost = sizes.block * inputs * outputs / 4 + 1;
-    in_threads(context, groups_ * sizes.blocks, cost, [&](int64_t begin, int64_t end) {
+    in_threads(context, groups * sizes.blocks, cost, [&](int64_t begin, int64_t end) {
       float* const v = scratch(kPlaces * (sizes.place(inputs) + sizes.place(outputs)));
       float* const m = v + kPlaces * sizes.place(inputs);
       for (int64_t k = begin; k < end; ++k) {
@@ -466,46 +495,20 @@ class WinogradConv : public OpKernel {
       });
     }
   }
-
-  int64_t groups_;
 };
-
-// The shape of the first input, with as many channels as the function gives for the kernels and their groups.
-template <typename Channels>
-tensorflow::Status set_shape(InferenceContext* context, Channels channels_of) {
-  ShapeHandle x, weights, y;
-  tensorflow::shape_inference::DimensionHandle channels;
-  int64_t groups;
-  TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
-  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 4, &weights));
-  TF_RETURN_IF_ERROR(context->GetAttr("groups", &groups));
-  TF_RETURN_IF_ERROR(channels_of(weights, groups, &channels));
-  TF_RETURN_IF_ERROR(context->ReplaceDim(x, 3, channels, &y));
-  context->set_output(0, y);
-  return tensorflow::OkStatus();
-}
 
 REGISTER_OP("EmulatorWinogradConv2D")
     .Input("x: float").Input("weights: float")
     .Output("y: float")
     .Attr("groups: int >= 1")
-    .SetShapeFn([](InferenceContext* context) {
-      return set_shape(context, [context](ShapeHandle weights, int64_t, auto* channels) {
-        *channels = context->Dim(weights, 3);
-        return tensorflow::OkStatus();
-      });
-    });
+    .SetShapeFn(set_shapes<ConvRules<false>>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2D").Device(tensorflow::DEVICE_CPU), WinogradConv<false>);
 
 REGISTER_OP("EmulatorWinogradConv2DBackpropInput")
     .Input("dy: float").Input("weights: float")
     .Output("dx: float")
     .Attr("groups: int >= 1")
-    .SetShapeFn([](InferenceContext* context) {
-      return set_shape(context, [context](ShapeHandle weights, int64_t groups, auto* channels) {
-        return context->Multiply(context->Dim(weights, 2), groups, channels);
-      });
-    });
+    .SetShapeFn(set_shapes<ConvRules<true>>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2DBackpropInput").Device(tensorflow::DEVICE_CPU), WinogradConv<true>);
 
 // sums [rows, vectors * 16] += a^T b over `depth` tiles; b and the sums are of one panel; `a_row`: numbers of a tile in a.
@@ -527,22 +530,15 @@ inline void add_outer(const float* a, int64_t a_row, const float* b, int64_t dep
   }
 }
 
-class WinogradWeightsGradient : public OpKernel {
+class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
  public:
-  explicit WinogradWeightsGradient(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
-  }
+  using CheckedKernel::CheckedKernel;
 
-  void Compute(OpKernelContext* context) override {
+ protected:
+  void compute(OpKernelContext* context) override {
     const Tensor &input = context->input(0), &above = context->input(1);
-    OP_REQUIRES(context, input.dims() == 4 && above.dims() == 4, InvalidArgument("x and dy have four axes"));
-    const int64_t channels = input.dim_size(3), filters = above.dim_size(3);
-    OP_REQUIRES(context, are_whole(channels, groups_) && are_whole(filters, groups_),
-                InvalidArgument("channels and filters of a group are multiples of 16"));
-    TensorShape shape = input.shape();
-    shape.set_dim(3, filters);
-    OP_REQUIRES(context, above.shape() == shape, InvalidArgument("dy has the result's shape"));
-    if (are_fours_fewer(shape, channels / groups_, filters / groups_)) {
+    const int64_t channels = input.dim_size(3), filters = above.dim_size(3), groups = rules_.groups;
+    if (are_fours_fewer(input.shape(), channels / groups, filters / groups)) {
       differentiate<InFours>(context, input, above);
     } else {
       differentiate<InTwos>(context, input, above);
@@ -553,39 +549,39 @@ class WinogradWeightsGradient : public OpKernel {
   template <typename Filtering>
   void differentiate(OpKernelContext* context, const Tensor& input, const Tensor& above) {
     constexpr int64_t kPlaces = Sizes<Filtering>::kPlaces;
-    const int64_t filters = above.dim_size(3);
-    const Sizes<Filtering> sizes(input.shape(), input.dim_size(3) / groups_, filters);
+    const int64_t filters = above.dim_size(3), groups = rules_.groups;
+    const Sizes<Filtering> sizes(input.shape(), input.dim_size(3) / groups, filters);
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3, 3, sizes.inputs, filters}), &output));
     const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
     const int64_t panel = sizes.outputs % kPanel ? kVector : kPanel;
     const int64_t width = std::min(sizes.inputs, kInputsOfItem), pieces = (sizes.inputs + width - 1) / width;
     // no part is without a tile, so that all sums are begun
-    const int64_t shared = sizes.is_wide ? 1 : std::min(kParts / (pieces * groups_), sizes.blocks);
+    const int64_t shared = sizes.is_wide ? 1 : std::min(kParts / (pieces * groups), sizes.blocks);
     const int64_t wanted = std::max<int64_t>({shared, (sizes.tiles + kTilesOfPart - 1) / kTilesOfPart, 1});
     const int64_t tiles_of_part = (sizes.tiles + wanted - 1) / wanted;
     const int64_t parts = tiles_of_part ? (sizes.tiles + tiles_of_part - 1) / tiles_of_part : 0;
     const int64_t of_place = weights_place(sizes.inputs, sizes.outputs);
     const int64_t of_group = kPlaces * of_place;  // sums: [parts, groups, places, panels of [inputs, panel]]
     Tensor summed;
-    OP_REQUIRES_OK(context, allocate_floats(context, parts * groups_ * of_group, &summed));
+    OP_REQUIRES_OK(context, allocate_floats(context, parts * groups * of_group, &summed));
     float* const sums = summed.flat<float>().data();
     if (sizes.is_wide) {
-      for (int64_t k = 0; k < parts * groups_; ++k) {
-        const int64_t group = k % groups_, start = k / groups_ * tiles_of_part;
+      for (int64_t k = 0; k < parts * groups; ++k) {
+        const int64_t group = k % groups, start = k / groups * tiles_of_part;
         sum_steps(context, sizes, x + group * sizes.inputs, dy + group * sizes.outputs, panel, start,
                   std::min(start + tiles_of_part, sizes.tiles), sums + k * of_group);
         if (!context->status().ok()) return;
       }
     } else {
       const int64_t cost = tiles_of_part * width * sizes.outputs / 4 + 1;
-      in_threads(context, parts * groups_ * pieces, cost, [&](int64_t begin, int64_t end) {
+      in_threads(context, parts * groups * pieces, cost, [&](int64_t begin, int64_t end) {
         float* const v = scratch(kPlaces * (sizes.place(width) + sizes.place(sizes.outputs)));
         float* const m = v + kPlaces * sizes.place(width);
         for (int64_t k = begin; k < end; ++k) {
-          const int64_t piece = k % pieces, group = k / pieces % groups_, part = k / (pieces * groups_);
+          const int64_t piece = k % pieces, group = k / pieces % groups, part = k / (pieces * groups);
           const int64_t own = std::min(width, sizes.inputs - piece * width);
-          float* to = sums + (part * groups_ + group) * of_group + piece * width * panel;
+          float* to = sums + (part * groups + group) * of_group + piece * width * panel;
           const int64_t start = part * tiles_of_part, end_of_part = std::min(start + tiles_of_part, sizes.tiles);
           for (int64_t first = start; first < end_of_part; first += sizes.block) {
             const int64_t last = std::min(first + sizes.block, end_of_part);
@@ -601,13 +597,13 @@ class WinogradWeightsGradient : public OpKernel {
     }
     float* dw = output->flat<float>().data();
     const int64_t vectors = sizes.outputs / kVector;
-    in_threads(context, groups_ * vectors, sizes.inputs * parts * kPlaces * kVector + 1, [&](int64_t begin, int64_t end) {
+    in_threads(context, groups * vectors, sizes.inputs * parts * kPlaces * kVector + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         const int64_t group = k / vectors, o = k % vectors * kVector;
         for (int64_t c = 0; c < sizes.inputs; ++c) {
           Numbers du[kPlaces];
           for (int64_t part = 0; part < parts; ++part) {
-            const float* own = sums + (part * groups_ + group) * of_group + panel_place(c, o, sizes.inputs, panel);
+            const float* own = sums + (part * groups + group) * of_group + panel_place(c, o, sizes.inputs, panel);
             for (int64_t i = 0; i < kPlaces; ++i, own += of_place) du[i] = du[i] + Numbers(own);
           }
           gather<Filtering>(du, sizes.inputs * filters, dw + c * filters + group * sizes.outputs + o);
@@ -680,22 +676,13 @@ class WinogradWeightsGradient : public OpKernel {
       for (int j = 0; j < 3; ++j) taps[j].store(dw + (i * 3 + j) * tap);
     }
   }
-
-  int64_t groups_;
 };
 
 REGISTER_OP("EmulatorWinogradConv2DBackpropFilter")
     .Input("x: float").Input("dy: float")
     .Output("dw: float")
     .Attr("groups: int >= 1")
-    .SetShapeFn([](InferenceContext* context) {
-      int64_t groups;
-      TF_RETURN_IF_ERROR(context->GetAttr("groups", &groups));
-      tensorflow::shape_inference::DimensionHandle channels;
-      TF_RETURN_IF_ERROR(context->Divide(context->Dim(context->input(0), 3), groups, true, &channels));
-      context->set_output(0, context->MakeShape({3, 3, channels, context->Dim(context->input(1), 3)}));
-      return tensorflow::OkStatus();
-    });
+    .SetShapeFn(set_shapes<WeightsRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2DBackpropFilter").Device(tensorflow::DEVICE_CPU), WinogradWeightsGradient);
 
 }  // namespace
