@@ -775,7 +775,7 @@ def test_instances_with_other_options_are_refused_by_name(tmp_path):
 
 def test_instances_with_other_code_are_refused_by_name(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns(".git", ".venv", "logs", "__pycache__", "docs", "test")
-    configs = [{"code": consistency.code_version(), "options": {}, "data": {}}]
+    configs = [{"code": consistency.code_version(), "kernels": "native-a", "options": {}, "data": {}}]
     for name, more in (("copy", ""), ("changed", "# another line\n")):
         shutil.copytree(ROOT, tmp_path / name, ignore=ignored)
         with open(tmp_path / name / "log.py", "a") as file:
@@ -786,6 +786,8 @@ def test_instances_with_other_code_are_refused_by_name(tmp_path, monkeypatch):
     consistency.compare(configs[:2], cluster)
     with pytest.raises(OptionError, match=r"instance 1 \(b:1\) runs other code than instance 0: \w{12}, tensorflow"):
         consistency.compare([configs[0], configs[2]], cluster)
+    with pytest.raises(OptionError, match=r"instance 1 \(b:1\) has native-b, .*Set HARNESS_KERNELS=0 for all instances"):
+        consistency.compare([configs[0], {**configs[0], "kernels": "native-b"}], cluster)
 
 
 def namespaces(names: Sequence[str]) -> bool:

@@ -184,6 +184,13 @@ def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkey
     succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--stop-after", 1)
     resumed = ("restore", "--restore-path", tmp_path / "run", "--dry-run")
     assert "was computed with" not in succeed(*resumed).out
+    with monkeypatch.context() as patch:
+        patch.setenv("TF_CPP_VMODULE", "none=1")  # changes no bit
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "0")  # nor does this
+        assert "was computed with" not in succeed(*resumed).out
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+        patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+        assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1: from here on" in succeed(*resumed).out
     monkeypatch.setattr(machine, "cores", lambda: 77)
     told = succeed(*resumed).out
     assert "ckpt-1 was computed with " in told and "77 cores: from here on the last places" in told

@@ -26,6 +26,23 @@ _OF_DATA, _NO_MEMORY = "DataError: ", "OOM when allocating"  # in a line of Tens
 _STARVED = re.compile(
     r"""[^'"\\]*(?:failed to map segment|cannot allocate memory|can't start new thread)[^'"\\]*""", re.IGNORECASE
 )
+KERNELS_FLAG = "--tf_xla_persistent_cache_"  # begins the flags of XLA's that are of kernels on the disk
+_VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_", "CUBLAS_", "NVIDIA_")  # on which TensorFlow's work depends
+_NO_MATTER = ("TF_CONFIG", "TF_CPP_", "TF_POPLAR_", "TF_GPU_ALLOCATOR", "TF_FORCE_GPU_", "CUDA_VISIBLE_", "NVIDIA_VISIBLE_")
+_USUAL = {
+    "TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0", "TF_DETERMINISTIC_OPS": "0",
+}  # fmt: skip
+
+
+def settings() -> dict[str, str]:
+    """Return the variables of the environment that choose TensorFlow's kernels or threads, on which the last places of sums
+    depend, unless they say what TensorFlow does without them."""
+    chosen = {}
+    for name, value in sorted(os.environ.items()):
+        words = " ".join(word for word in value.split() if not word.startswith(KERNELS_FLAG))
+        if name.startswith(_VARIABLES) and not name.startswith(_NO_MATTER) and words not in ("", _USUAL.get(name)):
+            chosen[name] = words
+    return chosen
 
 
 def import_tensorflow(level: str = "2") -> None:

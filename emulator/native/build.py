@@ -8,25 +8,27 @@ Where there is none, one line says so, and everything works without.
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
+import fcntl
+import hashlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from base.process import command_line
+from base.storage import files
 from emulator.native import library
 from emulator.plan import machine
 
 _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
 _AT_ONCE = 4  # compilers, each of which takes some 900 MB
-_COMPILERS = ("c++", "g++", "clang++")
 _WITHOUT = "everything works without them, norms, convolutions and inference more slowly"
 
 
@@ -36,40 +38,53 @@ def main(argv: list[str]) -> int:
         prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.parse_args(argv)
-    target = library.path()
-    shown = target.relative_to(_ROOT) if target.is_relative_to(_ROOT) else target
-    if library.is_built():
-        print(f"The kernels are built: {shown}")
-        return 0
-    compiler = _compiler()
-    if not compiler:
-        print(f"The kernels are not built: there is no C++ compiler ({', '.join(_COMPILERS)}); {_WITHOUT}")
+    compiler = library.compiler()
+    if not compiler and not library.newest():
+        print(f"The kernels are not built: there is no C++ compiler ({', '.join(library.COMPILERS)}); {_WITHOUT}")
         return 0
     began = time.perf_counter()
     try:
-        _compile(compiler, target)
+        with _alone(library.built()):
+            digest = _digest(compiler) if compiler else "*"
+            found = library.newest(digest)
+            target = found or library.built() / f"{library.name()}-{digest}.so"
+            if not found:
+                _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
         code = getattr(error, "returncode", None)
         told = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")
         reason = next((line for line in told.splitlines() if "error" in line), told.strip()[-300:])
         print(f"The kernels are not built: {reason}; {_WITHOUT}")
         return 0
-    print(f"The kernels are built in {time.perf_counter() - began:.0f} s: {shown}")
+    took = "" if found else f" in {time.perf_counter() - began:.0f} s"
+    print(f"The kernels are built{took}: {target.relative_to(_ROOT) if target.is_relative_to(_ROOT) else target}")
     return 0
 
 
-def _compiler() -> list[str] | None:
-    """The command, with CXX's own options."""
-    words = shlex.split(os.environ.get("CXX", ""))
-    if words:
-        return words
-    return next(([found] for found in map(shutil.which, _COMPILERS) if found), None)
+def _digest(compiler: list[str]) -> str:
+    """Return a digest of the compiler, by its options and what it says of its version: others may sum in another order."""
+    said = _run(*compiler, "--version")
+    return hashlib.sha256(repr((compiler[1:], said)).encode()).hexdigest()[:8]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for other builds into a folder, and remove what those that were killed have left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for left in folder.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left != lock and left.suffix != ".so":
+                left.unlink(missing_ok=True)
+        yield
 
 
 def _compile(compiler: list[str], target: Path) -> None:
     """Write the library, whole or not at all, and remove the oldest of those of other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
-    target.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=target.parent) as folder,
         ThreadPoolExecutor(min(machine.cores(), _AT_ONCE)) as pool,
@@ -84,14 +99,14 @@ def _compile(compiler: list[str], target: Path) -> None:
         made = Path(folder) / target.name
         objects = list(pool.map(compiled, sorted(library.FOLDER.glob("*.cc"))))
         _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
-        made.replace(target)
+        files.write_atomically(target, library.sealed(made.read_bytes()))
     libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
     for old in libraries[:-_KEPT]:  # those of other processors that share the folder stay
         old.unlink(missing_ok=True)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
+def _run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from base.errors import DataError, OptionError
 from base.fields import ONE_CALL
 from base.process import command_line, commands
 from base.storage.files import NotRegular
-from emulator.native import library
 from emulator.plan.plan import PlanError
 from emulator.plan.precision import Precision
 from harness.checkpoints import find, npz_weights, run_record
@@ -72,7 +71,7 @@ def start(
     parsed = parse(argv, script, origin.recorded, origin.folder)
     if parsed is None:
         return None
-    notes = (*parsed.notes, *origin.check_source(parsed.options), *_without_kernels())
+    notes = (*parsed.notes, *origin.check_source(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
     other_data = (*_other_names(run, origin), *(() if training else other_pictures(run, origin.recorded)))
     run = replace(run, notes=(*run.notes, *other_data))
@@ -210,12 +209,6 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
     return [
         "warning: the classes have other names, or another order, than in the training, whose classes the network has learnt"
     ]
-
-
-def _without_kernels() -> list[str]:
-    """A line where nothing has compiled the kernels: an installation does not, while a checkout's make does."""
-    unbuilt = not commands.in_checkout() and not library.is_built() and not library.switched_off()
-    return ["the kernels in C++ are not built, without which norms are slower: cnn kernels builds them"] if unbuilt else []
 
 
 def _checked(run: Run, training: bool, refusing: bool) -> Run:

@@ -25,8 +25,7 @@ def code_version() -> str:
     packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
     for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
         digest.update(file.name.encode() + file.read_bytes())
-    versions_of = [f"{name} {versions.installed(name)}" for name in _PACKAGES]
-    return ", ".join([digest.hexdigest(), *versions_of, library.identity() or "no native kernels"])
+    return ", ".join([digest.hexdigest(), *(f"{name} {versions.installed(name)}" for name in _PACKAGES)])
 
 
 def config(run: Run) -> dict[str, Any]:
@@ -38,7 +37,8 @@ def config(run: Run) -> dict[str, Any]:
     data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated ones have none
     logging = run.options.logging
     place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
-    return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
+    common = {"code": code_version(), "kernels": library.identity() or "no native kernels"}
+    return {**common, "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
 
 
 def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
@@ -50,6 +50,11 @@ def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
             raise OptionError(
                 f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}; install the same "
                 "everywhere"
+            )
+        if config["kernels"] != leader["kernels"]:
+            raise OptionError(
+                f"{who} has {config['kernels']}, instance 0 {leader['kernels']}: kernels are built for one model of "
+                f"processor. Set {library.SWITCH}=0 for all instances, or run `make kernels` on equal processors"
             )
         for what, shown in (("options", "--{}"), ("data", "data set: {}")):
             other = [name for name in leader[what] if config[what].get(name) != leader[what][name]]

@@ -35,6 +35,7 @@ from base.fields import NOT_IN_GRAPH
 from base.process import tf_runtime
 from base.storage import cache as user_cache
 from base.storage import files, input_files
+from emulator.native import library
 from harness.options.sections import with_trait
 from harness.processes.consistency import code_version
 from harness.run.run import Run
@@ -46,14 +47,11 @@ SUFFIX, _KERNELS = ".program", "passes/"
 MAX_BYTES = 1 << 30  # of an entry, packed and unpacked
 _DIGEST = 64  # characters of it, before the archive
 _XLA_FLAGS = "TF_XLA_FLAGS"
-_KERNELS_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of kernels on the disk
-_FOLDER = f"{_KERNELS_FLAG}directory="
+_FOLDER = f"{tf_runtime.KERNELS_FLAG}directory="
 _STALE = 86400  # seconds after which a folder of kernels that is left was of a killed process
 _ROOM = 256 << 20  # bytes free, for the kernels of any network here
 # the variable and the flag that tell the original its folder
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
-_VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
-_NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", _XLA_FLAGS, _POPLAR_FLAGS, "TF_CONFIG")
 _OF_STREAM = ("seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache")  # and not of a micro-batch
 _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
@@ -77,7 +75,7 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     theirs each time, and so does a run for which XLA is told more than where its kernels are, as other parts of a graph may
     be compiled then."""
     device = run.options.device
-    if not all(word.startswith(_KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
+    if not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
         return None
     if (
         not device.executable_cache
@@ -242,8 +240,9 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "data": [type(run.data_source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
         "request": {name: value for name, value in vars(request).items() if name not in _OF_STREAM},
         "code": code_version(),
+        "kernels": library.identity(),
         "processor": _processor(),
-        "environment": {k: v for k, v in os.environ.items() if k.startswith(_VARIABLES) and k not in _NO_MATTER},
+        "environment": tf_runtime.settings(),
         **more,
     }
 
@@ -251,13 +250,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _processor() -> list[Any]:
     """Return the features of the processor that XLA compiles for."""
-    features = [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0))]
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        features += [
-            next((line for line in lines if line.startswith(name)), "") for name in ("model name", "model\t", "flags")
-        ]
-    return features
+    return [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0)), library.features()]
 
 
 def _packed(members: Mapping[str, bytes], text: str) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from base.process import tf_runtime
 from Datasets._spec import DataSource, ReadRequest
 from emulator.cost_model.workload import Workload
 from emulator.native import library
@@ -22,6 +23,8 @@ from harness.run.length import TrainingLength
 from LR_Schedules._schedule import highest
 from Models._norms import Norm
 from Models._segments import Segment
+
+PARTS = ", "  # between those of what decides the last places of sums
 
 HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md, benchmarks/NOTES.md
 
@@ -146,10 +149,14 @@ class Run:
 
     @property
     def arithmetic(self) -> str:
-        """The kernels of this process, and its cores or GPUs: with others the last places of sums differ."""
+        """The kernels of this process, its cores or GPUs, and what the environment asks of TensorFlow, in parts: with others
+        the last places of sums differ."""
         cores = machine.cores()
         where = "GPUs" if self.plan.stage_devices[0].startswith("/gpu") else f"{cores} core{'s' * (cores > 1)}"
-        return f"{library.identity() or 'no native kernels'}, {where}"
+        return PARTS.join([
+            library.identity() or "no native kernels", where,
+            *(f"{name}={value.replace(PARTS, ',')}" for name, value in tf_runtime.settings().items()),
+        ])  # fmt: skip
 
     def summary(self) -> str:
         """The head of a log: the run in a few lines."""
@@ -161,7 +168,7 @@ class Run:
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
             self.plan.summary(self.trace.variables),
-            f"Kernels: {library.identity() or 'those of TensorFlow and XLA alone'}",
+            f"Kernels: {library.described()}",
             *self._updates(),
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "

@@ -25,7 +25,7 @@ from harness.processes.team import Team
 from harness.run.data import recorded_places
 from harness.run.origin import TrainingOrigin
 from harness.run.recorded_arguments import ARITHMETIC, changed_data
-from harness.run.run import Run
+from harness.run.run import PARTS, Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
 IN_ITS_FOLDER = "a resumed run goes on in its own folder"
@@ -305,12 +305,15 @@ def _check_seed(run: Run, latest: Checkpoint) -> None:
 
 def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
     """A line where a checkpoint was computed in another way than this call computes."""
-    before = state_file.read(latest).get(ARITHMETIC)
-    if before in (None, run.arithmetic):
+    recorded = state_file.read(latest).get(ARITHMETIC)
+    if recorded in (None, run.arithmetic):
         return []
+    before, now = recorded.split(PARTS), run.arithmetic.split(PARTS)
+    was = PARTS.join(part for part in before if part not in now)
+    here = PARTS.join(part for part in now if part not in before)
     return [
-        f"{latest.name} was computed with {before}, this call computes with {run.arithmetic}: from here on the last places "
-        "of sums may differ from those of a run that was not stopped"
+        f"{latest.name} was computed with {was or f'no {here}'}, this call computes with {here or f'no {was}'}: from here "
+        "on the last places of sums may differ from those of a run that was not stopped"
     ]
 
 

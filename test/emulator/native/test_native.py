@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,11 +10,10 @@ import tensorflow.compat.v1 as tf
 from commands import succeed, timeless
 
 from base.gradient_rules import gradients
-from base.plugins import ROOT
 from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.rounding import Rounding
 from emulator.layers.tensor_layers import MOMENTS, TensorLayers
-from emulator.native import build, library
+from emulator.native import library
 from emulator.program.runtime import new_graph
 from Models._norms import BatchNorm, GroupNorm
 
@@ -348,32 +345,3 @@ def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
         assert (f"Kernels: {library.path().stem}" in result.out) == (switch == "1")
         losses[switch] = [float(row["loss_batch"]) for row in timeless(tmp_path / switch / "training.csv")]
     np.testing.assert_allclose(losses["1"], losses["off"], rtol=1e-3)
-
-
-def test_without_a_compiler_a_line_says_so(tmp_path, monkeypatch, capsys):
-    target = tmp_path / "built" / "native-0.so"
-    monkeypatch.setattr(library, "path", lambda: target)
-    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
-    monkeypatch.delenv("CXX", raising=False)
-    assert build.main([]) == 0 and not library.identity()
-    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; sys.exit(\"error: no\")'")
-    assert build.main([]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.partition("; ")[0] for line in told] == [
-        "The kernels are not built: there is no C++ compiler (no-such-compiler)", "The kernels are not built: error: no"
-    ]  # fmt: skip
-    assert not list(target.parent.glob("*"))
-
-
-@needs_kernels
-def test_a_damaged_library_is_named(tmp_path):
-    """In a process of its own, as a loaded library stays."""
-    code = (
-        "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from emulator.native import library\n"
-        "bad = pathlib.Path(sys.argv[2]); bad.write_bytes(b'no library'); library.path = lambda: bad\n"
-        "try:\n    library.load()\nexcept OSError as error:\n    print(error)"
-    )
-    command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "native-0.so")]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"{tmp_path}/native-0.so cannot be loaded (") and "make kernels" in told
