@@ -60,11 +60,14 @@ def test_other_data_do_not_rename_what_the_weights_know(moved, tmp_path):
     assert shown(out) == NAMES and "named as in the training; in the data they have other names" in out
 
 
-def test_a_run_that_goes_on_keeps_the_names_that_its_weights_know(moved, tmp_path):
+def test_a_run_goes_on_with_the_names_that_its_weights_know_alone(moved, tmp_path):
+    """With as many others it went on with shifted labels; validation counted them as wrong."""
     folder = shutil.copytree(moved / "run", tmp_path / "run")
     other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
     before = (folder / "inference.json").read_bytes()
-    succeed("restore", "--restore-path", folder, "--data-dir", other, "--iterations", 2)
+    for words in (("restore", "--iterations", 2), ("validation",)):
+        refused = run(*words, "--restore-path", folder, "--data-dir", other)
+        assert refused.code == 2 and "as zebra for größe" in refused.err and refused.err.count("\n") == 1
     assert (folder / "inference.json").read_bytes() == before
 
 
