@@ -311,9 +311,10 @@ def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
     before, now = recorded.split(PARTS), run.arithmetic.split(PARTS)
     was = PARTS.join(part for part in before if part not in now)
     here = PARTS.join(part for part in now if part not in before)
+    then, now = (f"with {own}" if own else f"without {other}" for own, other in ((was, here), (here, was)))
     return [
-        f"{latest.name} was computed with {was or f'no {here}'}, this call computes with {here or f'no {was}'}: from here "
-        "on the last places of sums may differ from those of a run that was not stopped"
+        f"{latest.name} was computed {then}, this call computes {now}: from here on the last places of sums may differ "
+        "from those of a run that was not stopped"
     ]
 
 
