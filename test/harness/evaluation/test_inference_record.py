@@ -65,7 +65,7 @@ def test_a_run_goes_on_with_the_names_that_its_weights_know_alone(moved, tmp_pat
     folder = shutil.copytree(moved / "run", tmp_path / "run")
     other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
     before = (folder / "inference.json").read_bytes()
-    for words in (("restore", "--iterations", 2), ("validation",)):
+    for words in (("restore", "--iterations", 2), ("validation", "--validation-split", 0.5)):
         refused = run(*words, "--restore-path", folder, "--data-dir", other)
         assert refused.code == 2 and "as zebra for größe" in refused.err and refused.err.count("\n") == 1
     assert (folder / "inference.json").read_bytes() == before
