@@ -29,7 +29,7 @@ PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness",
 # scripts with flags of their own, by the page that prints them, and flags of other programs
 TOOLS = {
     "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
-    "reading-a-run.md": ("weight_avg.py", "harness/report_page/report_options.py", "tools/runs.py"),
+    "reading-a-run.md": ("weight_avg.py", "tools/report.py", "tools/runs.py"),
     "export.md": ("harness/export/export_options.py",),
     "comparison.md": ("harness/export/export_options.py",),
     "half-precision.md": ("tools/compare_runs.py",),

@@ -56,21 +56,15 @@ def test_the_page_needs_nothing_else(tmp_path):
     out = succeed("plan", *words, "--html", page).out
     assert "predicted on POD16" in out and "predicted on BOW-POD16" in out
     text = page.read_text()
-    assert text.count("<svg") >= 16 and 'name="viewport"' in text
+    assert text.count("<svg") >= 12 and 'name="viewport"' in text
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     for picture in pictures:
         checked(picture, room=375 - 38)  # without the page's and the figure's edges
-    for picture in ("Images a second, and memory", "Memory of each IPU", "Schedules", "on other systems"):
-        assert picture in text
-    bars = [picture for picture in pictures if "The same global batch on other systems" in picture]
-    assert len(bars) == 4
-    for bar in bars:  # each of the plan's replicas x accumulation
-        batches = {int(n) * int(a) for n, a in re.findall(r"img/sec, (\d+) replicas? x (\d+)<", bar)}
-        assert len(batches) == 1
     told = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
-    for (system, rate), bar in zip(told, bars, strict=True):
-        assert f">{system}: {rate} img/sec" in bar
+    rates = next(picture for picture in pictures if "Images a second, and memory" in picture)
+    assert len(told) == 4 and all(rate in rates for _, rate in told)
+    assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 
 def test_several_systems_keep_the_global_batch():

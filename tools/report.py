@@ -17,27 +17,66 @@ if __name__ == "__main__":  # before slow imports
 
     startup.begin("cnn report")
 
+import argparse
 import sys
 from functools import partial
+from pathlib import Path
 
+from base.errors import OptionError
 from base.fields import printable
+from base.process import command_line
+from base.storage import files
+from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
-from harness.report_page import measuring, page, report_options, run_folder
-from harness.report_page.page import Reported
+from harness.report_page import measuring, page, run_folder
+from harness.report_page.page import FILE, MAX_RUNS, Reported
 from harness.report_page.run_folder import RunFolder
+from harness.reports import output
 
 
 def main(argv: list[str]) -> int:
     """parse -> read -> evaluate -> write."""
-    request = report_options.parse(argv, __doc__)
-    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in request.runs]
-    report_options.check(request)
+    given = _parsed(argv)
+    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in given.runs.values()]
+    own = runs[0][0].path / FILE
+    target = Path(given.html) if given.html else own
+    may_replace = (FILE,) * (len(runs) == 1 and target.resolve() == own.resolve())
+    kind = output.ANY if target.is_symlink() and not given.html else output.PAGE  # the page takes the link's place
+    output.check(str(target), kind, "give --html FILE elsewhere, or make the folder writable", may_replace)
     left_out = "--no-evaluation was given"
-    reported = [_evaluated(*each) if request.evaluate else Reported(each[0], missing=left_out) for each in runs]
-    report_options.write(request, page.of(reported))
-    print(printable(str(request.target)))
+    text = page.of([Reported(each[0], missing=left_out) if given.no_evaluation else _evaluated(*each) for each in runs])
+    if given.html:  # through a link, or into a pipe
+        output.write_atomically(given.html, text, output.PAGE, may_replace)
+    else:
+        files.write_atomically(target, text)
+    print(printable(str(target)))
     return 0
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """Return the options; `runs`: folder and checkpoint by path, each once."""
+    parser = command_line.Parser(
+        prog="cnn report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or checkpoints in them, at most {MAX_RUNS}")
+    parser.add_argument("--html", metavar="FILE", help=f"the page (default: {FILE} in the folder of a single run)")
+    parser.add_argument("--no-evaluation", action="store_true", help="the rows alone, without checkpoints and data")
+    given = parser.parse_args(argv)
+    given.runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
+    if len(given.runs) > MAX_RUNS:
+        raise OptionError(f"{len(given.runs)} runs: at most {MAX_RUNS} fit on a page; give fewer")
+    if given.html is None and len(given.runs) > 1:
+        raise OptionError(f"{len(given.runs)} runs have no common folder for their page: give --html FILE")
+    return given
+
+
+def _run(path: Path) -> tuple[Path, Checkpoint | None]:
+    """Return the run's folder, and the checkpoint if the path names one."""
+    if path.is_dir() or not find.prefix(path).with_name(f"{find.prefix(path).name}.index").exists():
+        return path, None
+    (checkpoint,) = find.select(find.prefix(path))
+    return find.run_folder(path), checkpoint
 
 
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:

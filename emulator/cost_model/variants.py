@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from emulator.cost_model.systems import SYSTEMS, System
+from emulator.cost_model.systems import System
 from emulator.cost_model.workload import Workload
 
 LARGEST_PIPELINE = 16  # stages that are looked at
@@ -65,8 +65,3 @@ def undivided(workload: Workload, system: System) -> str:
         f"global batch {plan.global_batch} does not divide among {most} replicas with micro-batch {plan.micro_batch_size}: "
         f"give --global-batch-size {batches}"
     )
-
-
-def family(system: System) -> tuple[System, ...]:
-    """All systems of the same IPUs, the smallest first."""
-    return tuple(each for each in SYSTEMS.values() if each.ipu is system.ipu)

@@ -7,8 +7,6 @@ from dataclasses import asdict
 
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import System
-from emulator.cost_model.workload import Workload
 from emulator.plan.schedules import SCHEDULES
 from harness.pod_planning import table
 from harness.pod_planning.planned_config import Planned
@@ -54,7 +52,7 @@ def _section(planned: Planned) -> str:
         [
             markup.heading(2, f"{planned.name}, predicted on {prediction.system.name}"),
             markup.facts(facts),
-            markup.charts([*pictures, _scaling(prediction)]),
+            markup.charts(pictures),
             markup.folded("Numbers", markup.text(table.one(planned))),
         ]
     )
@@ -107,34 +105,12 @@ def _schedules(prediction: Prediction) -> str:
     """Return bars of images a second, one for each schedule of the plan's stages."""
     rows = []
     for schedule in SCHEDULES:
-        other = _varied(prediction, variants.scheduled(prediction.workload, schedule), prediction.system)
+        workload, timing = variants.scheduled(prediction.workload, schedule), prediction.timing
+        other = predict(workload, prediction.system, timing.constants, timing.costs)
         words = f"{schedule}: {other.timing.images_per_second:,.0f} img/sec, {other.fullest.total / MIB:,.0f} MiB"
         own = schedule == prediction.workload.plan.schedule
         rows.append((words, other.timing.images_per_second, BLUE if own else GREY))
     return _bars("Schedules", rows)
-
-
-def _scaling(prediction: Prediction) -> str:
-    """Return bars of images a second, one for each system of the same IPUs: the plan on its own system, and on the others as
-    many replicas of it as they hold, of a training with the same global batch."""
-    rows, workload = [], prediction.workload
-    for system in variants.family(prediction.system):
-        own = system is prediction.system
-        other = workload if own else variants.scaled(workload, system)
-        if other is None:
-            rows.append((f"{system.name}: does not hold this plan", 0.0, GREY))
-            continue
-        rate = _varied(prediction, other, system).timing.images_per_second
-        replicas = f"{other.plan.total_replicas} replica{'s' if other.plan.total_replicas > 1 else ''}"
-        accumulation = f" x {other.plan.accumulation}" if workload.training else ""
-        rows.append((f"{system.name}: {rate:,.0f} img/sec, {replicas}{accumulation}", rate, BLUE if own else GREY))
-    same = "global batch" if workload.training else "micro-batch"
-    return _bars(f"The same {same} on other systems", rows)
-
-
-def _varied(prediction: Prediction, workload: Workload, system: System) -> Prediction:
-    """Return the prediction of another workload by a prediction's constants and costs of segments."""
-    return predict(workload, system, prediction.timing.constants, prediction.timing.costs)
 
 
 def _rates(planned: Sequence[Planned]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from base.errors import OptionError
 from base.fields import ONE_CALL, PER_INSTANCE
@@ -17,18 +17,12 @@ _OF_THE_DATA = "num_classes"  # recorded with every run
 _SHOWN = ("config", "data_dir", "init_path")  # though they belong to one call, or to one host
 
 
-class Difference(NamedTuple):
-    """An option with its value, and the default of this kind of run."""
-
-    option: str
-    value: str
-    default: str
-
-
-def from_defaults(run: RunFolder) -> list[Difference]:
-    """The options whose values are not the defaults of the run's network, data, curve and update rule; OptionError where
-    these are not known to this version."""
+def from_defaults(run: RunFolder) -> list[tuple[str, str, str]]:
+    """Return (option, value, default) where a value is not the default of the run's network, data, curve and update rule;
+    OptionError where these are not known."""
     options = run.options
+    if not options:
+        raise OptionError("arguments.json is missing")
     words = [word for name in _DECIDING if options.get(name) for word in (flag(name), str(options[name]))]
     known = cli.parse(words, "train", environ={})
     defaults = known.options.values() | {name: known.catalogue.options[name].default for name in _DECIDING}
@@ -36,7 +30,7 @@ def from_defaults(run: RunFolder) -> list[Difference]:
     for name in (*_DECIDING, *sorted(set(defaults) - set(_DECIDING))):
         drawn = name == "seed" and not run.arguments.get("seed_specified")
         if name in options and _counts(name) and not drawn and shown(options[name]) != shown(defaults[name]):
-            changed.append(Difference(flag(name), shown(options[name]), shown(defaults[name])))
+            changed.append((flag(name), shown(options[name]), shown(defaults[name])))
     return changed
 
 
@@ -62,16 +56,6 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(shown, value))
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def listed(run: RunFolder) -> tuple[list[Difference], str]:
-    """The differences from the defaults, or why these are not known."""
-    if not run.options:
-        return [], "arguments.json is missing"
-    try:
-        return from_defaults(run), ""
-    except OptionError as error:
-        return [], str(error).splitlines()[0]
 
 
 def _counts(name: str) -> bool:

@@ -56,20 +56,9 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def listed(texts: Sequence[str], kind: str = "note") -> str:
-    """A paragraph for each text in a box of its own; nothing for none."""
-    return "".join(paragraph(text, kind) for text in texts)
-
-
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
     """Values in large letters with their names."""
     return f'<div class="facts">{"".join(f"<span><b>{escape(v)}</b>{escape(name)}</span>" for v, name in pairs)}</div>'
-
-
-def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values of any length."""
-    body = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
-    return f'<table class="pairs"><tbody>{body}</tbody></table>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,6 @@ from harness.reports import titles, validated_rows
 
 Row = Mapping[str, str]
 _REQUIRED = ("iteration", "epoch")
-_HEAD = 1 << 20  # bytes of log.txt in which the lines on compilation are looked for
-_COMPILED = re.compile(r"^(Compilation time: |Validation program ready in )([0-9]{1,9}\.[0-9])s\.$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -72,16 +67,6 @@ class RunFolder:
         """The rows that tell an accuracy."""
         return [row for row in self.validation if number(row, "val_acc") >= 0]
 
-    @cached_property
-    def compiled(self) -> Mapping[str, float]:
-        """Seconds of building the programs, by the beginning of the log's line; those of the last call."""
-        try:
-            with input_files.open_regular_file(self.path / "log.txt") as file:
-                head = file.read(_HEAD).decode("utf-8", errors="replace")
-        except OSError:
-            return {}
-        return {line.strip(): float(seconds) for line, seconds in _COMPILED.findall(head)}
-
 
 def read(path: Path) -> RunFolder:
     """The run in a folder; OptionError for a folder that is no run, a run without rows and damaged rows, CheckpointError for
@@ -111,44 +96,31 @@ def number(row: Row, column: str) -> float:
 
 
 def _rows(path: Path, notes: list[str]) -> list[Row]:
-    """The rows of one file; OptionError names the first line that is none. A last line without an end is of a process that
-    still writes, or was killed, and is left out with a note."""
+    """Return the rows of one file; OptionError names the first line that is none. A last line without an end is of a process
+    that still writes, or was killed, and is left out with a note."""
     columns, _ = TABLES[path.name]
     try:
-        text = input_files.content(path, tables.MAX_BYTES).decode("utf-8")
+        text = input_files.content(path, tables.MAX_BYTES).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {bounds.reason(error)}") from None
-    except UnicodeDecodeError as error:
-        raise _damaged(path, f"it is no UTF-8 text: {error.reason} at byte {error.start}") from None
     whole, _, rest = text.rpartition("\n")
+    if whole.count("\n") > tables.MAX_LINES:  # counted first: a short line takes many times its length in memory
+        raise _damaged(path, f"it has more than the {tables.MAX_LINES:,} lines that are read of a run's rows")
+    first, *lines = whole.split("\n")
     if rest:
         notes.append(f"the last line of {path.name} is not whole yet and left out")
-    head, *lines = _cells(path, whole) or [[]]
-    if not lines and not head:
-        return []
-    if len(set(head)) < len(head) or not set(_REQUIRED) <= set(head) <= set(columns):
+    head = first[: tables.LONGEST].split(",")
+    if first and (len(set(head)) < len(head) or not set(_REQUIRED) <= set(head) <= set(columns)):
         raise _damaged(path, f"its first line must name the columns {', '.join(columns)}")
-    wrong = next((k for k, cells in enumerate(lines, 2) if not _is_row(head, cells)), None)
-    if wrong:
-        raise _damaged(path, f"line {wrong} is no row: {brief(','.join(lines[wrong - 2]))}")
-    return [dict(zip(head, cells)) for cells in lines]
-
-
-def _cells(path: Path, text: str) -> list[list[str]]:
-    """The cells of each line; OptionError for more lines, or a longer one, than any run writes: they are counted first, as
-    a short line takes a hundred times its length in memory."""
-    if text.count("\n") > tables.MAX_LINES:
-        raise _damaged(path, f"it has more than the {tables.MAX_LINES:,} lines that are read of a run's rows")
-    lines = text.split("\n")
-    wrong = next((k for k, line in enumerate(lines, 1) if len(line) > tables.LONGEST), None)
-    if wrong:
-        raise _damaged(path, f"line {wrong} has more than the {tables.LONGEST:,} characters that are read of a row")
-    try:
-        return list(csv.reader(lines))
-    except csv.Error as error:
-        raise _damaged(path, str(error)) from None
+    rows = []
+    for k, line in enumerate(lines, 2):
+        cells = line[: tables.LONGEST].split(",")
+        if not _is_row(head, cells):
+            raise _damaged(path, f"line {k} is no row: {brief(line)}")
+        rows.append(dict(zip(head, cells)))
+    return rows
 
 
 def _damaged(path: Path, reason: str) -> OptionError:

@@ -25,7 +25,6 @@ _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _MOST_POINTS = 500  # of a curve: about one for each pixel
 Points = list[tuple[float, float]]
 Axis = tuple[float, float]
-Place = Callable[[float, float], tuple[float, float]]
 
 
 def span(values: Sequence[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> Axis:
@@ -124,7 +123,7 @@ class Line:
         cut = len(values) // 50 if self.trim else 0
         return values[cut : len(values) - cut]
 
-    def draw(self, place: Place) -> Iterator[str]:
+    def draw(self, place: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
         """Yield the curve, which a value that is not a number breaks."""
         path, pen, shown = [], "M", thinned(self.points)
         for x, y in shown:
@@ -224,13 +223,12 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves over an axis that panels may share."""
+    """A panel of curves over an axis of epochs, which panels may share."""
 
     title: str
     lines: Sequence[Line]
     x_axis: Axis
     floor: float | None = None
-    x: str = "epoch"
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -252,13 +250,11 @@ class Curves:
             parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
         parts.append(f'<path d="M{left},{bottom:.1f}H{right}" stroke="{AXIS}"/>')
         # A nested picture cuts off what leaves the panel, without an identifier that could clash on a page.
-        parts.append(
-            f'<svg x="{left - 7}" y="{bottom - height - 7:.1f}" width="{right - left + 14}" height="{height + 14}">'
-        )
-        parts += [*(piece for line in self.lines for piece in line.draw(place)), "</svg>"]
+        frame = f'x="{left - 7}" y="{bottom - height - 7:.1f}" width="{right - left + 14}" height="{height + 14}"'
+        parts += [f"<svg {frame}>", *(piece for line in self.lines for piece in line.draw(place)), "</svg>"]
         if not values:
             parts.append(_text((left + right) / 2, bottom - height / 2, "no rows yet", "middle"))
-        return [*parts, _text((left + right) / 2, bottom + 38, self.x, "middle")], bottom + 46
+        return [*parts, _text((left + right) / 2, bottom + 38, "epoch", "middle")], bottom + 46
 
 
 @dataclass(frozen=True)
@@ -289,11 +285,8 @@ class Rows:
         bands: list[tuple[float, float]] = []
         y = top + 6
         for name in self.names:
-            if beside and name:
-                words.append(_text(left - 8, y + self.height / 2 + 5, name, "end"))
-            elif name:
-                lines, y = _paragraph(name, y)
-                words += lines
+            lines, y = ([], y) if beside else _paragraph(name, y)
+            words += [_text(left - 8, y + self.height / 2 + 5, name, "end")] if beside and name else lines
             bands.append((y, self.height))
             y += self.height + 6 * (not beside)
 
