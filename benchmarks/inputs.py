@@ -152,13 +152,13 @@ def _speed(loader: Loader, seconds: float) -> float:
 def slow_disk(folder: Path, rounds: int) -> None:
     """Epochs of the same stream when every read waits 5 ms: the first reads, the second has the records in memory."""
     source = open_imagenet(OpenRequest(str(folder), {}))
-    read, size = RecordIndex._read, source.spec.train_images // BATCH * BATCH
+    read, size = RecordIndex._stored, source.spec.train_images // BATCH * BATCH
 
-    def slowly(self: RecordIndex, *words: int) -> bytes:
+    def slowly(self: RecordIndex, record: int) -> tuple[bytes, str | None]:
         time.sleep(0.005)
-        return read(self, *words)
+        return read(self, record)
 
-    RecordIndex._read, found = slowly, []
+    RecordIndex._stored, found = slowly, []
     for _ in range(rounds):
         loader = _batches(lambda: source.train(ReadRequest(batch_size=BATCH, image_size=SIDE, seed=1)))
         times = []
@@ -169,7 +169,7 @@ def slow_disk(folder: Path, rounds: int) -> None:
             times.append(time.perf_counter() - started)
         found.append(times[0] / times[1])
         loader.close()
-    RecordIndex._read = read
+    RecordIndex._stored = read
     print(f"{'second epoch against the first, every read waiting 5 ms':<58} {_paired.spread(found):<22}", flush=True)
 
 

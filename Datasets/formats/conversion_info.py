@@ -1,5 +1,8 @@
-"""conversion.json beside converted shards: how many records and bytes each of them has, its digest, and those of the names
-beside them, so that what is lost or changed is noticed."""
+"""The files beside converted shards.
+
+conversion.json has the number of records and bytes of each shard, and digests of the other files. <split>-files.txt names
+the images' files in the order of the records.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from base import bounds
 from base.errors import DataError
@@ -22,49 +25,34 @@ CHANGED = f"has other names than were converted, by {FILE}; copy it again, or co
 FORMAT = 1
 SPLITS = ("train", "validation")
 DIGESTS = "sha256"  # the entry of the texts beside the shards: SHA-256 by file name
-SHARDS = "shards"  # the entry of the shards that are written: bytes and SHA-256 by file name; none where they are too many
+BYTES = "bytes"  # the entry of the shards' sizes, in their order, those of training first
 MAX_SHARDS = 99_999  # five digits
 _MAX_PICTURES = 1 << 40
-
-
-class WrittenShard(NamedTuple):
-    """The bytes of a shard: how many, and their SHA-256."""
-
-    size: int
-    digest: str
-
-    @classmethod
-    def of(cls, file: Path) -> WrittenShard:
-        """Return those of a file, which is read whole."""
-        with input_files.open_regular_file(file) as stream:
-            digest = input_files.sha256(stream)
-            return cls(stream.tell(), digest)
+_MAX_JSON = 4 << 20  # bytes, which 2 * MAX_SHARDS sizes need
+_MAX_NAMES = 1 << 30  # bytes: some ten million images
 
 
 @dataclass(frozen=True)
 class ConversionInfo:
-    """The account of a conversion. `records`: of each shard, by file name. `digests`: of the texts beside them, by name.
-    `shards`: those whose bytes are known, by name."""
+    """The account of a conversion. `records`, `sizes`: of each shard, by file name; `digests`: of the texts beside them.
+    `sizes` is empty if they are unknown."""
 
     folder: Path
     classes: int
     records: Mapping[str, int]
+    sizes: Mapping[str, int]
     digests: Mapping[str, str]
-    shards: Mapping[str, WrittenShard]
 
-    def difference(self, file: Path, records: int, whole: bool = False) -> str | None:
-        """The fault of a shard with this number of records; None if the conversion wrote as many, and as many bytes.
-        `whole`: the bytes themselves are compared, too."""
-        wanted, written = self.records.get(file.name), self.shards.get(file.name)
+    def difference(self, file: Path, records: int) -> str | None:
+        """Return how a shard with this number of records differs from the one that was written, by records and bytes."""
+        wanted, size = self.records.get(file.name), self.sizes.get(file.name)
         if wanted != records:
             recorded = f"tells of {wanted}" if wanted is not None else "does not tell of it"
             return f"holds {records} record{'s' * (records != 1)}, and {FILE} beside it {recorded}; copy or convert it again"
         with suppress(OSError):
-            size = file.stat().st_size
-            if written and size != written.size:
-                return f"has {size} bytes, and {FILE} beside it tells of {written.size}; copy or convert it again"
-            if written and whole and WrittenShard.of(file) != written:
-                return f"has other bytes than were converted, by {FILE} beside it; copy or convert it again"
+            found = file.stat().st_size
+            if size not in (None, found):
+                return f"has {found} bytes, and {FILE} beside it tells of {size}; copy or convert it again"
         return None
 
     def lost(self, there: Iterable[str]) -> list[str]:
@@ -105,10 +93,33 @@ def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
     }
 
 
+def names_text(names: Iterable[str]) -> str:
+    """Return the content of a file of names: Python escapes characters that do not fit into a line."""
+    return "".join(f"{''.join(map(_printable, name))}\n" for name in names)
+
+
+def read_names(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names in the order of the records of some shards; () if no file has them, or the shards have other `counts`
+    of records."""
+    try:
+        names = input_files.content(folder / names_file(split), _MAX_NAMES).decode("utf-8").splitlines()
+    except (OSError, ValueError):  # they are for people alone
+        return ()
+    shards = {int(name[-5:]) for name in counts}
+    parts = cuts(split, len(names), shards.pop()) if len(shards) == 1 else {}
+    if any(len(parts.get(name, ())) != count for name, count in counts.items()):
+        return ()
+    return tuple(names[k] for name in counts for k in parts[name])
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
 def content(file: Path) -> dict[str, Any] | None:
     """The JSON object of a conversion.json; None if there is no such file."""
     try:
-        entries = bounds.json_value(input_files.content(file, bounds.TEXT))
+        entries = bounds.json_value(input_files.content(file, _MAX_JSON))
         if not isinstance(entries, dict):
             raise ValueError("it holds no JSON object")
     except FileNotFoundError:
@@ -134,19 +145,10 @@ def read(folder: Path) -> ConversionInfo | None:
     if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
         raise DataError(f"{folder / FILE} is damaged: '{DIGESTS}' must be digests by file name; convert again")
     own = {name: digest for name, digest in digests.items() if name in (class_names.FILE, *map(names_file, SPLITS))}
-    return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records, own, written_shards(entries))
-
-
-def written_shards(entries: Mapping[str, Any]) -> dict[str, WrittenShard]:
-    """Return the shards whose bytes a conversion.json tells of, by name; one of an earlier version tells of none. Entries of
-    another form tell nothing."""
-    told = entries.get(SHARDS)
-    pairs = told.items() if isinstance(told, dict) else ()
-    return {
-        name: WrittenShard(*each)
-        for name, each in pairs
-        if isinstance(each, list) and [type(part) for part in each] == [int, str]
-    }
+    sizes = entries.get(BYTES)
+    known = isinstance(sizes, list) and [type(size) for size in sizes] == [int] * len(records)
+    classes = _number(folder, entries, "classes", _MAX_PICTURES)
+    return ConversionInfo(folder, classes, records, dict(zip(records, sizes)) if known else {}, own)
 
 
 def _number(folder: Path, entries: Mapping[str, Any], key: str, most: int) -> int:

@@ -53,6 +53,17 @@ def serialised(encoded: bytes, label: int, text: str) -> bytes:
     return _field(1, b"".join(_field(1, entry) for entry in entries))
 
 
+def length(size: int, label: int, text: str) -> int:
+    """Return the length of `serialised` for a file of `size` bytes."""
+    values = {LABEL: len(_varint(label)), TEXT: len(text.encode()), ENCODED: size}
+    entries = (_field_length(len(name)) + _field_length(_field_length(_field_length(n))) for name, n in values.items())
+    return _field_length(sum(map(_field_length, entries)))
+
+
+def _field_length(content: int) -> int:
+    return 1 + len(_varint(content)) + content
+
+
 def _field(number: int, content: bytes) -> bytes:
     """A field of a protobuf message that holds bytes, a message, or packed numbers."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content

@@ -1,7 +1,8 @@
-"""TFRecord shards: their numbering, the place of each record, and its bytes (tfrecord_recovery.py has the framing).
+"""TFRecord shards: their numbering, the place of each record, and its bytes.
 
-A walk reads only the twelve bytes before every payload, and the user's cache keeps its result for large sets; a payload's
-checksum is verified when the payload is read.
+A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4). A
+walk reads only the twelve bytes before every payload, and the user's cache keeps its result for large sets. A payload's
+checksum is verified when the payload is read. A damaged length ends the walk: nothing tells where the next record begins.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
@@ -19,19 +21,37 @@ import numpy as np
 
 from base.errors import DataError
 from base.storage import cache, checksums, input_files, npz
+from base.storage.input_files import Slices
 from Datasets._spec import regular_size
-from Datasets.formats import file_names, tfrecord_recovery
+from Datasets.formats import conversion_info
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.formats.tfrecord_recovery import FOOTER_BYTES, HEADER_BYTES
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
-_HEADERS_TOGETHER = 4096  # whose checksums are looked at in one call
 _MIN_CACHED = 1 << 30  # bytes of shards
 _LARGEST_INDEX = 1 << 30  # bytes of an index: some 60 million records
-_DAMAGED = "the file is damaged there (its checksum does not match)"
+_LENGTH_BYTES, _HEADER_BYTES, _FOOTER_BYTES = 8, 12, 4
+FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES  # of a record, besides its payload
+CUT = "it is cut short, the file ends at byte {size}"
+_COMPRESSIONS = (  # of a whole file: its first bytes, its name, and the command that undoes it
+    (re.compile(rb"\x1f\x8b"), "gzip", "gunzip < FILE > NEW"),
+    (re.compile(rb"\x78[\x01\x5e\x9c\xda]"), "zlib",
+     "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))' < FILE > NEW"),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "Zstandard", "zstd -d < FILE > NEW"),
+    (re.compile(rb"BZh"), "bzip2", "bunzip2 < FILE > NEW"),
+    (re.compile(rb"\xfd7zXZ"), "xz", "unxz < FILE > NEW"),
+)  # fmt: skip
+
+
+class LostRecords(DataError):
+    """Damage after which no record of the file can be found. `record`: the first lost one; None for an empty file."""
+
+    def __init__(self, file: Path, record: int | None, reason: str) -> None:
+        self.place = str(file) if record is None else _place_name(file, record)
+        super().__init__(f"{self.place} cannot be used: {reason}")
+        self.record, self.reason = record, reason
 
 
 def named(folder: Path, split: str) -> list[re.Match[str]]:
@@ -70,9 +90,60 @@ def part(files: list[Path], percentage: int, least: int = 0) -> list[Path]:
     return files[:count]
 
 
-def count(file: Path) -> int:
-    """The records of a shard; DataError if their lengths do not lead through it."""
-    return len(_walk_whole(file)[0])
+def framed(payload: bytes) -> bytes:
+    """Return a record with this payload."""
+    length = len(payload).to_bytes(_LENGTH_BYTES, "little")
+    return b"".join((length, _checksum(length), payload, _checksum(payload)))
+
+
+def places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of every payload of a shard; LostRecords at a damaged length, DataError for a compressed file.
+
+    `content`: that of `file`, which the messages name.
+    """
+    at, number, size = 0, 0, len(content)
+    if not size:
+        raise LostRecords(file, None, "it is empty")
+    while at < size:
+        header = content[at : at + _HEADER_BYTES]
+        length = header[:_LENGTH_BYTES]
+        if len(header) == _HEADER_BYTES and _checksum(length) != header[_LENGTH_BYTES:]:
+            if not number:
+                _check_compression(file, header)
+            rest = f"{size - at:,} bytes from there on are lost"
+            raise LostRecords(file, number, f"its length is damaged (its checksum does not match), and the {rest}")
+        offset, payload_bytes = at + _HEADER_BYTES, int.from_bytes(length, "little")
+        at = offset + payload_bytes + _FOOTER_BYTES
+        if len(header) < _HEADER_BYTES or at > size:
+            raise LostRecords(file, number, CUT.format(size=size))
+        yield offset, payload_bytes
+        number += 1
+
+
+def payload(content: Slices, offset: int, length: int) -> tuple[bytes, str | None]:
+    """Return a record's payload, and why it cannot be used."""
+    if length > MAX_BYTES:
+        return b"", f"it is {length} bytes long, more than the {MAX_BYTES} that a record may have"
+    found = content[offset : offset + length]
+    whole = len(found) == length and _checksum(found) == content[offset + length : offset + length + _FOOTER_BYTES]
+    return found, None if whole else "its content is damaged (its checksum does not match)"
+
+
+def _checksum(part: bytes) -> bytes:
+    return checksums.masked(part).to_bytes(_FOOTER_BYTES, "little")
+
+
+def _check_compression(file: Path, header: bytes) -> None:
+    """Refuse a compressed file: a record is found by its place in the file."""
+    for beginning, name, command in _COMPRESSIONS:
+        if beginning.match(header):
+            raise DataError(
+                f"{file} is compressed with {name}, and TFRecords are read uncompressed; decompress each: {command}"
+            )
+
+
+def _place_name(file: Path, record: int) -> str:
+    return f"{file}: record {record}"
 
 
 class RecordIndex:
@@ -93,7 +164,7 @@ class RecordIndex:
                 walks = list(pool.map(partial(_walk, tolerance=tolerance or Tolerance(0)), self._files))
             index = tuple(np.concatenate([part[k] for part in walks]) for k in range(2))
             index = (np.array([len(part[0]) for part in walks], np.int64), *index)
-            if cache_file and not any(part[2] for part in walks):
+            if cache_file and all(part[2] for part in walks):
                 _save_index(cache_file, index)
         self._ends, self._offsets, self._lengths = np.cumsum(index[0]), index[1], index[2]
 
@@ -106,8 +177,7 @@ class RecordIndex:
 
     def name(self, record: int) -> str:
         """File and the record's number in it, for messages."""
-        file, number = self._place(record)
-        return f"{file}: record {number}"
+        return _place_name(*self._place(record))
 
     def picture(self, record: int) -> str:
         """The file that the record's picture was converted from, if that is known; otherwise the record's place."""
@@ -116,40 +186,27 @@ class RecordIndex:
     @cached_property
     def _pictures(self) -> tuple[str, ...]:
         first = self._files[0]
-        return file_names.read(first.parent, first.name.partition("-")[0], self.counts())
+        return conversion_info.read_names(first.parent, first.name.partition("-")[0], self.counts())
 
     def payload(self, record: int) -> bytes:
         """Return a record's bytes; DataError if it is damaged. The file is opened anew: a thousand shards would use up the
         descriptors."""
-        payload, whole = self._stored(record)
-        if not whole:
-            raise DataError(f"{self.name(record)} cannot be used: {_DAMAGED}")
-        return payload
+        content, damage = self._stored(record)
+        if damage:
+            raise DataError(f"{self.name(record)} cannot be used: {damage}")
+        return content
 
     def damage(self, record: int) -> str | None:
-        """The fault by the stored checksum of one payload."""
-        return None if self._stored(record)[1] else _DAMAGED
+        """Return why a record cannot be used, by its length and checksum."""
+        return self._stored(record)[1]
 
-    def _stored(self, record: int) -> tuple[bytes, bool]:
-        """A payload, and whether its checksum matches."""
-        length = int(self._lengths[record])
-        if length > MAX_BYTES:
-            reason = tfrecord_recovery.TOO_LONG.format(length=length, most=MAX_BYTES)
-            raise DataError(f"{self.name(record)} cannot be used: {reason}")
-        both = self._read(record, length + FOOTER_BYTES)
-        payload, stored = both[:-FOOTER_BYTES], int.from_bytes(both[-FOOTER_BYTES:], "little")
-        return payload, checksums.masked(payload) == stored
-
-    def _read(self, record: int, size: int) -> bytes:
+    def _stored(self, record: int) -> tuple[bytes, str | None]:
         file, _ = self._place(record)
         try:
             with input_files.open_regular_file(file) as stream:
-                data = os.pread(stream.fileno(), size, int(self._offsets[record]))
+                return payload(Slices(stream), int(self._offsets[record]), int(self._lengths[record]))
         except OSError as error:
             raise DataError(f"{self.name(record)} cannot be read: {error.strerror}") from error
-        if len(data) != size:
-            raise DataError(f"{self.name(record)} cannot be read: {input_files.SHORTER}")
-        return data
 
     def _place(self, record: int) -> tuple[Path, int]:
         k = int(np.searchsorted(self._ends, record, side="right"))
@@ -190,61 +247,16 @@ def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
 
 
 def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Offsets and lengths of the payloads of one shard, int64, and whether damage was passed over."""
+    """Return offsets and lengths of the payloads of one shard, int64, and whether none is lost."""
+    offsets, lengths, whole = array("q"), array("q"), True
     try:
-        return (*_walk_whole(file), False)
-    except DataError:
-        if not tolerance.most:
-            raise
-    stretches = tfrecord_recovery.walk(file)
-    for stretch in stretches:
-        if isinstance(stretch, tfrecord_recovery.Damage):
-            tolerance.add(f"{file}: byte {stretch.offset}", stretch.reason)
-    if not stretches:
-        tolerance.add(str(file), "it is empty")
-    records = tfrecord_recovery.records(stretches)
-    return np.array([r.offset for r in records], np.int64), np.array([r.length for r in records], np.int64), True
-
-
-def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and lengths of the payloads of one shard, every length checked.
-
-    A wrong length leads astray (a stretch of zeros through millions of records), so the walk looks back now and then.
-    """
-    size, at, counted = regular_size(file), 0, 0
-    if not size:
-        raise DataError(f"{file} is empty; copy it again")
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    with input_files.open_regular_file(file) as stream:
-        tfrecord_recovery.check_compression(file, os.pread(stream.fileno(), HEADER_BYTES, 0))
-        while at < size:
-            offsets: list[int] = []
-            headers: list[bytes] = []
-            whole = True
-            while whole and at < size and len(headers) < _HEADERS_TOGETHER:
-                header = os.pread(stream.fileno(), HEADER_BYTES, at)
-                end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
-                offsets.append(at + HEADER_BYTES)
-                headers.append(header)
-                whole = len(header) == HEADER_BYTES and end <= size
-                at = end
-            _check_lengths(file, counted, headers, whole, size)
-            parts.append((np.array(offsets, np.int64), np.frombuffer(b"".join(h[:8] for h in headers), "<i8")))
-            counted += len(headers)
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-
-def _check_lengths(file: Path, first: int, headers: list[bytes], ended: bool, size: int) -> None:
-    """The first record whose length's checksum fails is the one to name. `first`: the number of the first header's."""
-    whole = [header for header in headers if len(header) == HEADER_BYTES]
-    fields = np.frombuffer(b"".join(whole), np.uint8).reshape(-1, HEADER_BYTES)
-    stored = np.ascontiguousarray(fields[:, 8:]).view("<u4")[:, 0]
-    wrong = np.flatnonzero(checksums.masked_rows(fields[:, :8]) != stored)
-    if wrong.size:
-        raise DataError(
-            f"{file}: record {first + wrong[0]} has an impossible length (its checksum does not match); is the file "
-            "damaged, or no TFRecord file? Copy it again"
-        )
-    if not ended:
-        number = first + len(headers) - 1
-        raise DataError(f"{file}: record {number} is cut short, the file ends at byte {size}; copy it again")
+        with input_files.open_regular_file(file) as stream:
+            for offset, length in places(file, Slices(stream)):
+                offsets.append(offset)
+                lengths.append(length)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    except LostRecords as lost:
+        tolerance.add(lost.place, lost.reason)
+        whole = False
+    return np.array(offsets, np.int64), np.array(lengths, np.int64), whole

@@ -12,14 +12,13 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import framed, run
+from commands import run
 from PIL import Image, ImageOps, PngImagePlugin
 from streams import request
 
 from base.errors import DataError
-from base.storage import checksums
 from Datasets._spec import OpenRequest
-from Datasets.formats import binary, image_headers, tf_example, tfrecord, tfrecord_recovery
+from Datasets.formats import binary, image_headers, tf_example, tfrecord
 from Datasets.imagenet import open_imagenet
 from Datasets.pipeline import decoding, image_files
 from Datasets.sources import catalogue, image_folder
@@ -318,38 +317,10 @@ def test_a_binary_file_of_too_many_records_is_refused_before_it_is_read(tmp_path
     assert check(file).findings[0].reason.startswith("has 1,048,577 records, and at most 1,048,576 are read")
 
 
-def test_a_long_stretch_without_a_record_ends_the_search(tmp_path, monkeypatch):
-    """A terabyte of zeros was searched to its end."""
-    monkeypatch.setattr(tfrecord_recovery, "MAX_SEARCHED", 5000)
-    file, good = tmp_path / "shard", framed(b"x" * 100)
-    for most in (4999, 5000):  # zeros that are searched, and one more
-        file.write_bytes(good + bytes(1 + most) + good)
-        found = tfrecord_recovery.walk(file, payloads=True)
-        assert len(tfrecord_recovery.records(found)) == (2 if most < 5000 else 1)
-    assert found[1:] == [
-        tfrecord_recovery.Damage(len(good), tfrecord_recovery.WRONG_LENGTH),
-        tfrecord_recovery.Damage(len(good) + 5001, tfrecord_recovery.NOTHING_FOUND.format(most=5000)),
-    ]
-    file.write_bytes(good + bytes(5001))  # and no more
-    assert len(tfrecord_recovery.walk(file)) == 2
-
-
-def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
-    """Every twelve bytes begin a record that goes to the end: its checksum would be looked for in all bytes behind it."""
-    size, content = 1 << 18, b""
-    while len(content) < size:
-        length = (size - len(content) - 16).to_bytes(8, "little", signed=True)
-        content += length + checksums.masked_header(length).to_bytes(4, "little")
-    (tmp_path / "shard").write_bytes(content[:size])
-    found = tfrecord_recovery.walk(tmp_path / "shard", payloads=True)
-    assert found[-1].reason == tfrecord_recovery.GIVEN_UP and len(found) < 20
-    assert len(tfrecord_recovery.walk(tmp_path / "shard")) < 20
-
-
 def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
     """An interrupted download may leave gigabytes of them: each sixteen would be a record without bytes."""
     shard = tmp_path / "train-00000-of-00001"
     with shard.open("wb") as file:
         file.truncate(1 << 36)
-    with pytest.raises(DataError, match="record 0 has an impossible length"):
+    with pytest.raises(DataError, match="record 0 cannot be used: its length is damaged"):
         tfrecord.RecordIndex([shard])

@@ -21,6 +21,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import photos
@@ -39,14 +40,14 @@ from base.storage import checksums
 from base.storage.input_files import Slices
 from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, conversion_info, tf_example, tfrecord_recovery
-from Datasets.formats.tfrecord_recovery import Damage, Record
+from Datasets.formats import class_names, tf_example, tfrecord
+from Datasets.formats.bad_records import Tolerance
 from Datasets.pipeline import decoding, photograph_stream
 from Datasets.sources import generated, image_folder, locate, picture_files
 from harness.commands import cli
 from harness.evaluation import predictions
 from harness.run import data
-from tools.datasets import convert, listings, shard_writer, verify
+from tools.datasets import convert, dataset_checks, listings, verify
 from tools.datasets.example_checks import ExampleChecker
 
 ROOT = plugins.ROOT
@@ -175,105 +176,62 @@ def test_class_folders_need_no_data_set_s_name(tmp_path):
 # --- Records in damaged files ----------------------------------------------------------------------------------
 
 
-def found_payloads(file: Path, **options) -> list[bytes]:
-    content = file.read_bytes()
-    return [content[at : at + length] for at, length in tfrecord_recovery.records(tfrecord_recovery.walk(file, **options))]
+def found_payloads(file: Path) -> list[bytes]:
+    index = tfrecord.RecordIndex([file])
+    return [index.payload(record) for record in range(len(index))]
 
 
-def test_checksums_are_those_of_the_standard_and_of_tensorflow(tmp_path):
-    unmasked = (checksums.masked(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
-    assert ((unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF) == 0xE3069283  # the check value of CRC-32C
+def test_records_and_their_checksums_are_those_of_tensorflow(tmp_path):
+    assert checksums.masked(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32  # CRC-32C's own
     random = np.random.default_rng(3)
-    payloads = [random.bytes(n) for n in (0, 1, 3, 4, 5, 511, 512, 513, 1024, 5000, 100_000, 1_300_001)]
+    payloads = [random.bytes(n) for n in (0, 1, 5, 5000, 1_300_001)]
     (file,) = photos.write_shards(tmp_path, "train", payloads, 1)
-    assert file.read_bytes() == b"".join(map(framed, payloads))
-    assert found_payloads(file) == found_payloads(file, payloads=True) == payloads
-    assert all(checksums.masked_header(p) == checksums.masked(p) for p in payloads[:9])
+    assert file.read_bytes() == b"".join(map(tfrecord.framed, payloads)) and found_payloads(file) == payloads
 
 
-@st.composite
-def damaged(draw) -> tuple[list[bytes], bytes, list[bool]]:
-    """Payloads, a file of them in which one stretch was changed, and which records the change left alone."""
-    unique = {"unique": True} if draw(st.booleans()) else {}
-    payloads = draw(
-        st.lists(st.binary(max_size=40) | st.binary(min_size=600, max_size=700), min_size=1, max_size=8, **unique)
-    )
+@QUIET
+@given(
+    st.lists(st.binary(max_size=40) | st.binary(min_size=600, max_size=700), max_size=8),
+    st.binary(max_size=30), st.data(),
+)  # fmt: skip
+def test_damage_loses_what_follows_and_nothing_else(tmp_path, payloads, inserted, data):
+    """A changed stretch: records before it are found, and no payload is taken that was not stored."""
     whole = b"".join(map(framed, payloads))
-    start = draw(st.integers(0, len(whole)))
-    end = draw(st.sampled_from([start, min(start + 1, len(whole)), len(whole)]) | st.integers(start, len(whole)))
-    inserted = draw(st.binary(max_size=30))
-    ends = np.cumsum([len(framed(payload)) for payload in payloads])
-    untouched = [e <= start or e - len(framed(p)) >= end for p, e in zip(payloads, ends, strict=True)]
-    return payloads, whole[:start] + inserted + whole[end:], untouched
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.sampled_from([start, min(start + 1, len(whole))]) | st.integers(start, len(whole)))
+    file, tolerance = tmp_path / "train-00000-of-00001", Tolerance(100)
+    file.write_bytes(whole[:start] + inserted + whole[end:])
+    index = tfrecord.RecordIndex([file], tolerance)
+    before = sum(size <= start for size in np.cumsum([len(framed(each)) for each in payloads]))
+    assert [index.payload(k) for k in range(before)] == payloads[:before]
+    sound = [k for k in range(len(index)) if not index.damage(k)]
+    assert {index.payload(k) for k in sound} <= set(payloads)
+    if file.read_bytes() != whole or not whole:
+        found = dataset_checks._checked_shard(file, None, SimpleNamespace(example=lambda *_: None), None, lambda: None)
+        assert found.findings or b"".join(framed(index.payload(k)) for k in sound) == file.read_bytes()
 
 
-@QUIET
-@given(damaged())
-def test_every_record_that_damage_left_alone_is_found(tmp_path, case):
-    payloads, content, untouched = case
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda parts: [parts[0], b"\xff" + parts[1][1:], parts[2]], "record 1 cannot be used: its length is damaged"),
+        (lambda parts: [parts[0], b"rubbish", *parts[1:]], "record 1 cannot be used: its length is damaged"),
+        (lambda parts: [parts[0], parts[1][:300] + parts[1][310:], parts[2]], "record 2 cannot be used: its length is dam"),
+        (lambda parts: [*parts[:2], parts[2][:-1]], "record 2 cannot be used: it is cut short, the file ends at byte 2150"),
+        (lambda parts: [*parts[:2], parts[2][:7]], "record 2 cannot be used: it is cut short"),
+        (lambda parts: [bytes(1 << 20)], "record 0 cannot be used: its length is damaged"),
+        (lambda parts: [], "train-00000-of-00001 cannot be used: it is empty"),
+    ],
+)
+def test_where_no_record_can_be_found_any_more_is_named(change, told, tmp_path, capsys):
     file = tmp_path / "train-00000-of-00001"
-    file.write_bytes(content)
-    checked = found_payloads(file, payloads=True)
-    assert set(checked) <= set(payloads)
-    remaining = iter(checked)
-    assert all(payload in remaining for payload, whole in zip(payloads, untouched, strict=True) if whole)  # in this order
-    quick = tfrecord_recovery.walk(file)
-    assert [stretch.offset for stretch in quick] == sorted(stretch.offset for stretch in quick)
-
-
-@QUIET
-@given(st.binary(max_size=3000))
-def test_no_file_is_too_strange_to_walk(tmp_path, content):
-    file = tmp_path / "strange"
-    file.write_bytes(content)
-    assert all(isinstance(stretch, Damage) for stretch in tfrecord_recovery.walk(file)) and bool(
-        tfrecord_recovery.walk(file)
-    ) == bool(content)
-
-
-def test_a_shard_that_is_cut_short_under_a_walk_is_named(tmp_path, monkeypatch):
-    file, masked = tmp_path / "train-00000-of-00001", checksums.masked
-    file.write_bytes(b"".join(framed(bytes([65 + i]) * 8192) for i in range(3)))
-
-    def cutting(payload: bytes) -> int:
-        os.truncate(file, 8192)
-        return masked(payload)
-
-    monkeypatch.setattr(checksums, "masked", cutting)
-    with pytest.raises(DataError, match="train-00000-of-00001 cannot be read: the file has become shorter"):
-        tfrecord_recovery.walk(file, payloads=True)
-
-
-def test_lengths_alone_lead_past_every_kind_of_damage(tmp_path):
-    payloads = [bytes([65 + i]) * (700 + i) for i in range(5)]
-    parts = [framed(payload) for payload in payloads]
-    file = tmp_path / "train-00000-of-00001"
-
-    def walked(*changed: bytes) -> list[Record | Damage]:
-        file.write_bytes(b"".join(changed))
-        return tfrecord_recovery.walk(file)
-
-    others = [payloads[0], *payloads[2:]]
-    at = len(parts[0])
-    for spoilt, reason in (
-        (b"\xff" + parts[1][1:], tfrecord_recovery.WRONG_LENGTH),
-        (parts[1][:300] + parts[1][310:], tfrecord_recovery.WRONG_PAYLOAD),  # leads into the next record
-        (parts[1][:300] + b"more" + parts[1][300:], tfrecord_recovery.WRONG_PAYLOAD),
-        (b"rubbish between records", tfrecord_recovery.WRONG_LENGTH),
-    ):
-        assert [s for s in walked(parts[0], spoilt, *parts[2:]) if isinstance(s, Damage)] == [Damage(at, reason)]
-        assert found_payloads(file) == others
-    assert walked(parts[0], parts[1][:-1]) == [
-        Record(12, 700),
-        Damage(at, tfrecord_recovery.CUT.format(size=at + len(parts[1]) - 1)),
-    ]
-    assert walked(parts[0], b"\x01" + parts[1][1:], parts[2][:-9])[1:] == [
-        Damage(at, tfrecord_recovery.WRONG_LENGTH),
-        Damage(at + len(parts[1]), tfrecord_recovery.CUT.format(size=file.stat().st_size)),
-    ]
-    flipped = parts[1][:50] + b"?" + parts[1][51:]
-    assert len(tfrecord_recovery.records(walked(parts[0], flipped, parts[2]))) == 3  # no length is wrong
-    assert tfrecord_recovery.walk(file, payloads=True)[1] == Damage(at, tfrecord_recovery.WRONG_PAYLOAD)
+    file.write_bytes(b"".join(change([framed(bytes([65 + k]) * (700 + k)) for k in range(3)])))
+    with pytest.raises(DataError, match=told):
+        tfrecord.RecordIndex([file])
+    place, reason = told.split(" cannot be used: ")
+    assert len(tfrecord.RecordIndex([file], Tolerance(1))) == int((re.search(r"record (\d)", place) or [0, 0])[1])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"{place} is skipped: {reason}" in err
 
 
 # --- Odd pictures ----------------------------------------------------------------------------------------------
@@ -643,8 +601,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def stored(folder: Path, split: str) -> list[tuple[int, str, bytes]]:
     """Label, class and file of every record of a split."""
     found = []
-    for file in sorted(folder.glob(f"{split}-*")):
-        for payload in found_payloads(file, payloads=True):
+    for file in sorted(folder.glob(f"{split}-*-of-*")):
+        for payload in found_payloads(file):
             feature = tf.train.Example.FromString(payload).features.feature
             label, text = feature["image/class/label"].int64_list.value[0], feature["image/class/text"].bytes_list.value[0]
             found.append((label, text.decode(), feature["image/encoded"].bytes_list.value[0]))
@@ -689,7 +647,8 @@ def test_a_record_is_what_protobuf_writes(size, label, text):
         "image/class/text": tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()])),
     }
     example = tf.train.Example(features=tf.train.Features(feature=features))
-    assert tf_example.serialised(encoded, label, text) == example.SerializeToString(deterministic=True)
+    expected = example.SerializeToString(deterministic=True)
+    assert tf_example.serialised(encoded, label, text) == expected and tf_example.length(size, label, text) == len(expected)
 
 
 def test_a_tree_is_split_as_a_conversion_splits(tmp_path):
@@ -1045,33 +1004,38 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     whole = file.read_bytes()
     each = len(whole) // 6
     bits = bytearray(whole)
-    bits[each + 2] ^= 4
-    bits[3 * each + 200] ^= 1
+    bits[1 * each + 200] ^= 1
     file.write_bytes(bits[:-5])
-    assert verified(tmp_path)[:2] == (
-        1,
-        [
-            f"{name} 1: {tfrecord_recovery.WRONG_LENGTH}; byte {each} of the file",
-            f"{name} 3: {tfrecord_recovery.WRONG_PAYLOAD}; byte {3 * each} of the file",
-            f"{name} 5: it is cut short, the file ends at byte {len(whole) - 5}; byte {5 * each} of the file",
-        ],
+    damaged = f"{name} 1: its content is damaged (its checksum does not match)"
+    assert verified(tmp_path)[1] == [damaged, f"{name} 5: it is cut short, the file ends at byte {len(whole) - 5}"]
+    bits[4 * each + 2] ^= 4
+    file.write_bytes(bits)
+    code, found, last = verified(tmp_path)
+    assert (
+        code == 1
+        and found[0] == damaged
+        and ", 5 records, 2 damaged" in last
+        and found[1]
+        == (
+            f"{name} 4: its length is damaged (its checksum does not match), and the {2 * each} bytes from there on are lost"
+        )
     )
     file.rename(tmp_path / "train-00000-of-00002")
     (tmp_path / "validation-00000-of-00001").write_bytes(b"")
     code, found, last = verified(tmp_path)
     assert found[0] == f"{tmp_path}: lacks 1 of 2 train shards: train-00001-of-00002"
-    assert found[-1] == "validation-00000-of-00001: is empty" and last.endswith("2 files, 6 records, 5 damaged or missing")
+    assert found[-1] == "validation-00000-of-00001: it is empty" and last.endswith(
+        "2 files, 5 records, 4 damaged or missing"
+    )
 
 
 def test_a_shard_in_the_place_of_another_is_noticed(tmp_path):
-    """The training took it, and verification found nothing, as long as it had as many records."""
     write_tree(tmp_path / "pets", per_class=4)
     words = tmp_path / "pets", tmp_path / "out", "--validation", 0.25, "--shards", 3
     converted(*words)
     out, whole = tmp_path / "out", contents(tmp_path / "out")
-    train, other, held_out = out / "train-00000-of-00003", out / "train-00001-of-00003", out / "validation-00000-of-00001"
-    assert len(found_payloads(train)) == len(found_payloads(other)) == len(found_payloads(held_out)) == 3
-    for there in (other, held_out):
+    train = out / "train-00000-of-00003"
+    for there in (out / "train-00001-of-00003", out / "validation-00000-of-00001"):
         shutil.copy(train, there)
         size = f"has {train.stat().st_size} bytes, and conversion.json beside it tells of {len(whole[there.name])}; copy or"
         code, found, _ = verified(out, "--no-decode")
@@ -1079,26 +1043,6 @@ def test_a_shard_in_the_place_of_another_is_noticed(tmp_path):
         with pytest.raises(DataError, match=size):
             opened(out, "imagefolder")
         assert "3 of 4 shards are there already\n1 shard had lost" in converted(*words).out and contents(out) == whole
-    payloads = found_payloads(train)
-    train.write_bytes(b"".join(map(framed, payloads[::-1])))  # as long, and of the same records
-    assert verified(out, "--no-decode")[1] == [
-        f"{train.name}: has other bytes than were converted, by conversion.json beside it; copy or convert it again"
-    ]
-    assert "1 shard had lost records and is written again" in converted(*words).out and contents(out) == whole
-    # of an earlier version, which told of no bytes
-    (out / "conversion.json").write_text(json.dumps({**json.loads(whole["conversion.json"]), "shards": None}))
-    shutil.copy(train, other)
-    assert "2 of 4 shards are there already\n2 shards had lost" in converted(*words).out and contents(out) == whole
-
-
-def test_an_account_of_more_shards_than_can_be_read_tells_of_no_bytes(tmp_path):
-    shards = [shard_writer.Shard(name, []) for name in conversion_info.cuts("train", 20_000, 10_000)]
-    plan = shard_writer.Plan(("a",), shards, {"train pictures": 20_000, "train shards": 10_000, "classes": 1}, {})
-    written = {shard.name: conversion_info.WrittenShard(1 << 20, "0" * 64) for shard in shards}
-    for told, count in ((written, 0), ({"train-00007-of-10000": written["train-00007-of-10000"]}, 1)):
-        (tmp_path / conversion_info.FILE).write_text(plan.account(told))
-        info = conversion_info.read(tmp_path)
-        assert len(info.shards) == count and len(info.records) == 10_000
 
 
 def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_path):
@@ -1144,12 +1088,9 @@ def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_pat
     converted(*words)
     assert contents(out) == whole
     earlier = json.loads((out / "conversion.json").read_text())
-    earlier["sha256"] = {"a\0b": "", "../labels.txt": "", "train-00000-of-00001": ""}  # no names of texts
-    (out / "conversion.json").write_text(json.dumps(earlier))
-    assert verified(out, "--no-decode")[:2] == (0, [])
-    del earlier["sha256"]  # which conversions did not write at first
-    (out / "conversion.json").write_text(json.dumps(earlier))
-    assert verified(out, "--no-decode")[:2] == (0, [])
+    for digests in ({"a\0b": "", "../labels.txt": "", "train-00000-of-00001": ""}, {}):  # no names of texts, and none
+        (out / "conversion.json").write_text(json.dumps({**earlier, "sha256": digests, "bytes": None}))
+        assert verified(out, "--no-decode")[:2] == (0, [])
     converted(*words)
     assert contents(out) == whole
 
@@ -1162,15 +1103,11 @@ def test_verification_reads_the_class_names_that_training_reads(tmp_path):
     assert code == 1 and len(found) == 1 and "record 1: its label is 4, outside 1 to 3" in found[0]
 
 
-TWICE = '{"train pictures": 2, "train shards": 1, "classes": 2, "classes": 3}'
-
-
 @pytest.mark.parametrize(
     "content",
     [
         "[[",
         "null",
-        TWICE,
         '{"train pictures": 2, "train shards": 1, "classes": 3, "sha256": [1]}',
         '{"a":1}',
         '{"train pictures": 9, "train shards": 10, "classes": 3}',

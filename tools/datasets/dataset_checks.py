@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from base.errors import DataError
-from Datasets.formats import class_names, conversion_info, tfrecord, tfrecord_recovery
+from base.storage import input_files
+from base.storage.input_files import Slices
+from Datasets.formats import class_names, conversion_info, tfrecord
 from Datasets.formats.binary import RecordFile, RecordLayout
 from Datasets.formats.conversion_info import ConversionInfo
-from Datasets.formats.tfrecord_recovery import Damage
 from Datasets.sources import catalogue, image_folder, locate
 
 if TYPE_CHECKING:
@@ -129,24 +130,24 @@ def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Co
 def _checked_shard(
     file: Path, labels: range, checker: ExampleChecker, described: ConversionInfo | None, before_read: Callable[[], None]
 ) -> Checked:
+    findings: list[Finding] = []
+    count = 0
     try:
-        stretches = tfrecord_recovery.walk(file, payloads=True, before_read=before_read)
+        with input_files.open_regular_file(file) as stream:
+            content = Slices(stream, before_read)
+            for offset, length in tfrecord.places(file, content):
+                payload, damage = tfrecord.payload(content, offset, length)
+                if reason := damage or checker.example(payload, labels):
+                    findings.append(Finding(file, count, reason))
+                count += 1
+    except tfrecord.LostRecords as lost:  # so conversion.json's number of records cannot be compared
+        return Checked(count + (lost.record is not None), [*findings, Finding(file, lost.record, lost.reason)])
+    except OSError as error:
+        return Checked(count, [*findings, Finding(file, None, f"cannot be read: {error.strerror}")])
     except DataError as error:
         return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])
-    findings = [Finding(file, None, "is empty")] if not stretches else []
-    with file.open("rb") as stream:
-        for number, stretch in enumerate(stretches):
-            if isinstance(stretch, Damage):
-                findings.append(Finding(file, number, f"{stretch.reason}; byte {stretch.offset} of the file"))
-                continue
-            before_read()
-            stream.seek(stretch.offset)
-            reason = checker.example(stream.read(stretch.length), labels)
-            if reason:
-                findings.append(Finding(file, number, reason))
-    damaged = any(isinstance(stretch, Damage) for stretch in stretches)  # which may hide how many records there were
-    lost = described.difference(file, len(stretches), whole=True) if described and stretches and not damaged else None
-    return Checked(len(stretches), [*findings, *[Finding(file, None, lost)] * bool(lost)])
+    difference = described.difference(file, count) if described else None
+    return Checked(count, [*findings, *[Finding(file, None, difference)] * bool(difference)])
 
 
 def _binaries(folder: Path, before_read: Callable[[], None]) -> Work | None:
@@ -179,7 +180,7 @@ def _binary_check(layout: RecordLayout, classes: int, before_read: Callable[[], 
             for k in np.flatnonzero(labels >= classes)
         ]
         if size % each:
-            findings.append(Finding(file, whole, tfrecord_recovery.CUT.format(size=size)))
+            findings.append(Finding(file, whole, tfrecord.CUT.format(size=size)))
         return Checked(whole + bool(size % each), findings)
 
     return check

@@ -503,7 +503,7 @@ CONVERSIONS = {
     "brackets": (b"[" * 100_000, "nested too deeply"),
     "a list": (b"[]", "no JSON object"),
     "no text": (b"\xff\xfe{}", "is damaged"),
-    "long": (b" " * (2 << 20), "more than the 1048576 bytes"),
+    "long": (b" " * (5 << 20), "more than the 4194304 bytes"),
     "a number of many digits": (
         b'{"format": ' + b"1" * 5000 + b"}",
         "is damaged: Exceeds the limit",
