@@ -60,9 +60,9 @@ def _matrix(scored: Evaluation) -> str:
     for k, (name, counts) in enumerate(zip(names, scored.confusion_matrix().tolist())):
         cells = "".join(_cell(count, sum(counts), j == k) for j, count in enumerate(counts))
         rows.append(f'<tr><th scope="row" class="row">{escape(name)}&nbsp;{k}</th>{cells}</tr>')
-    caption = "images by class (rows) and answer (columns, by the classes' numbers)"
+    caption = "<caption>rows: class; columns: answer</caption>"
     return (
-        f'<div class="wide"><table class="matrix"><caption>{caption}</caption><thead><tr><th></th>{head}</tr></thead>'
+        f'<div class="wide"><table class="matrix">{caption}<thead><tr><th></th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -83,9 +83,9 @@ def _class(is_number: bool) -> str:
     return ' class="n"' if is_number else ""
 
 
-def figure(picture: str, caption: str = "") -> str:
-    """A picture, which is markup already, with a caption, which is text."""
-    return f"<figure>{picture}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}</figure>"
+def figure(picture: str) -> str:
+    """Return a picture, which is markup already, in a frame."""
+    return f"<figure>{picture}</figure>"
 
 
 def charts(figures: Iterable[str]) -> str:

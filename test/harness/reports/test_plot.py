@@ -79,17 +79,10 @@ def test_early_losses_of_validation_and_outliers_do_not_flatten_the_curves():
     assert max(heights) - min(heights) > 50
 
 
-@pytest.mark.parametrize(
-    "options, told",
-    [
-        ({"model": "resnet", "model_size": 14, "dataset": "fashion-mnist"}, "ResNet-14 on Fashion-MNIST"),
-        ({"model": "efficientnet", "model_size": "B0", "dataset": "imagenet"}, "EfficientNet-B0 on ImageNet"),
-        ({"model": "own", "model_size": None, "dataset": "mine"}, "own on mine"),
-        ({}, ""),
-    ],
-)
-def test_a_title_is_in_words(options, told):
-    assert titles.of_run(options) == told
+def test_a_title_is_in_words():
+    known = {"model": "efficientnet", "model_size": "B0", "dataset": "fashion-mnist"}
+    assert titles.of_run(known) == "EfficientNet-B0 on Fashion-MNIST" and titles.of_run({}) == ""
+    assert titles.of_run({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
