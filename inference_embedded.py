@@ -10,6 +10,9 @@ if __name__ == "__main__":  # before what takes time to import
     from base.process import startup
 
     startup.begin("inference_embedded.py")
+    from harness.commands import answers
+
+    answers.begin("inference_embedded")
 
 import secrets
 import sys
@@ -26,7 +29,7 @@ from emulator.plan import machine
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.cluster.cluster import ALONE
-from harness.commands import entry, run_log
+from harness.commands import answers, entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
@@ -161,4 +164,4 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command(SCRIPT, main, None))
+    sys.exit(answers.run_command(SCRIPT, main, None))

@@ -6,12 +6,15 @@ if __name__ == "__main__":  # before what takes time to import
     from base.process import startup
 
     startup.begin("restore.py")
+    from harness.commands import answers
+
+    answers.begin("restore")
 
 import sys
 from pathlib import Path
 
 from base.errors import OptionError
-from harness.commands import entry, hints
+from harness.commands import answers, entry, hints
 from harness.options import sources
 from harness.training.origins import SavedRun
 from train import run_training
@@ -21,7 +24,7 @@ def main(argv: list[str]) -> int:
     """The run's recorded options under those given now, then on from its newest checkpoint."""
     with hints.resumable("restore", argv):
         path = sources.value_of(argv, "restore_path", "restore")
-        if path is None and entry.wants_help(argv):
+        if path is None and answers.asks(argv, "restore"):
             return 0 if entry.parse(argv, "restore") is None else 2
         if not path:
             raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
@@ -29,4 +32,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("restore", main, None))
+    sys.exit(answers.run_command("restore", main, None))

@@ -11,13 +11,16 @@ if __name__ == "__main__":  # before what takes time to import
     from base.process import startup
 
     startup.begin("train.py")
+    from harness.commands import answers
+
+    answers.begin("train")
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from harness.checkpoints.read import LoadedCheckpoint
-from harness.commands import autoresume, entry, hints
+from harness.commands import answers, autoresume, entry, hints
 from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import compiling
@@ -87,4 +90,4 @@ def train(context: TrainingContext, checkpoint: LoadedCheckpoint | None = None) 
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("train", main, None))
+    sys.exit(answers.run_command("train", main, None))

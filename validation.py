@@ -14,6 +14,9 @@ if __name__ == "__main__":  # before what takes time to import
     from base.process import startup
 
     startup.begin("validation.py")
+    from harness.commands import answers
+
+    answers.begin("validation")
 
 import os
 import sys
@@ -28,7 +31,7 @@ from base.process.signals import Signals, StopRequest
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.cluster import membership
-from harness.commands import entry, run_log
+from harness.commands import answers, entry, run_log
 from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
 from harness.evaluation.weights import SavedWeights
@@ -138,4 +141,4 @@ def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: 
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("validation", main, None))
+    sys.exit(answers.run_command("validation", main, None))

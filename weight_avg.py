@@ -26,7 +26,7 @@ from base.process import command_line, commands, tf_runtime
 from base.storage import files, locks, run_files
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
-from harness.commands import entry
+from harness.commands import answers
 
 _DECAY = 0.99
 
@@ -153,4 +153,4 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("weight_avg", main, None))
+    sys.exit(answers.run_command("weight_avg", main, None))

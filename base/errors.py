@@ -6,6 +6,14 @@ A message may quote a given value as it is: commands print every line of an erro
 from __future__ import annotations
 
 
+class WrongInput(Exception):
+    """An error in what a person gave: exit code 2."""
+
+
+class Failure(Exception):
+    """A failure at run time: exit code 1."""
+
+
 class Told(Exception):
     """An error that is told to a person. `listed`: lines below the message."""
 
@@ -23,9 +31,9 @@ def parts(error: Exception, before: str = "") -> tuple[str, str]:
     return before + message, listed
 
 
-class OptionError(Told):
+class OptionError(Told, WrongInput):
     """Options that cannot be met."""
 
 
-class DataError(Told):
+class DataError(Told, WrongInput):
     """Missing or wrong data."""

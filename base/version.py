@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 from contextlib import suppress
-from importlib import metadata
 
 from base import plugins
 
@@ -29,6 +28,8 @@ def line() -> str:
 
 def _installed(*packages: str) -> str:
     """The version of the first of some packages that is installed, or "not installed"."""
+    from importlib import metadata  # slow
+
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(package)

@@ -227,8 +227,8 @@ def test_lint():
 
 
 def test_planning_a_run_imports_no_tensorflow():
-    code = ("import sys; from harness.commands import entry; import train; "
-            "code = entry.run_command('train', train.main, ['--config', 'quickstart', '--dry-run']); "
+    code = ("import sys; from harness.commands import answers; import train; "
+            "code = answers.run_command('train', train.main, ['--config', 'quickstart', '--dry-run']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base import bounds
+from base.errors import Failure, WrongInput
 from base.fields import printable
 from base.process import command_line, tf_runtime
 from base.storage import files
-from harness.commands import entry
+from harness.commands import answers
 from harness.export import agreement, export_folder, export_options, file_formats, network, pictures
 from harness.export.agreement import ExportError
 from harness.export.export_options import ExportRequest
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
-    if entry.answered(argv, "train"):
+    if answers.answered(argv, "train"):
         return 0
     request = export_options.parse(argv)
     if request is None:
@@ -105,7 +106,7 @@ def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.
 
 def script(argv: list[str] | None = None) -> int:
     """The command: its exit code."""
-    return command_line.run("cnn export", main, argv, entry.WRONG_INPUT, (*entry.FAILURES, ExportError))
+    return command_line.run("cnn export", main, argv, (WrongInput,), (FloatingPointError, Failure, ExportError))
 
 
 if __name__ == "__main__":

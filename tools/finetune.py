@@ -29,7 +29,7 @@ from base.process.signals import StopRequest
 from Datasets.sources import locate
 from harness.checkpoints import run_record
 from harness.cluster import membership
-from harness.commands import cli, entry, hints
+from harness.commands import answers, cli, entry, hints
 from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best, TrainingStage
 from harness.options.sections import flag
@@ -153,10 +153,10 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--no-classifier-first", action="store_true", help="train the whole network at once, from the published weights"
     )
-    if (argv and argv[0] and not argv[0].startswith("-")) or entry.wants_help(argv):
+    if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(argv, "train"):
         return parser.parse_known_args(argv)
     raise OptionError("the folder of pictures is needed, as the first word: cnn finetune pictures")
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("finetune", main, None))
+    sys.exit(answers.run_command("finetune", main, None))

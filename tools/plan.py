@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import predict
-from harness.commands import entry
+from harness.commands import answers
 from harness.pod_planning import json_text, page, plan_options, planned_config, table
 from harness.pod_planning.plan_options import PlanRequest
 from harness.pod_planning.planned_config import Planned
@@ -29,7 +29,7 @@ from harness.reports import output
 
 def main(argv: Sequence[str]) -> int:
     """Predictions of every configuration on every system, printed and written where the call asks for them."""
-    if entry.answered(list(argv), "train"):
+    if answers.answered(list(argv), "train"):
         return 0
     request = plan_options.parse(argv)
     if request.help:
@@ -55,4 +55,4 @@ def plan(request: PlanRequest) -> list[Planned]:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("plan", main, None))
+    sys.exit(answers.run_command("plan", main, None))

@@ -28,7 +28,7 @@ from base.process import command_line
 from base.storage import files
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.commands import entry
+from harness.commands import answers
 from harness.report_page import measuring, page, run_folder
 from harness.report_page.page import FILE, MAX_RUNS, Reported
 from harness.report_page.run_folder import RunFolder
@@ -91,4 +91,4 @@ def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("report", main, None))
+    sys.exit(answers.run_command("report", main, None))

@@ -29,7 +29,7 @@ from base.errors import OptionError
 from base.fields import brief, printable
 from base.process import command_line
 from base.storage import locks
-from harness.commands import entry, run_list
+from harness.commands import answers, run_list
 from harness.commands.run_list import RUNNING, RunSummary
 
 _ORDER = "time"
@@ -135,4 +135,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("runs", main, None))
+    sys.exit(answers.run_command("runs", main, None))

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from base.errors import WrongInput
+
 _BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # name and process of a file that is being written
 
 
-class NotRegular(OSError):
+class NotRegular(OSError, WrongInput):
     """A link or a folder in the place of a file that is to be written."""
 
     def __str__(self) -> str:

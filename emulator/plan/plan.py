@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from base.errors import WrongInput
 from emulator.plan import partition, schedules
 from emulator.plan.ipu_ids import Device, select
 from emulator.plan.machine import Machine
@@ -31,7 +32,7 @@ SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10
 SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9
 
 
-class PlanError(Exception):
+class PlanError(WrongInput):
     """Options that do not fit together on the device layer."""
 
 

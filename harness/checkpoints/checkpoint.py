@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from base.errors import WrongInput
+
 AVERAGES = "ckpt"  # folder of averaged checkpoints, in that of their run
 UNSAVED = "final"  # the name in validation.csv of weights that no checkpoint has
 NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 
 
-class CheckpointError(Exception):
+class CheckpointError(WrongInput):
     """A checkpoint that is not there, or does not fit."""
 
 

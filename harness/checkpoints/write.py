@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from base.errors import Failure
 from base.process import tf_runtime
 from base.storage import files, locks
 from harness.checkpoints import manifest, state_file
@@ -31,7 +32,7 @@ _CHECKPOINT_SUFFIX = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|man
 STAGING_PREFIX = ".saving-"  # begins the name of a folder with unfinished files
 
 
-class SaveError(Exception):
+class SaveError(Failure):
     """A checkpoint that could not be written; the earlier ones are as they were."""
 
 

@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from base import plugins
-from base.errors import OptionError, parts
+from base.errors import OptionError, WrongInput, parts
 from base.fields import HINT, brief
 from base.process import command_line, commands
-from harness.checkpoints import find, run_record
-from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
 from harness.options.catalogue import Catalogue, Option, catalogue, format_value, section_options
-from harness.options.configs import Block
 from harness.options.sections import (
     COMMAND_LINE,
     RECORDED,
@@ -41,6 +38,9 @@ from harness.options.sources import (
     tokens,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from harness.options.configs import Block
 
 # options of how images are normalised, for which weights are trained
 NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std")
@@ -110,8 +110,10 @@ def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
 def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
     """The options of the network that the weights were trained in, and of its pictures' normalisation; none where nothing
     tells them, or where this call chooses another model, be it by the size that it gives to the usual one."""
+    from harness.checkpoints import find, run_record
+
     recorded: dict[str, Any] = {}
-    with suppress(CheckpointError):  # which is told of when they are read
+    with suppress(WrongInput):  # which is reported when they are read
         recorded = run_record.options(find.run_folder(Path(weights)))
     other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
     if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.raw != recorded["model"]):

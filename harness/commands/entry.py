@@ -1,5 +1,4 @@
-"""The start of every command: options parsed, questions about them answered, the run prepared and checked; and its edge,
-where errors become one line and an exit code (2: wrong input, 1: failure at run time, 128 + the signal's number)."""
+"""The start of every run: options parsed, the run prepared and checked, questions about it answered."""
 
 from __future__ import annotations
 
@@ -9,24 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from base import host_limits, version
-from base.errors import DataError, OptionError
+from base import host_limits
+from base.errors import OptionError
 from base.fields import ONE_CALL
 from base.process import command_line, commands
-from base.storage.files import NotRegular
-from emulator.plan.plan import PlanError
-from emulator.plan.precision import Precision
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
-from harness.checkpoints.write import SaveError
 from harness.cluster import membership
-from harness.commands import cli, compile_only, config_list, describe
+from harness.commands import answers, compile_only, describe
 from harness.commands.cli import Parsed
 from harness.evaluation import inference_record, input_benchmark
 from harness.options import sources
 from harness.options.sections import RunOptions, with_trait
-from harness.processes.folders import FolderError
-from harness.processes.heartbeat import PeerError
 from harness.reports import profile, trackers
 from harness.reports.layer_table import layer_table
 from harness.run import host_memory
@@ -35,27 +28,8 @@ from harness.run.recorded_arguments import changed_data, other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
-WRONG_INPUT = (OptionError, DataError, CheckpointError, FolderError, PlanError, NotRegular)
-FAILURES = (FloatingPointError, SaveError, PeerError)
-TELLING = (
-    "config",
-    "model",
-    "dataset",
-    "data_dir",
-    "train_dir",
-)  # options of which one at least is given by whoever gives them all
-INTRODUCTIONS = {
-    "train": "Trains a convolutional network on emulated IPUs.",
-    "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
-    "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
-    "restore": "Resumes the run in a folder; other options override the recorded ones.",
-}
-
-
-def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
-    """main(argv) with every foreseeable error as one line on standard error."""
-    call = commands.COMMANDS[commands.named(script)].call if script != "gc_info" else script
-    return command_line.run(call.removeprefix("python "), main, argv, WRONG_INPUT, FAILURES)
+# options of which one at least is given by whoever gives them all
+TELLING = ("config", "model", "dataset", "data_dir", "train_dir")
 
 
 def start(
@@ -83,9 +57,9 @@ def start(
     describing = main.dry_run or main.summary
     run = _checked(run, training, refusing=not describing and not only_compiled)
     if main.dry_run:
-        _answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
+        answers.print_answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
     if main.summary:
-        _answer(layer_table(run.trace, run.plan))
+        answers.print_answer(layer_table(run.trace, run.plan))
     if describing:
         return None
     if only_compiled:
@@ -104,7 +78,7 @@ def parse(
     """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
     run, or the weights, with the `recorded` ones; CheckpointError if a run is to resume with those of an earlier call than
     its last one."""
-    if answered(argv, script):
+    if answers.answered(argv, script):
         return None
     stale = run_record.stale_record_reason(folder) if folder else None
     if stale and script in ("train", "restore"):
@@ -113,22 +87,9 @@ def parse(
             f"{stale}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
             f"beginning are to count, cp {file}.json {file}_restore.json"
         )
-    parsed = cli.parse(argv, script, recorded, record=run_record.arguments_file(folder) if folder else None)
-    if parsed.options.main.help:
-        _answer(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]).rstrip("\n"))
-        return None
-    if parsed.options.main.explain:
-        precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
-        _answer(cli.explain(parsed.options), "Number formats:", *precision.table())
-        return None
+    parsed = answers.parse(argv, script, recorded, run_record.arguments_file(folder) if folder else None)
     doubts = run_record.warnings(folder, stale) if folder else []
-    return replace(parsed, notes=(*parsed.notes, *doubts))
-
-
-def _answer(*lines: str) -> None:
-    """Print the answer to a question, which all that poprun started were asked, once."""
-    if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
-        print(*lines, sep="\n")
+    return parsed and replace(parsed, notes=(*parsed.notes, *doubts))
 
 
 def only_asks(options: RunOptions) -> bool:
@@ -136,18 +97,6 @@ def only_asks(options: RunOptions) -> bool:
     main = options.main
     asked = main.help or main.explain or main.dry_run or main.summary
     return asked or options.dataset.dataset_benchmark or options.device.compile_only
-
-
-def answered(argv: list[str], script: str) -> bool:
-    """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
-    word = sources.optional_value(argv, "list_configs", script)
-    if sources.is_given(argv, "version", script):
-        _answer(version.line())
-    elif word:
-        _answer(config_list.text(sources.value_of(argv, "config_path", script) or str(sources.DEFAULT_CONFIG_PATH), word))
-    else:
-        return False
-    return True
 
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
@@ -170,12 +119,6 @@ def other_pictures(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     changed = changed_data(run.data_source, recorded, ("validation_images",))
     asked = changed and not run.options.checkpoint.predict
     return [f"the data are not those that the run recorded ({', '.join(changed)})"] * bool(asked)
-
-
-def wants_help(argv: list[str]) -> bool:
-    """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
-    help_given = any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
-    return help_given or any(word.split("=")[0] in ("--version", "--list-configs") for word in argv)
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:

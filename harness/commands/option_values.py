@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
 from base.fields import HALVES, brief
 from harness.options.catalogue import Catalogue
-from harness.options.configs import Block
 from harness.options.exclusive import GROUPS, check_exclusive, overridden
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag, with_trait
 from harness.options.sources import GivenValue, OptionSource
@@ -22,6 +21,9 @@ from harness.options.vintages import VINTAGES, vintage
 from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
+
+if TYPE_CHECKING:
+    from harness.options.configs import Block
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
 from base.fields import brief
-from harness.options import configs
 from harness.options.catalogue import Catalogue, Option, Spelling, format_value, section_options
-from harness.options.configs import Block, Entry
 from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, flag
+
+if TYPE_CHECKING:
+    from harness.options.configs import Block, Entry
 
 # read from the words before anything else is known, or an answer's place
 COMMAND_LINE_ONLY = (
@@ -45,39 +47,24 @@ class OptionSource:
     notes: tuple[str, ...] = ()  # lines about older spellings and keys that are not used
 
 
+def given(argv: list[str], script: str) -> dict[str, list[str]]:
+    """Return the words of each option on the command line, before it is known which options there are. A switch that is
+    off is not given."""
+    everything, found = all_options(script).flags(), {}
+    for word, values in tokens(argv, everything, lenient=True):
+        if word not in everything:
+            continue
+        option = everything[word].option
+        if word.startswith("--no-") or (option.base is bool and [value.lower() for value in values] == ["false"]):
+            found.pop(option.name, None)
+        else:
+            found.setdefault(option.name, []).extend(values)
+    return found
+
+
 def value_of(argv: list[str], name: str, script: str) -> str | None:
-    """The last value of one option on the command line, before the others are known."""
-    everything = all_options(script).flags()
-    values = [
-        values[0]
-        for flag, values in tokens(argv, everything, lenient=True)
-        if values and everything.get(flag) is not None and everything[flag].option.name == name
-    ]
-    return values[-1] if values else None
-
-
-def is_given(argv: list[str], name: str, script: str) -> bool:
-    """Return whether a switch is on the command line, and not as false, before the others are known."""
-    words = words_of(argv, name, script)
-    return words is not None and [word.lower() for word in words[-1:]] != ["false"]
-
-
-def optional_value(argv: list[str], name: str, script: str) -> str | None:
-    """Return the last value of an option that may stand alone, or the one that it stands for then; None if not given."""
-    words = words_of(argv, name, script)
-    bare = all_options(script).options[name].meta["bare"]
-    return None if words is None else words[-1] if words else bare
-
-
-def words_of(argv: list[str], name: str, script: str) -> list[str] | None:
-    """Return all words that the command line has after an option, before the others are known; None without the option."""
-    everything = all_options(script).flags()
-    given = [
-        words
-        for flag, words in tokens(argv, everything, lenient=True)
-        if everything.get(flag) is not None and everything[flag].option.name == name
-    ]
-    return [word for words in given for word in words] if given else None
+    """Return the last value of one option on the command line, before the others are known."""
+    return (given(argv, script).get(name) or [None])[-1]
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
@@ -211,6 +198,8 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     """The configuration that this call asks for."""
     if "config" not in main:
         return None
+    from harness.options import configs  # which imports yaml
+
     release = main["release"].raw if "release" in main else None
     block = configs.choose(config_path(main), main["config"].raw, release)
     notes = [_short(note) for note in block.notes]
@@ -282,6 +271,7 @@ def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str) -> Op
     return OptionSource(RECORDED, {name: GivenValue(value, where) for name, value in known_values.items()})
 
 
+@cache
 def all_options(script: str | None) -> Catalogue:
     """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
     return Catalogue(every_option(script))

@@ -89,14 +89,15 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
-        help=known.help or sources.words_of(rest, "help", "train") is not None,  # shortened, as train.py takes it
+        help=known.help or "help" in sources.given(rest, "train"),  # shortened, as train.py takes it
     )  # fmt: skip
 
 
 def _check_answered_elsewhere(words: list[str]) -> None:
     """OptionError for the questions about a call that train.py answers in place of a training."""
+    given = sources.given(words, "train")
     for name in ASKED_OF_TRAINING:
-        if sources.words_of(words, name, "train") is not None:
+        if name in given:
             word = flag(name)
             raise OptionError(f"{word} is a question to train.py: python train.py {word}, with the same other options")
 

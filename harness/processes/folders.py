@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from base.errors import WrongInput
 from base.process import command_line, commands
 from base.storage import files, locks
 from base.storage.run_files import APPENDED, ARGUMENTS, REPLACED
@@ -35,7 +36,7 @@ _RANDOM, _RANDOM_OF_TEMPORARY = 3, 8  # characters at the end of a folder's name
 _KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
 
-class FolderError(Exception):
+class FolderError(WrongInput):
     """A run folder that cannot be made or written."""
 
 

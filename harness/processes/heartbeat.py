@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from base.errors import OptionError
+from base.errors import Failure, OptionError
 from harness.cluster.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
@@ -26,7 +26,7 @@ _PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # of a server's devic
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
-class PeerError(Exception):
+class PeerError(Failure):
     """Another instance never came, ended or does not answer."""
 
 

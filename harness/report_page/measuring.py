@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.errors import DataError, OptionError
+from base.errors import DataError, OptionError, WrongInput
 from base.process import command_line, tf_runtime
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ def evaluated(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     takes lines."""
     try:
         return _made(folder, say, checkpoint)
-    except entry.WRONG_INPUT as error:
+    except WrongInput as error:
         raise Missing(str(error).splitlines()[0].removeprefix("--restore-path ")) from error
     except Exception as error:
         if not tf_runtime.is_of_tensorflow(error):

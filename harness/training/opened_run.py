@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from base import bounds
+from base.errors import WrongInput
 from base.process import tf_runtime
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
 from harness.checkpoints import write
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.checkpoints.write import SaveError, Writer
-from harness.commands import entry, run_log
+from harness.commands import run_log
 from harness.diagnostics import divergence
 from harness.evaluation import inference_record
 from harness.processes import folders
@@ -59,7 +60,7 @@ def open_run(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None,
             if reason is not None:
                 context.mlperf.log_run_stop("aborted")
                 stopped(reason, *_remedies(error, run))
-            elif isinstance(error, entry.WRONG_INPUT):
+            elif isinstance(error, WrongInput):
                 log.file_only(f"error: {error}")
             if isinstance(error, StopRequest):
                 error.hinted = bool(writer.latest)
@@ -76,7 +77,7 @@ def _reason_to_stop(error: BaseException, team: Team) -> str | None:
     the team tells."""
     if isinstance(error, _SAID_AS_THEY_ARE):
         return str(error)
-    if isinstance(error, entry.WRONG_INPUT) or not isinstance(error, Exception) or team.is_of_runtime(error):
+    if isinstance(error, WrongInput) or not isinstance(error, Exception) or team.is_of_runtime(error):
         return None
     if tf_runtime.is_of_tensorflow(error):
         return tf_runtime.device_error(error)

@@ -21,7 +21,7 @@ import validation
 import weight_avg
 from base.storage import checksums
 from emulator.program.executor import TrainingProgram
-from harness.commands import entry
+from harness.commands import answers
 from harness.programs import build, program_cache
 from harness.run.run import Run
 from tools import export, finetune, plan, report, runs, sweep
@@ -53,7 +53,7 @@ def run(script: str, *words: object) -> Result:
     """Run a command as the shell would start it."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = entry.run_command(script, SCRIPTS[script], [str(word) for word in words])
+        code = answers.run_command(script, SCRIPTS[script], [str(word) for word in words])
     return Result(code, out.getvalue(), err.getvalue())
 
 

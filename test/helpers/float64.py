@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import restore
 import train
 from base.process import tf_runtime
-from harness.commands import entry
+from harness.commands import answers
 
 if __name__ == "__main__":
     tf_runtime.import_tensorflow()
@@ -23,4 +23,4 @@ if __name__ == "__main__":
     ipu_utils.TrainingSpec = partial(ipu_utils.TrainingSpec, dtype=tf.float64)
     script, words = sys.argv[1], sys.argv[2:]
     sys.argv = [script, *words]
-    sys.exit(entry.run_command(script, {"train": train.main, "restore": restore.main}[script], words))
+    sys.exit(answers.run_command(script, {"train": train.main, "restore": restore.main}[script], words))

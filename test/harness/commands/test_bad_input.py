@@ -579,9 +579,9 @@ def test_averages_and_rows_that_are_lost_do_not_stop_a_run(without_manifests):
 ASK = """
 import sys
 sys.path.insert(0, {root!r})
-from harness.commands import entry
+from harness.commands import answers, entry
 import {script}
-code = entry.run_command({script!r}, {script}.main, sys.argv[1:])
+code = answers.run_command({script!r}, {script}.main, sys.argv[1:])
 assert not [name for name in sys.modules if name.split(".")[0] == "tensorflow"], "TensorFlow was imported"
 sys.exit(code)
 """

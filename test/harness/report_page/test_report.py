@@ -301,10 +301,10 @@ def test_lines_are_counted_before_they_are_divided(plain, monkeypatch):
 
 def test_help_and_rows_need_no_tensorflow(plain):
     code = (
-        "import sys; from harness.commands import entry; from tools import report\n"
-        "assert entry.run_command('report', report.main, [sys.argv[1], '--no-evaluation']) == 0\n"
+        "import sys; from harness.commands import answers; from tools import report\n"
+        "assert answers.run_command('report', report.main, [sys.argv[1], '--no-evaluation']) == 0\n"
         "assert 'tensorflow' not in sys.modules\n"
-        "entry.run_command('report', report.main, ['--help'])"
+        "answers.run_command('report', report.main, ['--help'])"
     )
     done = subprocess.run([sys.executable, "-c", code, plain], cwd=plugins.ROOT, capture_output=True, text=True, check=True)
     assert "--no-evaluation" in done.stdout and done.stderr == ""

@@ -13,7 +13,7 @@ from base import host_limits, plugins
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from emulator.plan import process_memory
-from harness.commands import entry
+from harness.commands import answers, entry
 from harness.run.resolve import prepare
 
 ROOT = plugins.ROOT
@@ -112,7 +112,7 @@ def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, caps
     with_limits(monkeypatch, limit)
     monkeypatch.chdir(tmp_path)
     words = f"{R18} --precision 32.32 --micro-batch-size 64 --no-memory-check".split()
-    assert entry.run_command("train", train.main, words[:-1]) == 2
+    assert answers.run_command("train", train.main, words[:-1]) == 2
     error = capsys.readouterr().err
     need = prepared(" ".join(words)).memory.of_kind(limit.kind)
     assert error.count("\n") == 1, error

@@ -1,0 +1,96 @@
+"""The edge of every script of runs: options parsed, questions about them answered, errors in one line. It imports nothing
+that only a run needs, so that help and refusals come at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from base import version
+from base.errors import Failure, WrongInput
+from base.process import command_line, commands
+from harness.commands import cli
+from harness.commands.cli import Parsed
+from harness.options import sources
+
+INTRODUCTIONS = {
+    "train": "Trains a convolutional network on emulated IPUs.",
+    "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
+    "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
+    "restore": "Resumes the run in a folder; other options override the recorded ones.",
+}
+_QUESTIONS = ("help", "version", "list_configs")
+_RECORDED = ("restore_path", "autoresume", "init_path")  # with these, a record of options decides too
+
+
+def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
+    """Return the exit code of main(argv), with every foreseeable error as one line on standard error."""
+    call = commands.COMMANDS[commands.named(script)].call if script != "gc_info" else script
+    return command_line.run(call.removeprefix("python "), main, argv, (WrongInput,), (FloatingPointError, Failure))
+
+
+def begin(script: str) -> None:
+    """Answer the process's call, or refuse its options, and exit; return if it asks for a run."""
+    argv = sys.argv[1:]
+    given = sources.given(argv, script).keys()
+    if not given.isdisjoint(_RECORDED) or (script == "restore" and not asks(argv, script)):
+        return
+    try:
+        if not asks(argv, script) and "explain" not in given:
+            cli.parse(argv, script)
+            return
+    except WrongInput:
+        pass  # and raised again below, where it is reported
+    sys.exit(run_command(script, lambda words: 0 if parse(words, script) is None else 1, argv))
+
+
+def asks(argv: list[str], script: str) -> bool:
+    """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
+    return not sources.given(argv, script).keys().isdisjoint(_QUESTIONS)
+
+
+def parse(
+    argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, record: Path | None = None
+) -> Parsed | None:
+    """Return the options, or None when the call only asked a question, which is answered. `record`: the file with the
+    `recorded` ones."""
+    if answered(argv, script):
+        return None
+    parsed = cli.parse(argv, script, recorded, record=record)
+    if parsed.options.main.help:
+        print_answer(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]).rstrip("\n"))
+        return None
+    if parsed.options.main.explain:
+        from emulator.plan.precision import Precision
+
+        precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
+        print_answer(cli.explain(parsed.options), "Number formats:", *precision.table())
+        return None
+    return parsed
+
+
+def print_answer(*lines: str) -> None:
+    """Print the answer to a question, which all that poprun started were asked, once."""
+    from harness.cluster import membership
+
+    if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
+        print(*lines, sep="\n")
+
+
+def answered(argv: list[str], script: str) -> bool:
+    """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
+    given = sources.given(argv, script)
+    if "version" in given:
+        print_answer(version.line())
+    elif "list_configs" in given:
+        from harness.commands import config_list
+
+        word = given["list_configs"][-1] if given["list_configs"] else config_list.ALL
+        path = given.get("config_path") or [str(sources.DEFAULT_CONFIG_PATH)]
+        print_answer(config_list.text(path[-1], word))
+    else:
+        return False
+    return True
