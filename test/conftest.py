@@ -162,7 +162,7 @@ def parsed_files() -> Callable[..., Any]:
     """The parser of configuration files, with a memory."""
     from harness.options import configs
 
-    return functools.cache(configs._compose)
+    return functools.cache(configs._parsed)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def read_once(parsed_files, monkeypatch) -> None:
     """The project's configuration file is parsed once, for tests that go through all of it and read no other."""
     from harness.options import configs
 
-    monkeypatch.setattr(configs, "_compose", parsed_files)
+    monkeypatch.setattr(configs, "_parsed", parsed_files)
 
 
 @pytest.fixture

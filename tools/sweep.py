@@ -42,19 +42,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from base import keys, plugins
 from base.errors import DataError, OptionError, parts
-from base.fields import brief
+from base.fields import brief, decimal_number, whole_number
 from base.process import command_line, orphans
 from base.process.signals import Signals, StopRequest
 from base.storage import files, locks, run_tables
 from emulator.plan.plan import PlanError
 from harness.cluster import membership
-from harness.commands import cli, entry, hints
+from harness.commands import answers, cli, hints
 from harness.options.configs import ConfigFile, Entry
 from harness.options.sections import flag
 from harness.processes import launch
@@ -104,7 +105,7 @@ def main(argv: list[str]) -> int:
         raise OptionError("sweep starts a process for each trial: start it without poprun")
     file = ConfigFile(given.file)
     name = given.name or _only_sweep(file)
-    entries = file.nested(name, 2)
+    entries = file.block(name, 2)
     top = Path(given.logs_path) / name
     made = (_trial(values, entries, shared_words, top) for values in _value_sets(name, entries))
     trials = list({trial.name: trial for trial in made}.values())  # equal values are one trial
@@ -156,7 +157,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _only_sweep(file: ConfigFile) -> str:
-    names = [name for name in file.names_with("grid", "random") if {"grid", "random"} & file.nested(name, 2).keys()]
+    contents = {name: file.content(name) for name in file.names}
+    names = [name for name, entries in contents.items() if isinstance(entries, dict) and {"grid", "random"} & entries.keys()]
     if len(names) != 1:
         found = (
             f"{len(names)} sweeps, {', '.join(map(brief, names))}: name one" if names else "no block with grid: or random:"
@@ -186,13 +188,21 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
         if total > MAX_TRIALS:
             raise OptionError(f"{where}: the grid has {total:,} trials; {MAX_TRIALS:,} are the most")
         return [dict(zip(axes, chosen)) for chosen in itertools.product(*(entry.value for entry in axes.values()))]
-    count, seed = (own[key].value if key in own else default for key, default in (("trials", None), ("seed", 0)))
+    count, seed = (_number(own[key].value) if key in own else default for key, default in (("trials", None), ("seed", 0)))
     if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
         raise OptionError(f"{where}: random: needs trials, from 1 to {MAX_TRIALS}; its seed is a whole number from 0 on")
     return [
         {key: _drawn(entry, keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{k}")) for key, entry in axes.items()}
         for k in range(count)
     ]
+
+
+def _number(value: Any) -> Any:
+    """Return text that is a number as one, and anything else as it is."""
+    for read in (whole_number, decimal_number):
+        with suppress(ValueError, TypeError):
+            return read(value)
+    return value
 
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
@@ -207,7 +217,7 @@ def _check_key(key: str, entry: Entry, kind: str) -> None:
     if kind == "grid" or not isinstance(entry.value, dict):
         ranges = "" if kind == "grid" else ", or a range, as {low: 0.01, high: 1, scale: log}"
         raise OptionError(f"{entry.where}: {key} needs a list of values{ranges}")
-    span = {name: bound.value for name, bound in entry.value.items()}
+    span = {name: _number(bound.value) for name, bound in entry.value.items()}
     low, high, scale = span.pop("low", None), span.pop("high", None), span.pop("scale", "linear")
     numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
     if span or not numbers or scale not in ("linear", "log") or not 0 * (scale == "log") <= high - low < math.inf:
@@ -220,7 +230,7 @@ def _drawn(entry: Entry, fraction: float) -> Any:
     """Return the value at `fraction` of an axis: a function of seed, key and trial, so more trials keep the earlier ones."""
     if isinstance(entry.value, list):
         return entry.value[int(fraction * len(entry.value))]
-    low, high = (entry.value[bound].value for bound in ("low", "high"))
+    low, high = (_number(entry.value[bound].value) for bound in ("low", "high"))
     whole = isinstance(low, int) and isinstance(high, int)
     end = high + whole  # both ends of a range of whole numbers are as likely as the others
     log = "scale" in entry.value and entry.value["scale"].value == "log"
@@ -246,6 +256,7 @@ def _text(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, list):
         return "+".join(map(_text, value)) or "none"
+    value = _number(value)
     return f"{value + 0.0:.12g}" if isinstance(value, (int, float)) else str(value)
 
 
@@ -429,4 +440,4 @@ def _placed(cores: list[int]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run_command("sweep", main, None))
+    sys.exit(answers.run_command("sweep", main, None))

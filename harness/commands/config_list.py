@@ -40,7 +40,7 @@ def _about(values: Mapping[str, Any]) -> str:
         str(values.get("dataset", "")),
         f"batch {' x '.join(map(str, counts))}" if "micro_batch_size" in values else "",
         next((f"{values[name]} {name}" for name in ("epochs", "iterations") if name in values), ""),
-        f"{values['shards']} stages" if values.get("shards", 1) not in (1, None) else "",
+        f"{values['shards']} stages" if values.get("shards", "1") not in ("1", None) else "",
         str(values.get("precision", "")),
         str(values.get("optimiser", "")),
     ]

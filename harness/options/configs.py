@@ -1,13 +1,13 @@
 """Named blocks of a YAML file, with merge keys, line numbers, and no code execution.
 
-Works on the composed nodes instead of loaded values: an alias is the same node twice, so nothing is copied,
-every key knows its line, and several `<<` in one mapping (a later one beats an earlier one, explicit keys beat
-all) are plain to follow.
+Numbers and dates stay text as it is written (1e-3, 007, 1.50), which options convert as they do the words of a command line.
+Blocks are made when they are asked for, so that faults of others do not matter.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,77 +15,17 @@ from typing import Any
 import yaml
 
 from base.errors import OptionError, parts
-from base.fields import brief, decimal_number, whole_number
+from base.fields import brief
 from base.plugins import did_you_mean
 from base.storage import input_files
 from harness.options import releases
 from harness.options.releases import Choice, Span
 
-MAX_BYTES = 1 << 20
-MAX_NODES = 40_000  # keys and values: PyYAML needs some 100 microseconds for each
-MAX_MERGES = 1000
-MAX_MERGED = 50_000  # keys of a block, counted again wherever they are merged
-MAX_NESTING = 50
+MAX_BYTES = 1 << 18  # PyYAML needs some ten seconds for as many
 MAX_LISTED = 24  # names in a message
 STANDARD = "tag:yaml.org,2002:"
-MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
-
-
-class _TooMuch(yaml.MarkedYAMLError):
-    """A file beyond a bound."""
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot), and keeps bounds: the scanner's time
-    grows with the square of the depth."""
-
-    nodes = 0
-
-    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        self._keep_flat(self.flow_level)
-        super().fetch_flow_collection_start(token)
-
-    def add_indent(self, column: int) -> bool:
-        self._keep_flat(len(self.indents))
-        return super().add_indent(column)
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise _TooMuch(None, None, f"more than {MAX_NODES} keys and values", self.peek_event().start_mark)
-        return super().compose_node(parent, index)
-
-    def _keep_flat(self, depth: int) -> None:
-        if depth >= MAX_NESTING:
-            raise _TooMuch(None, None, f"more than {MAX_NESTING} lists and mappings within each other", self.get_mark())
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-class _Written:
-    """A number with its text as it was written: an option that is text takes 007, 1.50 and 1e3."""
-
-    def __new__(cls, text: str) -> _Written:
-        number = super().__new__(cls, cls.read(text))
-        number.text = text
-        return number
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class _Whole(_Written, int):
-    read = staticmethod(whole_number)
-
-
-class _Decimal(_Written, float):
-    read = staticmethod(decimal_number)
-
-
-_NUMBERS = {STANDARD + "int": _Whole, STANDARD + "float": _Decimal}
+MERGE = STANDARD + "merge"
+Pairs = list[tuple[yaml.Node, yaml.Node]]
 
 
 @dataclass(frozen=True)
@@ -107,6 +47,71 @@ class Block:
     is_old: bool  # of a file of the first release with such files, which read keys by the letter
 
 
+class _Loader(yaml.SafeLoader):
+    """A loader whose mappings know the lines of their keys. `is_old`: of the first release, where hyphens and underscores
+    were two names, and the last of several values won."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(text)
+        self.path, self.is_old = path, False
+
+    def at(self, node: yaml.Node) -> str:
+        """Return the file and the line of a node."""
+        return f"{self.path}:{node.start_mark.line + 1}"
+
+    def unique(self, pairs: Pairs, meant: Callable[[str], str] = str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return the last pair for each meaning of a key; OptionError for a key that is given twice, but in an old file."""
+        found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in pairs:
+            if not isinstance(key, yaml.ScalarNode):
+                raise OptionError(f"{self.at(key)}: a key must be a name, not a list or a mapping")
+            first = found.get(meant(key.value), (key,))[0]
+            if first is not key and not self.is_old:
+                raise OptionError(
+                    f"{self.at(key)}: '{brief(key.value)}' is given twice, first at {self.at(first)}; keep one of them"
+                )
+            found[meant(key.value)] = key, value
+        return found
+
+    def entries(self, node: yaml.Node) -> dict[str, Entry]:
+        """Return the entries of a mapping. Its own keys win over merged ones, then later merges over earlier ones, and
+        within a list the first mapping."""
+        if not isinstance(node, yaml.MappingNode):
+            raise OptionError(f"{self.at(node)}: '{brief(node.value)}' is no mapping")
+
+        def meant(key: str) -> str:
+            return key if self.is_old else key.replace("-", "_")
+
+        found: dict[str, tuple[str, Entry]] = {}
+        for _, value in (pair for pair in node.value if pair[0].tag == MERGE):
+            merged = self.construct_object(value, deep=True) or {}
+            for source in reversed(merged) if isinstance(merged, list) else [merged]:
+                if not isinstance(source, dict):
+                    raise OptionError(f"{self.at(value)}: << merges mappings of options, not '{brief(source)}'")
+                found |= {meant(key): (key, entry) for key, entry in source.items()}
+        own = self.unique([pair for pair in node.value if pair[0].tag != MERGE], meant)
+        for name, (key, value) in own.items():
+            found[name] = key.value, Entry(self.construct_object(value, deep=True), self.at(key))
+        return dict(found.values())
+
+    def items(self, node: yaml.SequenceNode) -> list[Any]:
+        """Return the values of a list."""
+        return self.construct_sequence(node, deep=True)
+
+    def switch(self, node: yaml.ScalarNode) -> bool | str:
+        """Return true or false, or another word as it is."""
+        return self.bool_values.get(self.construct_scalar(node).lower(), node.value)
+
+    yaml_constructors = {
+        **{STANDARD + kind: yaml.SafeLoader.construct_scalar for kind in ("str", "int", "float", "timestamp", "value")},
+        STANDARD + "null": yaml.SafeLoader.construct_yaml_null,
+        STANDARD + "bool": switch,
+        STANDARD + "map": entries,
+        STANDARD + "seq": items,
+        None: yaml.SafeLoader.construct_undefined,
+    }
+
+
 def read_block(path: str, name: str) -> dict[str, Entry]:
     """The block `name` of the file at `path`, merges followed."""
     return ConfigFile(path).block(name)
@@ -121,70 +126,46 @@ def choose(path: str, name: str, release: str | None = None) -> Block:
     if release and written and releases.version(release) != releases.version(written):
         raise OptionError(f"--config {name} and --release {release} name two releases; give one of them")
     choice = file.choice(plain, release or written)
-    entries = file.block(choice.block)
     chosen = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
-    notes = [note for note in (choice.note, *file.notes) if note]
-    return Block(chosen, choice.release, entries, tuple(dict.fromkeys(notes)), file.is_old)
+    return Block(chosen, choice.release, file.block(choice.block), (choice.note,) * bool(choice.note), file.is_old)
 
 
 class ConfigFile:
-    """A configuration file, parsed but not yet constructed."""
+    """A configuration file, parsed; its blocks are made when they are asked for."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.notes: list[str] = []  # on keys that an old file gives twice, in the blocks read so far
-        self._merges = self._merged = 0
-        root, self._loader = _compose(path)
-        self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        self._lost: dict[str, yaml.Node] = {}  # first keys of blocks that are defined twice
-        self.is_old = False
-        if root is None:
-            return
-        if not isinstance(root, yaml.MappingNode):
-            raise OptionError(f"{self._at(root)}: the file must be a mapping of block names to options")
-        for key, node in root.value:
-            label = self._key(key)
-            if label in self._blocks:
-                self._lost[label] = self._blocks[label][0]
-            self._blocks[label] = (key, node)
-        blocks = [node for _, node in self._blocks.values() if isinstance(node, yaml.MappingNode)]
-        self.is_old = any(key.value in releases.MARKS for block in blocks for key, _ in block.value)
+        self._loader, self._blocks = _parsed(path, _text(path))
+        self.is_old = self._loader.is_old
 
     @property
     def names(self) -> list[str]:
         """The blocks' names in the order of the file."""
         return [name for name in self._blocks if name != releases.TABLE]
 
-    def names_with(self, *keys: str) -> list[str]:
-        """The names of blocks that have one of these keys, or may have it of a block that they merge."""
+    def content(self, name: str) -> Any:
+        """Return what a file has under a name, of any kind."""
+        self._loader.recursive_objects.clear()  # of a block that failed
+        with _yaml_errors(self.path):
+            return self._loader.construct_object(self._blocks[name], deep=True)
 
-        def may_have(node: yaml.Node) -> bool:
-            return isinstance(node, yaml.MappingNode) and any(
-                key.value in keys or key.tag == MERGE_TAG for key, _ in node.value
-            )
-
-        return [name for name in self.names if may_have(self._blocks[name][1])]
-
-    def block(self, name: str) -> dict[str, Entry]:
-        """{option: Entry} of one block."""
+    def block(self, name: str, depth: int = 0) -> dict[str, Entry]:
+        """{option: Entry} of one block. `depth`: of mappings within it, whose values may be lists of lists."""
         self._check_known(name)
-        if name in self._lost:
-            first = self._at(self._lost[name])
-            twice = f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice"
-            self._repeated(twice, first, f"this one is taken, not that of {first}")
-        return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
-
-    def nested(self, name: str, levels: int) -> dict[str, Entry]:
-        """`block`, in which values may be mappings of entries again, `levels` deep, and lists may have lists."""
-        self._check_known(name)
-        self._check_single(name)
-        return self._flatten(self._blocks[name][1], f"'{brief(name)}'", 0, levels)
+        entries = self.content(name)
+        if entries is None:
+            return {}
+        if not isinstance(entries, dict):
+            where = self._loader.at(self._blocks[name])
+            raise OptionError(f"{where}: configuration '{brief(name)}' must be a mapping of options")
+        _check_values(entries, depth)
+        return entries
 
     def values(self) -> dict[str, Any]:
         """Return the value that a file without blocks gives each of its keys."""
-        for label in self._lost:
-            self._check_single(label)
-        return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
+        entries = {name: Entry(self.content(name), self._loader.at(node)) for name, node in self._blocks.items()}
+        _check_values(entries, 0)
+        return {name: entry.value for name, entry in entries.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
         """Return the block that holds a configuration in a release; without one, in the last that has the name."""
@@ -199,176 +180,78 @@ class ConfigFile:
         """The releases that have each name, as the file's table says."""
         if releases.TABLE not in self._blocks:
             return {}
-        self._check_single(releases.TABLE)
-        spans = {}
-        table = self._blocks[releases.TABLE][1]
-        if not isinstance(table, yaml.MappingNode):
-            raise OptionError(f"{self._at(table)}: '{releases.TABLE}' must be a mapping of releases to names")
-        for key, names in table.value:
-            span = Span.read(self._key(key))
-            if span is None or not isinstance(names, yaml.SequenceNode):
-                raise OptionError(f"{self._at(key)}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
-            spans |= {self._key(name): span for name in names.value}
+        spans, table = {}, self.content(releases.TABLE)
+        if not isinstance(table, dict):
+            where = self._loader.at(self._blocks[releases.TABLE])
+            raise OptionError(f"{where}: '{releases.TABLE}' must be a mapping of releases to names")
+        for key, names in table.items():
+            span = Span.read(key)
+            if span is None or not isinstance(names.value, list) or not all(isinstance(name, str) for name in names.value):
+                raise OptionError(f"{names.where}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
+            spans |= dict.fromkeys(names.value, span)
         return spans
 
     def _check_known(self, name: str) -> None:
         if name not in self.names:
-            plain = self._plain_names()
+            plain = [name for name in self.names if releases.divided(name)[1] is None]
             if not plain:
                 raise OptionError(f"{self.path}: no configuration '{brief(name)}'; the file has none at all")
-            hint = did_you_mean(name, plain, cutoff=0.3)
-            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}", self._listed(plain))
-
-    def _plain_names(self) -> list[str]:
-        """Return the names without the blocks that hold another's older values."""
-        return [name for name in self.names if releases.divided(name)[1] is None]
-
-    def _check_single(self, label: str) -> None:
-        if label in self._lost:
-            again = self._at(self._blocks[label][0])
-            raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(self._lost[label])}")
-
-    def _repeated(self, twice: str, first: str, outcome: str) -> None:
-        """OptionError for a name that stands `twice` in a file. In an old release's, where the last one won, a note
-        says which is `outcome`."""
-        if not self.is_old:
-            raise OptionError(f"{twice}, first at {first}; keep one of them")
-        if len(self.notes) < MAX_LISTED:
-            self.notes.append(f"{twice}: {outcome}")
-
-    @staticmethod
-    def _listed(names: list[str]) -> str:
-        shown = names if len(names) <= MAX_LISTED else names[: MAX_LISTED // 3]
-        more = f", ... ({len(names)} in the file)" if len(shown) < len(names) else ""
-        return f"There are: {', '.join(map(brief, shown))}{more}"
-
-    def _flatten(self, node: yaml.Node, what: str, depth: int, levels: int = 0) -> dict[str, Entry]:
-        self._merges += 1
-        self._merged += len(node.value) if isinstance(node, yaml.MappingNode) else 0
-        if self._merges > MAX_MERGES or depth > MAX_NESTING or self._merged > MAX_MERGED:
+            shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
+            more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
             raise OptionError(
-                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other, or of more than "
-                f"{MAX_MERGED} keys; is there a loop?"
+                f"{self.path}: no configuration '{brief(name)}'{did_you_mean(name, plain, cutoff=0.3)}",
+                f"There are: {', '.join(map(brief, shown))}{more}",
             )
-        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
-            return {}
-        if not isinstance(node, yaml.MappingNode) or node.tag != MAPPING_TAG:
-            raise OptionError(f"{self._at(node)}: {what} must be a mapping of options, not {_kind(node)}")
-        merged: dict[str, Entry] = {}
-        explicit: dict[str, Entry] = {}
-        written: dict[str, yaml.Node] = {}
-        spelled: dict[str, str] = {}
-        merged_spelled: dict[str, str] = {}
-        for key, value in node.value:
-            if key.tag == MERGE_TAG:
-                for source in self._merge_sources(value):
-                    self._put_over(merged, merged_spelled, self._flatten(source, "what '<<' merges", depth + 1, levels))
-                continue
-            label = self._key(key)
-            same = spelled.setdefault(self._name(label), label)
-            if same in explicit:
-                first = explicit[same].where
-                outcome = f"{_written(value)} is taken, not {_written(written[same])} of {first}"
-                other = "" if same == label else f" as '{brief(same)}'"
-                self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", f"{first}{other}", outcome)
-            explicit[label], written[label] = Entry(self._value(value, label, levels), self._at(key)), value
-        self._put_over(merged, merged_spelled, explicit)
-        return merged
-
-    def _put_over(self, merged: dict[str, Entry], spelled: dict[str, str], above: dict[str, Entry]) -> None:
-        """Let keys take the places of the same in `merged`, in whichever spelling; `spelled`: that of each name there."""
-        for label, entry in above.items():
-            before = spelled.get(self._name(label), label)
-            if before != label:
-                merged.pop(before, None)
-            spelled[self._name(label)] = label
-            merged[label] = entry
-
-    def _name(self, label: str) -> str:
-        """The name that a key means: with hyphens or underscores, which were two names in old releases."""
-        return label if self.is_old else label.replace("-", "_")
-
-    def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
-        """The mappings of one `<<`; within a list the first one wins, as YAML's merge type has it."""
-        return list(reversed(value.value)) if isinstance(value, yaml.SequenceNode) else [value]
-
-    def _value(self, node: yaml.Node, label: str, levels: int = 0) -> Any:
-        """A scalar, or a list of scalars; with `levels` a mapping of entries, or a list of lists as well."""
-        if levels and isinstance(node, yaml.MappingNode):
-            return self._flatten(node, f"'{brief(label)}'", 1, levels - 1)
-        if levels and isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE_TAG:
-            return [self._value(item, label) for item in node.value]
-        if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE_TAG:
-            return [self._scalar(item, label) for item in node.value]
-        return self._scalar(node, label)
-
-    def _scalar(self, node: yaml.Node, label: str) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            raise OptionError(f"{self._at(node)}: '{brief(label)}' must be a value or a list of values, not {_kind(node)}")
-        try:
-            if node.tag in _NUMBERS:
-                return self._number(node)
-            return self._loader.construct_object(node)
-        # what PyYAML raises for `!!bool maybe`, `!!int ""`, `!!timestamp soon`
-        except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
-            tag = node.tag.removeprefix(STANDARD)
-            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{brief(node.value)}' is no valid {tag}"
-            raise OptionError(f"{self._at(node)}: '{brief(label)}' cannot be read: {reason}") from None
-
-    def _number(self, node: yaml.ScalarNode) -> int | float | str:
-        """A number as people write it. YAML's others (0x11, 1_000, 1:30, .nan) stay text, which no option takes for one."""
-        try:
-            return _NUMBERS[node.tag](node.value)
-        except ValueError:
-            return node.value
-
-    def _key(self, node: yaml.Node) -> str:
-        if not isinstance(node, yaml.ScalarNode):
-            raise OptionError(f"{self._at(node)}: a key must be a name, not {_kind(node)}")
-        return node.value
-
-    def _at(self, node: yaml.Node) -> str:
-        return f"{self.path}:{node.start_mark.line + 1}"
 
 
-def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
+def _check_values(entries: dict[str, Entry], depth: int) -> None:
+    """Refuse what is no value and no list of values; with `depth`, mappings of such are values, too, and lists."""
+    for name, entry in entries.items():
+        values = entry.value if isinstance(entry.value, list) else [entry.value]
+        if depth and isinstance(entry.value, dict):
+            _check_values(entry.value, depth - 1)
+        elif any(isinstance(value, dict | list) and not (depth and _is_flat(value)) for value in values):
+            raise OptionError(f"{entry.where}: '{brief(name)}' must be a value or a list of values")
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(item, dict | list) for item in value)
+
+
+def _text(path: str) -> str:
     try:
-        return _parsed(input_files.text(path, MAX_BYTES))
+        return input_files.text(path, MAX_BYTES)
     except OSError as error:
         raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except _TooMuch as error:
-        raise OptionError(
-            f"{path}:{error.problem_mark.line + 1}: {error.problem}; a configuration file is smaller"
-        ) from None
+
+
+@lru_cache(maxsize=2)  # several configurations of one file are planned at once
+def _parsed(path: str, text: str) -> tuple[_Loader, dict[str, yaml.Node]]:
+    """Return a loader, and the blocks of its file by name."""
+    with _yaml_errors(path):
+        loader = _Loader(path, text)
+        root = loader.get_single_node()
+    if root is None:
+        return loader, {}
+    if not isinstance(root, yaml.MappingNode):
+        raise OptionError(f"{loader.at(root)}: the file must be a mapping of block names to options")
+    blocks = [node.value for _, node in root.value if isinstance(node, yaml.MappingNode)]
+    loader.is_old = any(key.value in releases.MARKS for pairs in blocks for key, _ in pairs)
+    return loader, {key.value: node for key, node in loader.unique(root.value).values()}
+
+
+@contextmanager
+def _yaml_errors(path: str) -> Iterator[None]:
+    """Make errors of YAML those of the file, with the line."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
-        raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
-
-
-@lru_cache(maxsize=1)  # several configurations of one file are planned at once
-def _parsed(text: str) -> tuple[yaml.Node | None, _Loader]:
-    loader = _Loader(text)
-    return loader.get_single_node(), loader
-
-
-def _written(node: yaml.Node) -> str:
-    """A value as it is written, or the beginning of a long one."""
-    parts = node.value[:MAX_LISTED] if isinstance(node, yaml.SequenceNode) else [node]
-    return f"'{brief(' '.join(part.value if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts))}'"
-
-
-def _kind(node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in (MAPPING_TAG, SEQUENCE_TAG):
-        return f"a {brief(node.tag.removeprefix(STANDARD))}"
-    if isinstance(node, yaml.MappingNode):
-        return "a mapping"
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{brief(node.value)}'"
-
-
-def _first_line(error: BaseException) -> str:
-    return brief((str(error) or type(error).__name__).splitlines()[0])
+    except RecursionError:
+        raise OptionError(f"{path}: lists and mappings are too deeply nested") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise OptionError(f"{path}: not valid YAML: {brief((str(error) or type(error).__name__).splitlines()[0])}") from None

@@ -111,7 +111,7 @@ run:
   batch_size: '12'
   replicas: '4'
   gradient_accumulation_count: '16'
-  available_memory_proportion: ['0.2', 0.3]
+  available_memory_proportion: ['0.2']
   precision: 32.32
 """
 
@@ -179,13 +179,14 @@ nested: &nested
   <<: *three
 empty: &empty
 """
-    assert flat(f"{anchors}\na: {block}\n", "a", str(tmp_path / "c.yml")) == expected
+    found = flat(f"{anchors}\na: {block}\n", "a", str(tmp_path / "c.yml"))
+    assert found == {key: str(value) for key, value in expected.items()}
 
 
 def test_a_block_s_own_key_is_above_a_merged_one_in_either_spelling(write):
     for low, own in (("log_freq", "log-freq"), ("log-freq", "log_freq")):
         text = f"b: &b {{{low}: 1, seed: 2}}\na:\n  {own}: 3\n  <<: *b\n"
-        assert {key: entry.value for key, entry in configs.read_block(write(text), "a").items()} == {"seed": 2, own: 3}
+        assert {key: entry.value for key, entry in configs.read_block(write(text), "a").items()} == {"seed": "2", own: "3"}
 
 
 def test_every_entry_knows_the_line_of_its_key(write):
@@ -195,13 +196,11 @@ def test_every_entry_knows_the_line_of_its_key(write):
 
 
 def test_values(tmp_path):
-    text = "a: {a: 1e-3, b: 1E5, c: -2e+3, d: 1.5, e: '1e-3', f: [1, x, 2.5], g: yes, h: Off, i: ~, j: 65, k: 1_000, l: -11}"
-    expected = {"a": 1e-3, "b": 1e5, "c": -2e3, "d": 1.5, "e": "1e-3", "f": [1, "x", 2.5], "g": True, "h": False, "i": None,
-                "j": 65, "k": "1_000", "l": -11}  # fmt: skip
-    found = flat(text, "a", str(tmp_path / "c.yml"))
-    assert found == expected
-    assert all(isinstance(value, type(expected[key])) for key, value in found.items())
-    assert " ".join(str(found[key]) for key in "abcdj") == "1e-3 1E5 -2e+3 1.5 65"  # as they are written
+    """Numbers and dates stay as they are written, for options that are text."""
+    text = "a: {a: 1e-3, b: 007, c: 1.50, d: 2020-01-01, e: '1', f: [1, x, 2.5], g: yes, h: Off, i: ~, j: 1_000}"
+    expected = {"a": "1e-3", "b": "007", "c": "1.50", "d": "2020-01-01", "e": "1", "f": ["1", "x", "2.5"], "g": True,
+                "h": False, "i": None, "j": "1_000"}  # fmt: skip
+    assert flat(text, "a", str(tmp_path / "c.yml")) == expected
 
 
 # MEME's way of writing
@@ -213,7 +212,7 @@ def test_a_file_like_that_of_meme(write):
     assert names[-1] == "B2-G1-GN-Native_16IPU_4x4"
     entries = configs.read_block(path, names[-1])
     assert {key: entries[key].value for key in ("model_size", "groups", "group_dim", "precision", "replicas")} == {
-        "model_size": "B2", "groups": 4, "group_dim": 1, "precision": 16.32, "replicas": "4"
+        "model_size": "B2", "groups": "4", "group_dim": "1", "precision": "16.32", "replicas": "4"
     }  # fmt: skip
     found = parse(path, name=names[-1]).options.values()
     expected = {"eight_bit_io": True, "weight_avg_exp": (0.97,), "mixup_alpha": 0.1, "replicas": 4, "precision": "16.32"}
@@ -226,7 +225,7 @@ def test_meme_blocks_of_what_is_available(write):
     expected = {
         "model": "efficientnet", "model_size": "B2", "image_size": 196, "group_dim": 16, "expand_ratio": 4, "groups": 4,
         "micro_batch_size": 12, "replicas": 4, "gradient_accumulation_count": 16, "precision": "32.32",
-        "available_memory_proportion": (0.2, 0.3), "optimiser": "momentum", "lr_schedule": "exponential",
+        "available_memory_proportion": (0.2,), "optimiser": "momentum", "lr_schedule": "exponential",
         "label_smoothing": 0.1, "epochs": 350.0, "weight_decay": 1e-5, "stochastic_rounding": "OFF", "validation": False,
         "internal_exchange_optimisation_target": "balanced", "lr_decay_rate": 0.97, "lr_drops": 146,
         "base_learning_rate_exponent": -10.0,
@@ -322,6 +321,9 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
 # Errors, with file and line
 
 
+NO_KIND = "not valid YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:"
+
+
 @pytest.mark.parametrize(
     "keys, message",
     [
@@ -332,9 +334,9 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
         ("epochs: .inf", "FILE:3: epochs is '.inf' but must be a finite number"),
         ("epochs: yes", "FILE:3: epochs is 'True' but must be a finite number"),
-        ("epochs: [1]", "FILE:3: epochs takes one value, not the list [1]"),
-        ("epochs: {x: 1}", "FILE:3: 'epochs' must be a value or a list of values, not a mapping"),
-        ("epochs: [[1]]", "FILE:3: 'epochs' must be a value or a list of values, not a list"),
+        ("epochs: [1]", "FILE:3: epochs takes one value, not the list ['1']"),
+        ("epochs: {x: 1}", "FILE:3: 'epochs' must be a value or a list of values"),
+        ("epochs: [[1]]", "FILE:3: 'epochs' must be a value or a list of values"),
         ("batch_size: 2.0", "FILE:3: micro_batch_size is '2.0' but must be a whole number"),
         ("batch_size: 0", "FILE:3: micro_batch_size is '0' but must be at least 1"),
         ("replicas: 1e1", "FILE:3: replicas is '1e1' but must be a whole number"),
@@ -355,32 +357,27 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("restore_path: logs/x", "FILE:3: a: restore_path has a meaning on the command line only"),
         ("autoresume: true", "FILE:3: a: autoresume has a meaning on the command line only"),
         ("config: b", "FILE:3: a: config has a meaning on the command line only"),
-        ("epochs: 1\n  epochs: x", "FILE:4: 'epochs' is given twice in configuration 'a', first at FILE:3; keep one of them"),
-        ("<<: {seed: 1, seed: 1}", "FILE:3: 'seed' is given twice in what '<<' merges, first at FILE:3; keep one of them"),
-        ("log_freq: 1\n  log-freq: 2", "FILE:4: 'log-freq' is given twice in configuration 'a', first at FILE:3 as 'log_freq'; "
-         "keep one of them"),
+        ("epochs: 1\n  epochs: x", "FILE:4: 'epochs' is given twice, first at FILE:3; keep one of them"),
+        ("<<: {seed: 1, seed: 1}", "FILE:3: 'seed' is given twice, first at FILE:3; keep one of them"),
+        ("log_freq: 1\n  log-freq: 2", "FILE:4: 'log-freq' is given twice, first at FILE:3; keep one of them"),
         ("epochs: 1\n  iterations: 2", "FILE:3: --iterations 2 and --epochs 1.0 exclude each other; give one of them"),
         ("epochs: 1\n  epoch: 2", "FILE:4: epochs 1.0 and epoch 2.0 are two spellings of epochs with different values; give one "
          "of them"),
         ("epochs: *nothing", "FILE:3: not valid YAML: found undefined alias 'nothing'"),
-        ("epochs: !!bool maybe", "FILE:3: 'epochs' cannot be read: 'maybe' is no valid bool"),
+        ("epochs: !!bool maybe", "FILE:3: epochs is 'maybe' but must be a finite number"),
         ('epochs: !!int ""', "FILE:3: epochs is '' but must be a finite number"),
-        ("epochs: !!timestamp soon", "FILE:3: 'epochs' cannot be read: 'soon' is no valid timestamp"),
-        ("epochs: 2020-13-45", "FILE:3: 'epochs' cannot be read: '2020-13-45' is no valid timestamp"),
-        ("epochs: !!python/name:os.system", "FILE:3: 'epochs' cannot be read: could not determine a constructor for the tag "
-         "'tag:yaml.org,2002:python/name:os.system'"),
-        ("variable_filter: !!python/object/apply:os.system [touch x]", "FILE:3: 'variable_filter' must be a value or a list of "
-         "values, not a python/object/apply:os.system"),
-        ("variable_filter: !!python/tuple [a]", "FILE:3: 'variable_filter' must be a value or a list of values, not a "
-         "python/tuple"),
-        ("name_suffix: !!binary aGk=", "FILE:3: name_suffix is 'b'hi'' but must be UTF-8 text, not empty"),
-        ("<<: 3", "FILE:3: what '<<' merges must be a mapping of options, not '3'"),
-        ("<<: [{epochs: 1}, 3]", "FILE:3: what '<<' merges must be a mapping of options, not '3'"),
-        ("<<: !!python/object:os.x {epochs: 1}", "FILE:3: what '<<' merges must be a mapping of options, not a "
-         "python/object:os.x"),
-        ("'<<': {epochs: 1}", "FILE:3: '<<' must be a value or a list of values, not a mapping"),
-        ("? [x]\n  : 1", "FILE:3: a key must be a name, not a list"),
-        ("? {x: 1}\n  : 1", "FILE:3: a key must be a name, not a mapping"),
+        ("epochs: !!timestamp soon", "FILE:3: epochs is 'soon' but must be a finite number"),
+        ("epochs: 2020-13-45", "FILE:3: epochs is '2020-13-45' but must be a finite number"),
+        ("epochs: !!python/name:os.system", f"FILE:3: {NO_KIND}python/name:os.system'"),
+        ("variable_filter: !!python/object/apply:os.system [touch x]", f"FILE:3: {NO_KIND}python/object/apply:os.system'"),
+        ("name_suffix: !!binary aGk=", f"FILE:3: {NO_KIND}binary'"),
+        ("name_suffix: !!map x", "FILE:3: 'x' is no mapping"),
+        ("<<: 3", "FILE:3: << merges mappings of options, not '3'"),
+        ("<<: [{epochs: 1}, 3]", "FILE:3: << merges mappings of options, not '3'"),
+        ("<<: !!python/object:os.x {epochs: 1}", f"FILE:3: {NO_KIND}python/object:os.x'"),
+        ("'<<': {epochs: 1}", "FILE:3: '<<' must be a value or a list of values"),
+        ("? [x]\n  : 1", "FILE:3: a key must be a name, not a list or a mapping"),
+        ("? {x: 1}\n  : 1", "FILE:3: a key must be a name, not a list or a mapping"),
         ("\tepochs: 1", "FILE:3: not valid YAML: found character '\\t' that cannot start any token"),
         ("epochs: 1\n  b: : 2", "FILE:4: not valid YAML: mapping values are not allowed here"),
     ],
@@ -396,14 +393,12 @@ def test_errors_name_file_and_line(write, keys, message):
         ("# nothing\n", "FILE: no configuration 'a'; the file has none at all"),
         ("a", "FILE:1: the file must be a mapping of block names to options"),
         ("\n- a\n", "FILE:2: the file must be a mapping of block names to options"),
-        ("a: 3", "FILE:1: configuration 'a' must be a mapping of options, not '3'"),
-        ("a: [1]", "FILE:1: configuration 'a' must be a mapping of options, not a list"),
-        ("a: !!set {x}", "FILE:1: configuration 'a' must be a mapping of options, not a set"),
-        ("a: !!python/object:os.x {epochs: 1}", "FILE:1: configuration 'a' must be a mapping of options, not a "
-         "python/object:os.x"),
-        ("a: {seed: 1}\nb: {}\na: {seed: 1}\n", "FILE:3: block 'a' is defined twice, first at FILE:1; keep one of them"),
-        ("releases: {2.1: [a]}\na: {seed: 1}\nreleases: {2.1: [a]}", "FILE:3: 'releases' is given twice; first at FILE:1"),
-        ("? [x]\n: 1\n", "FILE:1: a key must be a name, not a list"),
+        ("a: 3", "FILE:1: configuration 'a' must be a mapping of options"),
+        ("a: [1]", "FILE:1: configuration 'a' must be a mapping of options"),
+        ("a: !!python/object:os.x {epochs: 1}", f"FILE:1: {NO_KIND}python/object:os.x'"),
+        ("a: {seed: 1}\nb: {}\na: {seed: 1}\n", "FILE:3: 'a' is given twice, first at FILE:1; keep one of them"),
+        ("releases: {2.1: [a]}\na: {seed: 1}\nreleases: {2.1: [a]}", "FILE:3: 'releases' is given twice, first at FILE:1; keep one of them"),
+        ("? [x]\n: 1\n", "FILE:1: a key must be a name, not a list or a mapping"),
         ("a: {seed: 1}\n---\na: {seed: 2}\n", "FILE:2: not valid YAML: but found another document"),
         ("%YAML 9.9\n---\na: 1", "FILE:1: not valid YAML: found incompatible YAML document (version 1.* is required)"),
         ("a: {seed: 1", "FILE:1: not valid YAML: expected ',' or '}', but got '<stream end>'"),
@@ -411,34 +406,26 @@ def test_errors_name_file_and_line(write, keys, message):
         (b"\x00\x01", "FILE: not valid YAML: unacceptable character #x0000: special characters are not allowed"),
         (b"\x89PNG\r\n\x1a\n", "FILE: not UTF-8 text: invalid start byte at byte 0"),
         ('a: {name_suffix: "\\UFFFFFFFF"}', "FILE: not valid YAML: Python int too large to convert to C int"),
-        *((text, "FILE:1: more than 50 lists and mappings within each other; a configuration file is smaller")
+        *((text, "FILE: lists and mappings are too deeply nested")
           for text in ("[" * 100_000, "a: " + "{x: " * 5000, "- " * 1000, "? " * 1000, "a: " + "{[" * 800)),
-        ("".join(f"k{i}: 1\n" for i in range(60_000)),
-         "FILE:20000: more than 40000 keys and values; a configuration file is smaller"),
-        ("#" + "x" * 5_000_000, "configuration file FILE: Has more than the 1048576 bytes that are read of such a file"),
-        ("a: &a\n  <<: *a\n", "FILE:1: more than 1000 merges, or 50 within each other, or of more than 50000 keys; is there "
-         "a loop?"),
-        ("a: &a\n  dataset: cifar-10\n  variable_filter: &f [*f]\n", "FILE:3: 'variable_filter' must be a value or a list of "
-         "values, not a list"),
+        ("#" + "x" * 5_000_000, "configuration file FILE: Has more than the 262144 bytes that are read of such a file"),
+        ("a: &a\n  <<: *a\n", "FILE:1: not valid YAML: found unconstructable recursive node"),
+        ("a: &a\n  dataset: cifar-10\n  variable_filter: &f [*f]\n", "FILE:3: not valid YAML: found unconstructable "
+         "recursive node"),
     ],
 )  # fmt: skip
 def test_files_that_are_wrong_as_a_whole(write, content, message):
     assert refused(write(content)) == message
 
 
-def test_bombs_are_refused_at_once(write):
-    """Each level names the one below four times."""
-    merges = "l0: &l0 {epochs: 1}\n" + "".join(
+def test_an_alias_is_read_once(write):
+    """Each level names the one below four times: no file of this kind takes long."""
+    merges = "l0: &l0 {dataset: cifar-10}\n" + "".join(
         f"l{i}: &l{i} {{<<: [{', '.join([f'*l{i - 1}'] * 4)}]}}\n" for i in range(1, 40)
     )
     lists = "l0: &l0 [x]\n" + "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 4)}]\n" for i in range(1, 40))
-    chain = "l0: &l0 {epochs: 1}\n" + "".join(f"l{i}: &l{i} {{<<: *l{i - 1}}}\n" for i in range(1, 60))
-    wide = "l0: &l0 {" + ", ".join(f"k{i}: 1" for i in range(200)) + "}\na:\n" + "  <<: *l0\n" * 900
-    limit = r"FILE:\d+: more than 1000 merges, or 50 within each other, or of more than 50000 keys; is there a loop\?"
-    assert re.fullmatch(limit, refused(write(wide)))
-    assert re.fullmatch(limit, refused(write(merges + "a:\n  <<: *l39\n")))
-    assert re.fullmatch(limit, refused(write(chain + "a:\n  <<: *l59\n")))
-    assert "not a list" in refused(write(lists + "a:\n  dataset: cifar-10\n  variable_filter: *l39\n"))
+    assert parse(write(merges + "a:\n  <<: *l39\n")).options.dataset.dataset == "cifar-10"
+    assert "a list of values" in refused(write(lists + "a:\n  dataset: cifar-10\n  variable_filter: *l39\n"))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +445,7 @@ def test_what_is_echoed_is_cut(text, write):
 
 
 def test_what_is_explained_is_cut(write):
-    long = "v" * 300_000
+    long = "v" * 200_000
     options = parse(write(f"a: {{dataset: cifar-10, name_suffix: {long}}}")).options
     assert options.logging.name_suffix == long
     assert len(cli.explain(options)) < 100_000
@@ -489,10 +476,9 @@ def test_paths_that_are_no_files(tmp_path):
     with pytest.raises(OptionError, match=r"^configuration file : No such file or directory$"):
         parse("")
     os.mkfifo(tmp_path / "pipe")
-    kinds = {"/dev/zero": "a device", "/dev/tty": "a device", str(tmp_path / "pipe"): "a pipe"}
-    for path, kind in kinds.items():
+    for path in ("/dev/zero", "/dev/tty", str(tmp_path / "pipe")):
         if os.path.exists(path):
-            assert refused(path) == f"configuration file FILE: Is {kind}, not a file"
+            assert refused(path) == "configuration file FILE: Is a pipe or a device, not a file"
 
 
 def test_a_missing_file_is_also_an_error_when_the_block_is_in_the_usual_one():
@@ -545,11 +531,9 @@ twice: {dataset: cifar-10, seed: 2}
     ("name", "expected", "notes"),
     [
         ("base", {"optimiser": "momentum"},
-         ["FILE:8: 'optimiser' is given twice in configuration 'base': 'momentum' is taken, not 'SGD' of FILE:6",
-          "FILE:7: xla_recompute is an older spelling of enable_recomputation"]),
+         ["FILE:7: xla_recompute is an older spelling of enable_recomputation"]),
         ("run", {"optimiser": "momentum", "ckpts_per_epoch": 1, "micro_batch_size": 8},
-         ["FILE:8: 'optimiser' is given twice in what '<<' merges: 'momentum' is taken, not 'SGD' of FILE:6",
-          "FILE:12: ckpts-per-epoch is left out: ckpts_per_epoch is given too",
+         ["FILE:12: ckpts-per-epoch is left out: ckpts_per_epoch is given too",
           "FILE:7: xla_recompute is an older spelling of enable_recomputation",
           "FILE:11: batch_size is an older spelling of micro_batch_size"]),
         ("b4", {"pipeline_splits": ("auto",)},
@@ -557,7 +541,7 @@ twice: {dataset: cifar-10, seed: 2}
         ("b4_run", {"gradient_accumulation_count": 1, "pipeline_splits": ("block2b", "block4b", "block6c")},
          ["FILE:26: gradient_accumulation is left out: no release read it; gradient_accumulation_count may be meant",
           "FILE:25: batch_size is an older spelling of micro_batch_size"]),
-        ("twice", {"seed": 2}, ["FILE:30: block 'twice' is defined twice: this one is taken, not that of FILE:28"]),
+        ("twice", {"seed": 2}, []),
     ],
 )  # fmt: skip
 def test_old_files(write, name, expected, notes):
@@ -604,11 +588,6 @@ def test_stages_on_the_command_line_want_their_cuts(write):
         assert found.device.pipeline_splits == ()
         with pytest.raises(OptionError, match="pipeline_splits has 0 names"):
             prepare(found, {})
-
-
-def test_a_long_value_is_not_shown_whole(write):
-    note, _ = parse(write(f"a: {{dataset: cifar-10, xla_recompute: no, name_suffix: {'x' * 5000}, name_suffix: y}}")).notes
-    assert "'y' is taken, not 'xxx" in note and "x" * 200 not in note and note.endswith("c.yml:1")
 
 
 # Releases: NAME, NAME@2.3 and a table of names
@@ -680,7 +659,7 @@ def test_releases(write, name, words, epochs, release, note):
         ("releases: {2.1: a}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
         ("releases: {2.3 to 2.1: [a]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
         ("releases: {2.1 to 2.2 to 2.3: [a]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
-        ("releases: {2.1: [[a]]}", "FILE:1: a key must be a name, not a list"),
+        ("releases: {2.1: [[a]]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
         ("a@2.1: {epochs: 1}", "FILE: no release '2.2'; did you mean 2.1?"),
     ],
 )
