@@ -233,6 +233,16 @@ def test_planning_a_run_imports_no_tensorflow():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
+@pytest.mark.parametrize("script", ["train.py", "validation.py", "restore.py", "inference_embedded.py"])
+def test_help_imports_nothing_that_a_run_needs(script):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "harness.commands.cli" in imported
+    assert not {"numpy", "yaml", "grpc", "tensorflow", "harness.run.run", "harness.checkpoints.read"} & imported
+
+
 @pytest.mark.parametrize("folder", ["benchmarks", "tools"])
 def test_scripts_in_folders_find_the_project(folder):
     """Whatever folder they are called from: Python looks in their own only."""

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from base.errors import DataError
 from Datasets._spec import OpenRequest
-from Datasets.formats import tfrecord
-from Datasets.sources import picture_files
 
 MAX_FOLDERS = 20_000  # that are walked through
 _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
@@ -26,6 +24,9 @@ _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
 
 def infer(data_dir: str, source: str = "--data-dir") -> str:
     """The data set's name: a folder of class folders whatever it is called, else from the text of the path."""
+    from Datasets.formats import tfrecord
+    from Datasets.sources import picture_files
+
     if os.path.isdir(data_dir) and not tfrecord.named(Path(data_dir), "train") and picture_files.named_below(Path(data_dir)):
         return "imagefolder"
     for text, name in _NAMES_IN_PATHS:

@@ -29,7 +29,7 @@ def listed(folder: Path, text: str, *words: object) -> Result:
 
 def values(folder: Path, text: str) -> list[dict[str, object]]:
     (folder / "s.yml").write_text(text)
-    return sweep._value_sets("s", ConfigFile(str(folder / "s.yml")).nested("s", 2))
+    return sweep._value_sets("s", ConfigFile(str(folder / "s.yml")).block("s", 2))
 
 
 def test_a_grid_has_every_combination_under_names_that_more_values_keep(tmp_path):
@@ -51,7 +51,7 @@ def test_random_values_stay_when_trials_and_options_are_added(tmp_path):
         for n, seed in ((5, 3), (80, 3), (5, 4))
     )
     assert many[:5] == few != other
-    assert {one["momentum"] for one in many} == {0.8, 0.9} and {one["batch-size"] for one in many} == {3, 4, 5, 6}
+    assert {one["momentum"] for one in many} == {"0.8", "0.9"} and {one["batch-size"] for one in many} == {3, 4, 5, 6}
     rates = [one["abs-learning-rate"] for one in many]
     assert min(rates) >= 0.01 and max(rates) <= 1 and 20 < sum(rate < 0.1 for rate in rates) < 60
 
@@ -105,7 +105,7 @@ def test_the_documented_sweeps_are_sweeps(tmp_path):
         (tmp_path / "s.yml").write_text(text.replace("  data-dir: pictures\n", ""))
         file = ConfigFile(str(tmp_path / "s.yml"))
         for name in file.names:
-            entries = file.nested(name, 2)
+            entries = file.block(name, 2)
             for one in sweep._value_sets(name, entries):
                 cli.parse(list(sweep._trial(one, entries, [], tmp_path).words), "train")
 
