@@ -1,5 +1,7 @@
-"""The edge of every script of runs: options parsed, questions about them answered, errors in one line. It imports nothing
-that only a run needs, so that help and refusals come at once."""
+"""The edge of every script of runs: it parses options, answers questions about them, and reports errors in one line.
+
+Imports are few, so that help and refused options take no time: modules that only a run needs are imported after this one.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def answered(argv: list[str], script: str) -> bool:
     if "version" in given:
         print_answer(version.line())
     elif "list_configs" in given:
-        from harness.commands import config_list
+        from harness.options import config_list
 
         word = given["list_configs"][-1] if given["list_configs"] else config_list.ALL
         path = given.get("config_path") or [str(sources.DEFAULT_CONFIG_PATH)]
