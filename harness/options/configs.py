@@ -74,8 +74,8 @@ class _Loader(yaml.SafeLoader):
         return found
 
     def entries(self, node: yaml.Node) -> dict[str, Entry]:
-        """Return the entries of a mapping. Its own keys win over merged ones, then later merges over earlier ones, and
-        within a list the first mapping."""
+        """Return the entries of a mapping. Own keys win over merged ones, later merges win over earlier ones, and the first
+        mapping of a list wins."""
         if not isinstance(node, yaml.MappingNode):
             raise OptionError(f"{self.at(node)}: '{brief(node.value)}' is no mapping")
 
