@@ -154,12 +154,6 @@ def test_small_pictures_ignore_what_photographs_have():
     assert "--shuffle-block 8 has no effect" in result.out
 
 
-def test_a_block_of_all_records_is_said_to_shuffle_nothing(folder):
-    words = ("train", "--dataset", "imagenet", "--data-dir", folder, "--dry-run", "--model-size", 18, "--shuffle-block")
-    for block, said in ((19, False), (20, True), (21, True)):
-        assert ("is not below the 20 records" in succeed(*words, block).out) == said, block
-
-
 def test_bytes_and_mixing_on_the_host_do_not_go_together(folder):
     words = ("--eight-bit-io", "--mixup-alpha", 0.2, "--hostside-image-mixing")
     result = run("train", *TRAIN, "--data-dir", folder, *words)
