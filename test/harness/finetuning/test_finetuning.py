@@ -154,7 +154,7 @@ def test_a_fine_tuning_that_is_stopped_says_how_to_go_on(during, tmp_path, monke
     call = ["finetune", write_pictures(tmp_path / "p"), *map(str, SMALL), "--logs-path", tmp_path / "logs"]
     result = run(*call)
     assert result.code == 143
-    assert re.search(rf"^Go on with the whole: .*finetune\.py {' '.join(map(str, call[1:]))}$", result.out, re.M)
+    assert re.search(rf"^Go on with the whole: .*cnn finetune {' '.join(map(str, call[1:]))}$", result.out, re.M)
 
 
 @pytest.mark.sampled(6, "commands")
