@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-from functools import cache
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ TEXT = "image/class/text"
 BOX_EDGES = tuple(f"image/object/bbox/{edge}" for edge in ("ymin", "xmin", "ymax", "xmax"))
 _BYTES_LIST, _INT64_LIST = 1, 3  # fields of tf.train.Feature
 UNPARSED = "it is no tf.train.Example"
-WRONG_LABEL = "its label is"  # begins the reason of `value_fault`
+WRONG_LABEL = "its label is"  # begins the reason of `fault`
 LABEL_REMEDY = (
     "labels.txt must name every label: line by line from 1, or with their numbers, as 0:NAME, 1:NAME where labels begin "
     "with 0 (0:background is no class)"
@@ -32,13 +31,19 @@ class Example(NamedTuple):
     box_fault: str | None
 
 
-def value_fault(example: Example, labels: range) -> str | None:
-    """Why a record has no single file and label of the data set's."""
+def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
+    """Return why a record cannot be used: it needs one file, by `image_fault`, and one of the data set's labels."""
+    example = parse(payload)
+    if example is None:
+        return UNPARSED
     for name, values in ((ENCODED, example.encoded), (LABEL, example.labels)):
         if len(values) != 1:
             return f"it has {len(values)} values of {name} instead of 1"
     label = example.labels[0]
-    return None if label in labels else f"{WRONG_LABEL} {label}, outside {labels.start} to {labels[-1]}"
+    if label not in labels:
+        return f"{WRONG_LABEL} {label}, outside {labels.start} to {labels[-1]}"
+    reason = image_fault(example.encoded[0])
+    return f"its picture {reason}" if reason else example.box_fault
 
 
 def serialised(encoded: bytes, label: int, text: str) -> bytes:
@@ -79,7 +84,8 @@ def _varint(value: int) -> bytes:
 
 
 def parse(payload: bytes) -> Example | None:
-    """The values in a record's payload; None if that is no tf.train.Example, for protobuf or for the parser of a graph."""
+    """Return the values in a record's payload; None if that is no tf.train.Example. Fields that come again, which protobuf
+    merges and the parser of a graph refuses, make a payload longer than its message."""
     import tensorflow.compat.v1 as tf
     from google.protobuf.message import DecodeError
 
@@ -91,9 +97,7 @@ def parse(payload: bytes) -> Example | None:
     encoded = features[ENCODED].bytes_list.value if ENCODED in features else ()
     labels = features[LABEL].int64_list.value if LABEL in features else ()
     example = Example(list(encoded), list(labels), _box_fault(features))
-    sound = len(encoded) == len(labels) == 1 and not example.box_fault
-    # a longer payload has fields that come again, or features of two kinds
-    return None if sound and message.ByteSize() != len(payload) and not _parses_in_graph(payload) else example
+    return None if example.box_fault is None and message.ByteSize() < len(payload) else example
 
 
 def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -107,29 +111,6 @@ def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:
         **{edge: tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in BOX_EDGES},
     }
     return tf.parse_single_example(payload, features)
-
-
-def _parses_in_graph(payload: bytes) -> bool:
-    """Return whether training can parse a payload that protobuf can, which merges repeated fields."""
-    import tensorflow.compat.v1 as tf
-
-    session, fed, parsed = _parser()
-    try:
-        session.run(parsed, {fed: payload})
-    except (tf.errors.OpError, UnicodeDecodeError):  # TensorFlow quotes bytes that are no text
-        return False
-    return True
-
-
-@cache
-def _parser() -> tuple[tf.Session, tf.Tensor, dict[str, tf.Tensor]]:
-    """A session, the payload that is fed to it, and the features that are fetched."""
-    import tensorflow.compat.v1 as tf
-
-    with tf.Graph().as_default() as graph:
-        fed, session = tf.placeholder(tf.string, []), tf.Session(graph=graph)
-        atexit.register(session.close)  # one that is left to Python's collector can end up waiting for itself
-        return session, fed, in_graph(fed)
 
 
 def _box_fault(features: Any) -> str | None:

@@ -67,7 +67,7 @@ def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str |
     if damage:
         return damage
     payload = index.payload(record)
-    return _value_fault(payload, labels) or _reason(payload, prepare)
+    return tf_example.fault(payload, labels, image_headers.fault) or _reason(payload, prepare)
 
 
 def fail(index: Records, record: int, prepare: Prepare, labels: range) -> NoReturn:
@@ -81,17 +81,6 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
         return int(session.run(batching.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
-
-
-def _value_fault(payload: bytes, labels: range) -> str | None:
-    """The fault in a record's label, in the header of its picture, or in its boxes, in better words than TensorFlow's."""
-    example = tf_example.parse(payload)
-    if example is None:
-        return tf_example.UNPARSED
-    if wrong := tf_example.value_fault(example, labels):
-        return wrong
-    reason = image_headers.fault(example.encoded[0])
-    return f"its picture {reason}" if reason else example.box_fault
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:

@@ -17,13 +17,7 @@ class ExampleChecker:
 
     def example(self, payload: bytes, labels: range) -> str | None:
         """Why a record cannot be used."""
-        example = tf_example.parse(payload)
-        if example is None:
-            return tf_example.UNPARSED
-        if wrong := tf_example.value_fault(example, labels):
-            return wrong
-        reason = self.picture(example.encoded[0])
-        return f"its picture {reason}" if reason else example.box_fault
+        return tf_example.fault(payload, labels, self.picture)
 
     def picture(self, encoded: bytes) -> str | None:
         """Why a picture cannot be decoded."""

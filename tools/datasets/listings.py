@@ -16,7 +16,7 @@ from base.fields import brief
 from base.process import tf_runtime
 from base.process.progress import Progress
 from Datasets.formats import class_names
-from Datasets.sources import image_folder, picture_files, split_folders
+from Datasets.sources import image_folder, split_folders
 from Datasets.sources.image_folder import BadFile, Listing, Picture
 
 TRAIN, VALIDATION = "train", "validation"
@@ -26,8 +26,6 @@ _HEADINGS = {
     **dict.fromkeys(("label", "labels", "class", "class_name", "category", "target"), 1),
     **dict.fromkeys(("split", "set", "subset"), 2),
 }
-_LONGEST_NAME = 200
-_LONGEST_PATH = 4096  # of Linux
 _MAX_BYTES = 1 << 30  # of a list: some ten million pictures
 
 
@@ -72,12 +70,6 @@ def read_rows(file: Path) -> list[_Row]:
         raise DataError(f"{file}, line {reader.line_num}: {error}") from None
     if not rows:
         raise DataError(f"{file} has no rows: it needs a path and a label in each")
-    named = [picture_files.has_suffix(row.path) for row in rows]
-    if not named[0] and len(rows) > 1 and all(named[1:]):
-        raise DataError(
-            f"{file}, line {rows[0].line}: {brief(rows[0].path)} is named like no picture; call the headings path, label, "
-            "split"
-        )
     return rows
 
 
@@ -119,7 +111,7 @@ def check_every_class(listing: Listing) -> None:
     with_some = {picture.label for picture in listing.train}
     for label, name in enumerate(listing.classes, 1):
         if label not in with_some:
-            raise DataError(f"class {name} has no picture for training left; add one or remove the class")
+            raise DataError(f"class {brief(name)} has no picture for training left; add one or remove the class")
 
 
 def _of_rows(file: Path, rows: list[_Row]) -> Listing:
@@ -177,9 +169,6 @@ def _row(cells: list[str], order: Sequence[int], line: int, where: str) -> _Row:
             raise DataError(f"{where}: the {what} is empty")
         if not value.isprintable():
             raise DataError(f"{where}: the {what} '{brief(value)}' has unprintable characters")
-    for what, value, most in (("path", path, _LONGEST_PATH), ("label", label, _LONGEST_NAME)):
-        if len(value) > most:
-            raise DataError(f"{where}: the {what} has {len(value)} characters, more than {most}")
     known = _SPLITS.get(split_folders.split_of(split) or "") if split is not None else ""
     if known is None:
         raise DataError(f"{where}: the split is '{brief(split)}', neither {TRAIN} nor {VALIDATION}")
