@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from base.fields import printable
 from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
-from base.storage.tables import ExpectedRows, Row, kept_rows
+from base.storage.tables import Row
 
 THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # the part that releases write otherwise
 TRAINING_LINE = (
@@ -126,12 +125,6 @@ class RunLog:
         """True if the options of this call are recorded."""
         return bool(self._options)
 
-    def keep_record(self) -> None:
-        """Write the record of a run again where somebody has removed it: without it nothing goes on from its checkpoints."""
-        if self.folder and self._options and not os.path.lexists(self.folder / ARGUMENTS[0]):
-            record(self.folder, self._options, restored=False)
-            self.note(f"warning: {self.folder / ARGUMENTS[0]} was removed while the run went on, and is written again")
-
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
         self.note(self._training_line.format(**row))
@@ -155,17 +148,10 @@ class RunLog:
         if self._console:
             self._bar.show(done, total, text)
 
-    def resume_after(
-        self, updates: int, states: Sequence[tuple[int, Mapping[str, Any]]], permanent: bool,
-        expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
-    ) -> None:  # fmt: skip
-        """Drop CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fill in
-        missing rows. `states`: of `state_file.lineage`; `permanent`, `expected_rows` (by table): as for `Table.rebuild`."""
-        for name, table in self._tables.items():
-            for line in table.rebuild(
-                updates, kept_rows(states, name), permanent, (expected_rows or {}).get(name, ExpectedRows)
-            ):
-                self.note(line)
+    def resume_after(self, updates: int) -> None:
+        """Drop the CSV rows of updates that will be done again, and of averages, which the end of the run makes again."""
+        for table in self._tables.values():
+            table.rewind(updates)
 
     def tell_of_averages(self, remade: Collection[str]) -> None:
         """A line on the averages whose rows go, but for those that the run's end makes anew."""
@@ -173,10 +159,6 @@ class RunLog:
         lost = [name for name in averaged if name not in remade]
         if lost:
             self.note(f"validation.csv loses the rows of averages that this call does not validate: {', '.join(lost)}")
-
-    def rows_for_state(self, updates: int, permanent: bool) -> dict[str, Any]:
-        """The rows that the state of a checkpoint keeps, by table."""
-        return {name: table.rows_for_state(updates, permanent) for name, table in self._tables.items()}
 
     def rows(self, name: str) -> list[Row]:
         """The rows of training.csv or validation.csv so far."""

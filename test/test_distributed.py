@@ -399,7 +399,6 @@ RECORD = {"instance": 1, "run_id": "a"}
         ({"report.html": "mine"}, "holds report.html;"),
         ({"training.csv": "mine"}, "holds training.csv;"),
         ({"arguments.json": json.dumps(RECORD), "training.csv": ""}, ""),
-        ({"arguments.json": json.dumps({"instance": 1})}, ""),  # of a version without ids
         ({"arguments.json": json.dumps({**RECORD, "instance_folders": ["run", "run_worker1"]})}, ""),
         ({"notes.txt": "mine"}, ""),
     ],

@@ -18,7 +18,7 @@ from base.plugins import ROOT
 from base.storage import locks
 from base.storage.run_tables import VALIDATION_COLUMNS
 from base.storage.tables import Table
-from harness.checkpoints import manifest, state_file
+from harness.checkpoints import manifest
 from harness.commands import run_list
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
@@ -41,7 +41,7 @@ def made(folder: Path, updates: int | None, accuracies: tuple[float, ...] = (), 
         for end in ("index", "data-00000-of-00001"):
             (folder / f"ckpt-{updates}.{end}").write_text("tensors")
         manifest.write(folder / f"ckpt-{updates}")
-    table = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)
+    table = Table(folder / "validation.csv", VALIDATION_COLUMNS)
     for k, accuracy in enumerate(accuracies):
         row = dict.fromkeys(VALIDATION_COLUMNS, 1.0)
         table.append({**row, "name": f"ckpt-{k}", "iteration": k, "epoch": k / 2, "val_acc": accuracy, "val_size": 100})
@@ -124,11 +124,7 @@ DAMAGES = {
     "newest gone": (
         lambda folder: (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"\n'), "ckpt-5 is missing",
     ),
-    "another run's": (
-        lambda folder: (folder / "ckpt-3.state.json").write_text(json.dumps(state_file.with_digest({"run_id": "x"}))),
-        "ckpt-3 is another run's",
-    ),
-    "state": (lambda folder: (folder / "ckpt-3.state.json").write_text("["), "ckpt-3.state.json cannot be read"),
+    "state": (lambda folder: (folder / "ckpt-3.state.json").write_text("["), "ckpt-3.state.json is not in its manifest"),
 }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base import bounds
 from base.errors import OptionError
 from base.process import command_line
-from harness.checkpoints import state_file
 from harness.reports import output, plot
 
 _USUAL = "compared.svg"
@@ -47,9 +46,6 @@ def main(argv: list[str]) -> int:
             began = (folder / "arguments.json").exists()
             what = "has no rows yet" if began else "is not a run's folder"
             parser.error(f"{folder} {what}: it has no training.csv")
-        reason = state_file.contradiction(folder)
-        if reason:
-            print(f"warning: {folder}: {reason}", file=sys.stderr)
     target = Path(_USUAL if arguments.output is None else arguments.output)
     replaces = output.PICTURE if arguments.output is None else output.ANY  # a name that is given is meant
     try:

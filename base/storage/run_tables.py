@@ -14,7 +14,7 @@ VALIDATION_COLUMNS = (
     "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
     "top5_acc", "loss",
 )  # fmt: skip
-TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}  # what Table takes
+TABLES = {"training.csv": TRAINING_COLUMNS, "validation.csv": VALIDATION_COLUMNS}
 # the measures of TensorBoard's charts, and of other trackers', by tag: both curves of one are side by side
 TRAINING_TAGS = {
     "loss/train": "loss_avg",
@@ -26,6 +26,5 @@ VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", 
 
 
 def run_table(folder: Path, name: str, named: bool = True) -> Table:
-    """The rows of a run's training.csv or validation.csv, which need not be there. `named`: validation.csv has its column
-    of names, unless the file that is there has none."""
-    return Table(folder / name, *TABLES[name], named)
+    """The rows of a run's training.csv or validation.csv, which need not be there. `named`: as of `Table`."""
+    return Table(folder / name, TABLES[name], named)

@@ -20,7 +20,7 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.catalogue import LARGEST
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, lr_scale
-from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, OPTIONS, POSITIVE
+from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, POSITIVE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,13 +43,9 @@ class SlotUnits(NamedTuple):
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
-        """Return the units in a checkpoint's training state, or else in the record of its run; None if neither tells."""
+        """Return the units in the record of a checkpoint; None without one."""
         records = _records(checkpoint)
         return next((cls(each[OPTIMISER], each[LR_SCALE]) for each in records if {OPTIMISER, LR_SCALE} <= each.keys()), None)
-
-    def as_state(self) -> dict[str, Any]:
-        """Return the entries of a training state that tell the units."""
-        return {OPTIMISER: self.optimiser, LR_SCALE: self.lr_scale}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,17 +54,17 @@ class SlotUnits(NamedTuple):
 
 
 def _records(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], ...]:
-    """Return a checkpoint's training state and the record of its run, in the order in which they are believed."""
+    """Return the record in a checkpoint's own state, and that of its run."""
     with suppress(CheckpointError):
-        return state_file.read(checkpoint), run_record.arguments(find.run_folder(Path(checkpoint.prefix)))
+        own = state_file.read(checkpoint).get(state_file.RECORDED, {})
+        return own, run_record.arguments(find.run_folder(Path(checkpoint.prefix)))
     return ()
 
 
 def saved_loss_scale(values: Values, checkpoint: Checkpoint) -> float | None:
     """Return the loss scale at which a checkpoint's next update would have been made; None if nothing tells."""
     found = values[LOSS_SCALE].ravel()[:1].tolist() if LOSS_SCALE in values else []
-    options = (each for record in _records(checkpoint) for each in (record.get(OPTIONS, {}), record))
-    scales = (*found, *(each.get("loss_scaling") for each in options))
+    scales = (*found, *(each.get("loss_scaling") for each in _records(checkpoint)))
     return next((scale for scale in scales if POSITIVE[0](scale)), None)
 
 

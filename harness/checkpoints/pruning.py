@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from harness.checkpoints import find, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.recorded_arguments import RUN_ID
 
 
 def prune(
@@ -16,13 +14,9 @@ def prune(
 ) -> None:  # fmt: skip
     """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest
     permanent ones and that of the name `keep_name`. Checkpoints off the schedule, which a run that stopped has saved, go
-    first: the run in one go has none of them. Checkpoints of another run stay, and are not counted."""
-    states = {each: _readable_state(each) for each in find.numbered(folder) if each.updates <= newest.updates}
-    own = states.pop(newest, {}).get(RUN_ID)
-    earlier = [each for each, state in states.items() if not own or state.get(RUN_ID) in (None, own)]
-    old_safety = [
-        old for old in earlier if old.updates and not is_scheduled(old.updates) and states[old].get(state_file.SAFETY)
-    ]
+    first: the run in one go has none of them."""
+    earlier = [each for each in find.numbered(folder) if each.updates < newest.updates]
+    old_safety = [old for old in earlier if old.updates and not is_scheduled(old.updates) and _is_for_safety(old)]
     permanent = [old for old in earlier if old not in old_safety and old.name != keep_name]
     permanent.sort(key=lambda old: (old.updates == 0 or is_scheduled(old.updates), old.updates))
     surplus = max(0, len(permanent) + 1 - count) if count else 0
@@ -30,9 +24,9 @@ def prune(
         write.delete(Path(old.prefix))
 
 
-def _readable_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the state of a checkpoint; empty for a damaged one, which readers pass over, and which is not deleted."""
+def _is_for_safety(checkpoint: Checkpoint) -> bool:
+    """Return whether the next checkpoint replaces this one; not a damaged one, which readers pass over."""
     try:
-        return state_file.read(checkpoint)
+        return bool(state_file.read(checkpoint).get(state_file.SAFETY))
     except CheckpointError:
-        return {}
+        return False

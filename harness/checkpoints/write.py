@@ -39,8 +39,8 @@ class SaveError(Failure):
 def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Write a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
     prefix = Path(checkpoint.prefix)
-    identity = {name: state[name] for name in (ITERATION, RUN_ID) if name in state}
-    write_checkpoint(prefix, values, state_file.with_digest(state), identity)
+    identity = {ITERATION: checkpoint.updates, RUN_ID: state.get(state_file.RECORDED, {}).get(RUN_ID)}
+    write_checkpoint(prefix, values, state, identity)
     listed = f'"{prefix.name}"'
     try:
         files.write_atomically(
@@ -141,7 +141,7 @@ class Writer:
     name of the checkpoint that the run can resume from, which the tasks set."""
 
     def __init__(self, latest: str | None = None) -> None:
-        self.latest = latest
+        self.latest, self._resumed = latest, latest
         self._thread = ThreadPoolExecutor(1)
         self._task: Future[None] | None = None
 
@@ -158,6 +158,11 @@ class Writer:
                 print(save_error, flush=True)  # beside the error that ends it
         finally:
             self._thread.shutdown()
+
+    @property
+    def has_saved(self) -> bool:
+        """True once a checkpoint of this call holds its options."""
+        return self.latest != self._resumed
 
     def submit(self, task: Callable[[], None]) -> None:
         """Start a task when the one before it has finished."""

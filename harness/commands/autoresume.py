@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from base.errors import OptionError
-from base.storage.run_tables import TABLES, run_table
-from base.storage.tables import kept_rows
-from harness.checkpoints import averages, find, state_file
-from harness.checkpoints.checkpoint import AVERAGES, Checkpoint
+from base.storage.run_tables import run_table
+from harness.checkpoints import averages, find
+from harness.checkpoints.checkpoint import AVERAGES
 from harness.evaluation import early_stopping
 from harness.numerics import record
 from harness.options import sources
@@ -47,8 +46,8 @@ def unsaved_end(folder: Path) -> int | None:
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:
     """Return whether a run of `updates` has nothing left to do: it is beyond --stop-after; or it is there, or all updates
-    are done, or its --patience is over, the last checkpoint is validated, the averages and the observation are made that it
-    asks for, and its rows are those that its checkpoints keep."""
+    are done, or its --patience is over, the last checkpoint is validated, and the averages and the observation are made that
+    it asks for."""
     checkpoint, training = run.options.checkpoint, run.options.training
     if training.stop_after is not None and updates > training.stop_after:
         return True
@@ -61,7 +60,6 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     validated = any(int(row["iteration"]) == updates for row in checkpoints)
     if validates and run.length.is_checkpoint(updates) and not validated:
         return False
-    newest = next(each for each in find.numbered(folder) if each.updates == updates)
     every = run.options.logging.numerics
     if every and record.is_missing(folder, updates, every):
         return False
@@ -72,7 +70,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
             return False
     elif updates != training.stop_after:
         return False
-    return _has_kept_rows(folder, newest)
+    return True
 
 
 def _has_averages(folder: Path, updates: int, listed: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -81,12 +79,3 @@ def _has_averages(folder: Path, updates: int, listed: Sequence[str], wanted: Seq
     if not all(averages.is_of_end(folder, name, updates) for name in wanted):
         return False
     return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)
-
-
-def _has_kept_rows(folder: Path, newest: Checkpoint) -> bool:
-    """Return whether the files have the rows that the checkpoints up to the newest keep. Files that cannot be read are none
-    that resuming would mend."""
-    states = state_file.lineage(folder, newest)
-    with suppress(OSError, ValueError):
-        return all(run_table(folder, name).is_as_kept(newest.updates, kept_rows(states, name)) for name in TABLES)
-    return True

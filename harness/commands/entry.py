@@ -11,7 +11,6 @@ from typing import Any
 from base import host_limits
 from base.errors import OptionError
 from base.fields import ONE_CALL
-from base.process import command_line, commands
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.cluster import membership
@@ -76,20 +75,10 @@ def parse(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Parsed | None:
     """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
-    run, or the weights, with the `recorded` ones; CheckpointError if a run is to resume with those of an earlier call than
-    its last one."""
+    run, or the weights, with the `recorded` ones."""
     if answers.answered(argv, script):
         return None
-    stale = run_record.stale_record_reason(folder) if folder else None
-    if stale and script in ("train", "restore"):
-        file = commands.in_shell([command_line.as_value(folder / "arguments")])
-        raise CheckpointError(
-            f"{stale}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
-            f"beginning are to count, cp {file}.json {file}_restore.json"
-        )
-    parsed = answers.parse(argv, script, recorded, run_record.arguments_file(folder) if folder else None)
-    doubts = run_record.warnings(folder, stale) if folder else []
-    return parsed and replace(parsed, notes=(*parsed.notes, *doubts))
+    return answers.parse(argv, script, recorded, run_record.arguments_file(folder) if folder else None)
 
 
 def only_asks(options: RunOptions) -> bool:
@@ -102,14 +91,9 @@ def only_asks(options: RunOptions) -> bool:
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
     call says nothing of the network either, as nobody means all defaults."""
-    recorded, file = run_record.options(folder), run_record.arguments_file(folder)
-    if not recorded:
-        _check_recorded(file, argv, script)
-    elif "model" not in recorded and not any(sources.value_of(argv, name, script) for name in TELLING):
-        raise CheckpointError(
-            f"{file} names no model, so that it is no record of a training: put it back as the run wrote it, or give the "
-            "options again, as --model and --dataset"
-        )
+    recorded = run_record.options(folder)
+    if "model" not in recorded:
+        _check_recorded(run_record.arguments_file(folder), argv, script)
     one_call = with_trait(ONE_CALL)
     return {name: value for name, value in recorded.items() if name not in one_call}
 
@@ -132,11 +116,11 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
         )
     if script in ("train", "restore"):  # a later instance looks for no checkpoint before
         find.check_run_folder(file.parent)
-    lost = f"{file} is missing or empty, and nothing else tells the options of that training: put it back, or"
+    lost = f"no state of a checkpoint and no {file} tells the options of that training:"
     if script in ("train", "restore"):
-        raise CheckpointError(f"{lost} begin a new run with its weights: --init-path {file.parent}")
+        raise CheckpointError(f"{lost} begin a new run with the weights: --init-path {file.parent}")
     if not names_network:
-        raise CheckpointError(f"{lost} give them again, as --model, --dataset and --config")
+        raise CheckpointError(f"{lost} give them, as --model, --dataset and --config")
 
 
 def _other_names(run: Run, origin: Origin) -> list[str]:

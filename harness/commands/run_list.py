@@ -19,7 +19,7 @@ from base.storage import locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import run_table
 from base.storage.tables import Row, Table
-from harness.checkpoints import find, manifest, run_record, state_file
+from harness.checkpoints import find, manifest, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import STAGING_PREFIX
 from harness.evaluation import early_stopping
@@ -140,7 +140,7 @@ def _folders(
 
 def _summary(folder: Path, name: str) -> RunSummary:
     recorded, damage = _recorded(folder)
-    damage = damage or _damage(folder, recorded.get(RUN_ID))
+    damage = damage or _damage(folder)
     running = locks.is_locked(folder)
     validated = _validated(folder)
     updates, best = _updates(folder, running), next(iter(validated_rows.ranked(validated)), None)
@@ -173,21 +173,14 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
     return recorded, None if recorded else f"{run_record.arguments_file(folder).name} is missing or empty"
 
 
-def _damage(folder: Path, own: str | None) -> str | None:
-    """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors. `own`: what its
-    run is called in checkpoints' states."""
+def _damage(folder: Path) -> str | None:
+    """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors."""
     try:
         missing, checkpoints = find.missing_latest(folder), find.numbered(folder)
         if missing or not checkpoints:
             return f"{missing.name} is missing" if missing else None
-        for checkpoint in reversed(checkpoints):
-            found = state_file.read(checkpoint).get(RUN_ID)
-            if own and found not in (None, own):
-                return f"{checkpoint.name} is another run's, copied into this folder"
-            truncated = manifest.find_truncation(Path(checkpoint.prefix))
-            if truncated:
-                return truncated
-        return state_file.contradiction(folder)
+        truncated = (manifest.find_truncation(Path(checkpoint.prefix)) for checkpoint in reversed(checkpoints))
+        return next(filter(None, truncated), None)
     except CheckpointError as error:
         return str(error)
 

@@ -286,16 +286,6 @@ def every_option(script: str | None) -> list[Option]:
     return options
 
 
-def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
-    """Return for every model and kind of data the names of all options there are, and the values that the model fills in."""
-    tables, shared = [], {option.name for option in every_option(None) if option.section != "model"}
-    for model in (plugins.load("Models", name) for name in plugins.names("Models")):
-        own = {option.name: option.default for option in section_options("model", model.Options)}
-        always = {name: value for name, value in own.items() if value is not None}
-        tables += [({*shared, *own}, {**always, **defaults}) for defaults in model.DEFAULTS.values()]
-    return tables
-
-
 def _plugins_with_option(name: str) -> list[str]:
     """The models and schedules that have an option of this spelling."""
     owners = []

@@ -24,7 +24,7 @@ from base.storage import files, locks
 from base.storage.run_files import APPENDED, ARGUMENTS, REPLACED
 from base.storage.run_tables import TABLES, run_table
 from harness.checkpoints import find, run_record, write
-from harness.checkpoints.checkpoint import AVERAGES, UNSAVED
+from harness.checkpoints.checkpoint import AVERAGES, UNSAVED, CheckpointError
 from harness.cluster.cluster import POPRUN
 from harness.processes.team import Team
 from harness.run.recorded_arguments import RUN_ID
@@ -158,8 +158,10 @@ def _foreign(folder: Path) -> list[str]:
 def unsaved_run(folder: Path) -> dict[str, Any]:
     """Return the record of the run in a folder if it has saved nothing; empty for any other folder. FolderError for a run
     that has saved, though its checkpoints are not there."""
-    recorded = run_record.first_arguments(folder)
-    if not recorded.get(RUN_ID) or find.numbered(folder):
+    recorded: dict[str, Any] = {}
+    with suppress(CheckpointError):
+        recorded = {} if find.numbered(folder) else run_record.arguments(folder)
+    if not recorded.get(RUN_ID):
         return {}
     validated: list[str] = []
     with suppress(OSError, ValueError):
@@ -181,8 +183,8 @@ def _forget_unsaved(folder: Path) -> None:
 
 
 def check_writable(folder: Path, resuming: bool = False) -> None:
-    """NotRegular for a folder, link or pipe in the way of a file that a run writes. `goes_on`: a link or a pipe in the place
-    of its rows gives way to rows made anew."""
+    """NotRegular for a folder or link in the way of a file that a run writes. `resuming`: a link in the place of its rows
+    gives way."""
     for name in APPENDED:
         files.check_writable(folder / name)
     for name in TABLES:

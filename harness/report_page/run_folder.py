@@ -12,10 +12,10 @@ from typing import Any
 from base import bounds
 from base.errors import OptionError
 from base.fields import brief, whole_number
-from base.storage import input_files, locks, tables
+from base.storage import input_files, tables
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES
-from harness.checkpoints import run_record, state_file
+from harness.checkpoints import run_record
 from harness.evaluation import early_stopping
 from harness.reports import titles, validated_rows
 
@@ -83,8 +83,6 @@ def read(path: Path) -> RunFolder:
     arguments = run_record.arguments(path)
     if not arguments:
         notes.append("arguments.json is missing: options, plan and environment of the run are not known")
-    if not locks.is_locked(path):
-        notes += filter(None, [state_file.contradiction(path)])
     return RunFolder(path, arguments, run_record.options(path), training, validation, tuple(notes))
 
 
@@ -98,7 +96,7 @@ def number(row: Row, column: str) -> float:
 def _rows(path: Path, notes: list[str]) -> list[Row]:
     """Return the rows of one file; OptionError names the first line that is none. A last line without an end is of a process
     that still writes, or was killed, and is left out with a note."""
-    columns, _ = TABLES[path.name]
+    columns = TABLES[path.name]
     try:
         text = input_files.content(path, tables.MAX_BYTES).decode("utf-8", errors="replace")
     except FileNotFoundError:
@@ -124,7 +122,7 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
 
 
 def _damaged(path: Path, reason: str) -> OptionError:
-    return OptionError(f"{path} is damaged: {reason}; restore.py makes rows anew")
+    return OptionError(f"{path} is damaged: {reason}")
 
 
 def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:

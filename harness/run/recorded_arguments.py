@@ -1,6 +1,5 @@
-"""arguments.json, in which a run records its options and what followed from them: its content, and the rules for values
-that are read again. Anybody may have changed the file.
-"""
+"""The record of a run: its options and what followed from them. Checkpoints hold it; arguments.json shows it to people
+and scripts. Strangers may have written one that is read, so its values must have the right types."""
 
 from __future__ import annotations
 
@@ -11,28 +10,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from base.fields import LARGEST_COUNT, ONE_CALL, brief
+from base.fields import LARGEST_COUNT, brief
 from Datasets._spec import DataSource, DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
-from harness.options.exclusive import GROUPS
-from harness.options.sections import with_trait
 from harness.options.update_rules import lr_scale
-from harness.run.data import SPLIT_FOLDERS, recorded_places
+from harness.run.data import recorded_places
 from harness.run.run import Run
-from Models import _norms
 
-INVOCATIONS = "calls"  # of the command, for the run that led here; in the state of every checkpoint, too
-RUN_ID = "run_id"  # random, one for a run; in every state, too
-SEED = "seed"  # of everything random; in every state, too
-OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on; in every state, too
-ARITHMETIC = "arithmetic"  # which the last places of every sum depend on; in every state
-OPTIONS = "options"  # of the call that saved, by name; in every state
+RUN_ID = "run_id"  # random, one for a run
+SEED = "seed"  # of everything random
+OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on
+ARITHMETIC = "arithmetic"  # which the last places of every sum depend on
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
 RECORDS, VALIDATION_RECORDS = "records_digest", "validation_records_digest"
 PARTS = ("train_images", "validation_images")  # of a data set, by the names of their sizes
-_NULLABLE = (CLASSES, RECORDS, VALIDATION_RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
 
@@ -50,11 +43,6 @@ def _is_finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-def _are_pairs(value: Any) -> bool:
-    pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
-    return pairs and all(isinstance(name, str) and _is_whole(since) for name, since in value)
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
@@ -64,7 +52,6 @@ WHOLE: Rule = (_is_whole, "a whole number from 0 on")
 SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
 TEXT: Rule = (lambda value: isinstance(value, str), "text")
 _TEXTS: Rule = (_are_texts, "a list of names")
-PAIRS: Rule = (_are_pairs, "pairs of a name and a whole number")
 OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
 POSITIVE: Rule = (lambda value: _is_finite(value) and value > 0, "a number above 0")
 _DERIVED: Mapping[str, Rule] = {
@@ -77,7 +64,6 @@ _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, VALIDATION_RECORDS, "name", "command", "summary_str"), TEXT),
     **dict.fromkeys(("checkpoint_path", "datetime", "hostname", "restored_from"), TEXT),
-    INVOCATIONS: PAIRS,
     **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), _TEXTS),
 }  # fmt: skip
 
@@ -133,15 +119,6 @@ def option_values(run: Run) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
 
 
-def trained_options(run: Run) -> dict[str, Any]:
-    """The options as the file records them, less those of one call, and of where the data are."""
-    values = option_values(run)
-    recorded = {**values, **_in_place_of_options(run), ASKED: _requested(values)}
-    return {
-        name: value for name, value in recorded.items() if name not in {"data_dir", *SPLIT_FOLDERS, *with_trait(ONE_CALL)}
-    }
-
-
 def data_identity(source: DataSource) -> dict[str, Any]:
     """The sizes of a data set's parts, and digests of its records, of photographs of some: of both parts together, and of
     those for validation. Generated ones have none."""
@@ -185,38 +162,10 @@ def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
 
 
 def invalid_option(recorded: Mapping[str, Any]) -> str | None:
-    """The first value that breaks its rule, or has not its option's type, as a message; null stands for none where a run may
-    write it."""
-    values = {name: value for name, value in recorded.items() if value is not None or name not in _nullable()}
-    wrong = (
-        invalid_entry(values, _DERIVED) or invalid_entry(values, _options()) or _wrong_instance(values) or _neither(recorded)
-    )
+    """Return the first value that has not the type of its option, as a message; null stands for none."""
+    values = {name: value for name, value in recorded.items() if value is not None}
+    wrong = invalid_entry(values, _DERIVED) or invalid_entry(values, _options())
     return wrong or (invalid_option(values[ASKED]) if values.get(ASKED) else None)
-
-
-def _neither(recorded: Mapping[str, Any]) -> str | None:
-    """Every run has a length and a learning rate, given in one of two ways."""
-    for one, other in (("iterations", "epochs"), ("abs_learning_rate", "base_learning_rate_exponent")):
-        if all(name in recorded and recorded[name] is None for name in (one, other)):
-            return f"{one} is null but must be a number where {other} is null"
-    return None
-
-
-def _wrong_instance(values: Mapping[str, Any]) -> str | None:
-    count = values.get("instances", math.inf)
-    instance = values.get("instance", 0)
-    return f"instance is {instance} but must be below instances, which is {count}" if instance >= count else None
-
-
-@functools.cache
-def _nullable() -> frozenset[str]:
-    """Names that may be null: options without a default, unless the data or every model that has them fills them in, and
-    some others."""
-    tables = sources.model_defaults()
-    empty = {option.name for option in sources.every_option(None) if option.default is None}
-    groups = {name for group in GROUPS for name in group} - {*_norms.SWITCHES}  # of which one stays null
-    filled = {name for name in empty - groups if all(name in table for own, table in tables if name in own)}
-    return frozenset({*empty - filled - {"dataset"}, *_NULLABLE})
 
 
 @functools.cache

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints import averages, find, pruning, read, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.read import Tensors
-from harness.checkpoints.state_file import Invocation
 from harness.checkpoints.write import SaveError
 from harness.cluster.cluster import host_of
 from harness.diagnostics.divergence import Divergence
 from harness.options.sections import AUTO
 from harness.processes import failures
-from harness.run.recorded_arguments import ARITHMETIC, INVOCATIONS, OPTIONS, RUN_ID, SEED, trained_options
 from harness.training.context import TrainingContext
 from harness.training.meter import Meter
 
@@ -37,11 +34,11 @@ class Checkpointer:
     """Saves the program's variables, and whatever else a run resumes from, while training continues."""
 
     def __init__(
-        self, context: TrainingContext, program: TrainingProgram, meter: Meter, invocations: list[Invocation],
+        self, context: TrainingContext, program: TrainingProgram, meter: Meter, recorded: Mapping[str, Any],
         divergence: Divergence, best: Callable[[], Mapping[str, Any] | None],
     ) -> None:  # fmt: skip
-        """`invocations`: of this run so far, the present one last; `best`: the row of the best validation so far."""
-        self._context, self._program, self._meter, self._invocations = context, program, meter, invocations
+        """`recorded`: what every state holds of this call; `best`: the row of the best validation so far."""
+        self._context, self._program, self._meter, self._recorded = context, program, meter, recorded
         self._divergence, self._best = divergence, best
         self.saved = -1  # updates that the newest checkpoint of this call has
         self._unvalidated: tuple[Checkpoint, Tensors] | None = None
@@ -107,15 +104,8 @@ class Checkpointer:
             return
         state = {
             **self._meter.state(),
-            state_file.ITERATION: updates,
             state_file.SAFETY: is_safety,
-            INVOCATIONS: self._invocations,
-            RUN_ID: context.run.run_id,
-            SEED: context.run.seed,
-            ARITHMETIC: context.run.arithmetic,
-            OPTIONS: trained_options(context.run),
-            **SlotUnits.of_options(context.run.options.training).as_state(),
-            **context.log.rows_for_state(updates, permanent=not is_safety),
+            state_file.RECORDED: self._recorded,
         }
 
         best = self._best() if context.run.options.checkpoint.keep_best_ckpt else None

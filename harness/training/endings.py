@@ -29,7 +29,6 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
-    context.log.keep_record()
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
     _write_page(context)
     if not context.team.is_first:  # instance 0's folder is the one to resume
@@ -57,8 +56,8 @@ def _write_page(context: TrainingContext) -> None:
 
 
 def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
-    """Log the end of a call that ends early. `call`: the command line that resumes the run as long as its options are
-    not recorded; `changed`: options with which resuming is no repetition."""
+    """Log the end of a call that ends early. `call`: the command line that resumes the run as long as it has
+    saved nothing; `changed`: options with which resuming is no repetition."""
     run, folder, log, writer = context.run, context.folder, context.log, context.writer
     log.note(f"Stopped: {reason}")
     try:
@@ -69,8 +68,8 @@ def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> 
         return
     if writer.latest:
         log.note(f"The newest checkpoint is {writer.latest}.")
-        recorded = hints.command("restore", *hints.resuming(run, folder), *changed)
-        log.note(f"Go on:           {recorded if log.recorded else call}")
+        again = hints.command("restore", *hints.resuming(run, folder)) if writer.has_saved else call
+        log.note(f"Go on:           {' '.join([again, *[commands.in_shell(changed)] * bool(changed)])}")
     else:
         logging = run.options.logging
         in_the_way = logging.logs_path and not logging.autoresume

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
 
-from base.fields import LENGTH
 from base.storage.run_files import ARGUMENTS
-from base.storage.tables import ExpectedRows
 from harness.checkpoints import averages, compatibility, find, read, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
-from harness.options.sections import flag, with_trait
+from harness.options.sections import flag
 from harness.processes import folders
-from harness.processes.team import Team
-from harness.run.length import TrainingLength
-from harness.run.recorded_arguments import CLASSES, INVOCATIONS, RUN_ID, arguments, other_class_names
+from harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments, other_class_names
 from harness.run.run import Run
 from harness.training.context import TrainingContext
-from harness.training.meter import Meter, state_of_rows
+from harness.training.meter import Meter
 from harness.training.origins import changed_arithmetic_notes, changed_data_warnings, override_notes
 
 if TYPE_CHECKING:
@@ -35,11 +30,11 @@ if TYPE_CHECKING:
 class InitialState:
     """The state that a training loop starts from, besides the program's variables.
 
-    `invocations`: of this run so far, the present one last. For a resumed run there are also the checkpoint, its
-    tensors, and the rows of validation.csv by name."""
+    `recorded`: what checkpoints hold of this call. For a resumed run there are also the checkpoint, its tensors, and the
+    rows of validation.csv by name."""
 
     meter: Meter
-    invocations: list[state_file.Invocation]
+    recorded: Mapping[str, Any]
     checkpoint: Checkpoint | None = None
     values: Tensors = field(default_factory=dict)
     validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -56,7 +51,7 @@ def initial_state(context: TrainingContext, program: TrainingProgram, saved: Loa
 
 
 def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
-    """Return the values that arguments.json records of this call: the options, and its circumstances."""
+    """Return the record of this call, for checkpoints and arguments.json: the options, and its circumstances."""
     circumstances = {
         "checkpoint_path": str(folder / "ckpt"),
         "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -65,6 +60,7 @@ def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[
         "restoring": resumed is not None,
         "restored_from": resumed.name if resumed else None,
         RUN_ID: run.run_id,
+        ARITHMETIC: run.arithmetic,
         **known_names(folder, resumed),
     }
     return arguments(run, command_line(), circumstances)
@@ -79,12 +75,12 @@ def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
 def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialState:
     """The initial weights, or those of --init-path."""
     run, team = context.run, context.team
-    invocations = _invocations(team, {}, 0)
     if run.options.training.init_path and team.is_first:
         _load_init_path(context, program)
     if team.group:
         program.load(team.broadcast(program.values() if team.is_first else None))
-    return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), invocations)
+    recorded = recorded_values(run, context.folder, None)
+    return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), recorded)
 
 
 def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
@@ -138,15 +134,19 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
     if not goes_on:
         log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(context, program, saved)
-    meter, invocations = _restored_rows_and_meter(context, checkpoint)
+    state = team.broadcast_json(state_file.read(checkpoint) if team.is_first else None)
+    pending = averages.requested_averages(run.options.training) if run.options.checkpoint.validation else []
+    log.tell_of_averages([name for name, _ in pending])
+    log.resume_after(checkpoint.updates)
+    meter = Meter(run.length, run.step_increment, run.learning_rate, state)
     # recorded after everything that may stop a resume
     later = any((context.folder / name).exists() for name in ARGUMENTS)  # not where an instance begins to write now
-    recorded = {**recorded_values(run, context.folder, checkpoint), INVOCATIONS: invocations}
+    recorded = recorded_values(run, context.folder, checkpoint)
     log.arguments(recorded, restored=later)
     if not log.recorded:
         folders.keep_options(run, context.folder, recorded, restored=later)
     rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
-    return InitialState(meter, invocations, checkpoint, values, rows)
+    return InitialState(meter, recorded, checkpoint, values, rows)
 
 
 def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
@@ -160,67 +160,3 @@ def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheck
     values = context.team.broadcast(tensors if context.team.is_first else None)
     program.load(values)
     return values
-
-
-def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -> tuple[Meter, list[state_file.Invocation]]:
-    """Rows and averages as they were at the checkpoint, and the invocations up to this one."""
-    run, team, log = context.run, context.team, context.log
-    state = team.broadcast_json(state_file.read(checkpoint) if team.is_first else None)
-    invocations = _invocations(team, state, checkpoint.updates)
-    pending = averages.requested_averages(run.options.training) if run.options.checkpoint.validation else []
-    log.tell_of_averages([name for name, _ in pending])
-    lineage, permanent = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
-    log.resume_after(checkpoint.updates, lineage, permanent, expected_rows(run, context.folder))
-    if team.is_first:
-        state = meter_state(context, checkpoint, state)
-    state = team.broadcast_json(state)
-    return Meter(run.length, run.step_increment, run.learning_rate, state), invocations
-
-
-def meter_state(context: TrainingContext, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of the averages at the checkpoint; if it is lost, or may be anything, the state that the rows tell."""
-    if state and not state_file.is_unverified(checkpoint):
-        return state
-    file = checkpoint.state_path.name
-    sound = f"anything that vouches for its {file}" if state else f"a sound {file}"
-    context.log.note(
-        f"warning: {checkpoint.name} comes without {sound}: steps and averages go on from the rows of training.csv"
-    )
-    return state_of_rows(
-        context.log.rows("training.csv"), context.run.length, context.run.step_increment, checkpoint.updates
-    )
-
-
-def expected_rows(run: Run, folder: Path) -> dict[str, Callable[[], ExpectedRows]]:
-    """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
-    recorded = run_record.arguments(folder)
-    starts = [since for _, since in state_file.invocations(recorded)] or [0]
-    first = run_record.first_arguments(folder) if starts[0] == 0 and len(starts) > 1 else {}
-    unknown = (starts[1] if first else 0, starts[-1])
-    earlier, last = _log_points(run, first), _log_points(run, recorded)
-    return {name: partial(_expected_rows, earlier[name], last[name], unknown) for name in last}
-
-
-def _expected_rows(
-    earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]
-) -> ExpectedRows:
-    """The rows of a run's first invocation, and of its last one: those of the invocations between them are `unknown`."""
-    before, last_start = unknown
-    points = [point for point in earlier() if point <= before] if before else []
-    return ExpectedRows(points + [point for point in last() if point > last_start], unknown)
-
-
-def _log_points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
-    """The updates after which a call has rows by table, as its options tell."""
-    given = {name: recorded[name] for name in with_trait(LENGTH) if recorded.get(name) is not None}
-    try:
-        length = TrainingLength.of(images=run.data_source.spec.train_images, global_batch=run.plan.global_batch, **given)
-    except ValueError:  # an instance that has recorded none
-        length = run.length
-    validated = recorded.get("validation", run.options.checkpoint.validation) and run.data_source.spec.validation_images
-    return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
-
-
-def _invocations(team: Team, state: Mapping[str, Any], updates: int) -> list[state_file.Invocation]:
-    """Return the invocations of the run up to this one, which all instances name alike."""
-    return state_file.invocations({INVOCATIONS: team.broadcast_json(state_file.with_new_invocation(state, updates))})

@@ -54,7 +54,7 @@ class TrainingLoop:
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
         self._checkpointer = Checkpointer(
-            context, program, initial.meter, initial.invocations, self._divergence, lambda: validator.best
+            context, program, initial.meter, initial.recorded, self._divergence, lambda: validator.best
         )
         self._observer = Observer(context, program, initial.updates)
         length = context.run.length

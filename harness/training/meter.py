@@ -110,29 +110,3 @@ class TimeLeft:
             return ""
         left = (now - began) / (done - since) * (self._last - done)
         return prediction.duration(left / 3600) if left >= 60 else ""
-
-
-def state_of_rows(
-    rows: Sequence[Mapping[str, str]], length: TrainingLength, step_increment: int, updates: int
-) -> dict[str, Any]:
-    """Return the value of `Meter.state` after `updates`, as far as the rows of training.csv tell: the host steps of
-    the window that have rows. `rows`: up to that update."""
-    per_step = length.updates_per_host_step
-    steps = -(-updates // per_step)
-    last = rows[-1] if rows else {}
-    if last:
-        missed = -(-(updates - int(last["iteration"])) // per_step)
-        steps = int(last["step"]) // step_increment + missed
-    window, end = [], updates
-    for row in reversed(rows):
-        if int(row["iteration"]) != end or len(window) == length.window_steps:
-            break
-        window.insert(0, (float(row["loss_batch"]), float(row["train_acc_batch"]) / 100))
-        end = length.host_step_start(end - 1)
-    return {
-        "host_steps": steps,
-        "seconds": float(last.get("total_time", 0.0)),
-        "updates_per_step": per_step,
-        "window": window,
-        "open": [],
-    }

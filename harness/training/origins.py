@@ -18,13 +18,13 @@ from harness.checkpoints.read import LoadedCheckpoint
 from harness.cluster import membership
 from harness.commands import autoresume, entry, hints
 from harness.evaluation import inference_record
-from harness.options.sections import RECORDED, RunOptions, with_trait
+from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.folders import check_writable
 from harness.processes.team import Team
 from harness.run.data import recorded_places
 from harness.run.origin import TrainingOrigin
-from harness.run.recorded_arguments import ARITHMETIC, changed_data
+from harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
 from harness.run.run import PARTS, Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
@@ -110,7 +110,13 @@ class SavedRun(TrainingOrigin):
         """The newest whole checkpoint and a line on each newer one; or, where another instance may have them, why there is
         none here."""
         try:
-            return *read.find_latest(self.folder), None
+            latest, warnings = read.find_latest(self.folder)
+            if not state_file.read(latest):
+                raise CheckpointError(
+                    f"checkpoint {latest.prefix} has no {latest.state_path.name}, so no run can resume from it: begin a new "
+                    f"run with its weights: --init-path {latest.prefix}"
+                )
+            return latest, warnings, None
         except CheckpointError as error:
             if not self._follows:
                 raise
@@ -127,13 +133,7 @@ class SavedRun(TrainingOrigin):
         return self.latest.updates if self.latest else 0
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """Lines on damaged checkpoints and lost records; OptionError if nothing tells the seed."""
-        file = run_record.arguments_file(self.folder)
-        if options.device.seed is None:
-            raise OptionError(
-                f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
-                "it, or give --seed"
-            )
+        """Lines on options without effect and on damaged checkpoints."""
         ignored = [name for name in NEW_RUN_OPTIONS if options.given(name)] if not self._repeated else []
         lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in ignored]
         if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
@@ -189,7 +189,6 @@ class SavedRun(TrainingOrigin):
             )
         latest, _, read_error = self._latest
         if latest:
-            _check_seed(run, latest)
             compatibility.resumed_tensors(run, latest, read.tensors(latest, verify=False))
         if not self._is_complete(run):
             last_update(run, self.updates)
@@ -226,8 +225,7 @@ class SavedRun(TrainingOrigin):
         began_with = self.recorded.get("init_path")
         training = replace(run.options.training, init_path=began_with)  # whatever a repeated call gives now
         run = replace(run, options=replace(run.options, training=training))
-        known = run_record.run_id(self.folder) if team.is_first else ""
-        run = replace(run, run_id=team.broadcast_text(known or _new_id()))
+        run = replace(run, run_id=team.broadcast_text(self.recorded.get(RUN_ID) or _new_id() if team.is_first else ""))
         updates = team.broadcast_json(checkpoint.updates if checkpoint else None)
         checkpoint = checkpoint or LoadedCheckpoint(Checkpoint.at(self.folder, updates), {})  # tensors come from instance 0
         return *folders.resume(run, team, self.folder), checkpoint
@@ -292,20 +290,9 @@ def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check_seed(run: Run, latest: Checkpoint) -> None:
-    """Refuse a seed that the record tells and the checkpoints' training states do not: nobody asked for it."""
-    saved: Sequence[int] = run_record.seeds(Path(latest.prefix).parent, latest)
-    source = run.options.sources.get("seed", "")
-    if saved and run.seed not in saved and source.startswith(RECORDED):
-        raise OptionError(
-            f"{source}: the seed is {run.seed}, but {saved[0]} in the run's states: put the record back as the run wrote "
-            f"it, or give --seed {saved[0]}"
-        )
-
-
 def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
     """A line where a checkpoint was computed in another way than this call computes."""
-    recorded = state_file.read(latest).get(ARITHMETIC)
+    recorded = state_file.read(latest).get(state_file.RECORDED, {}).get(ARITHMETIC)
     if recorded in (None, run.arithmetic):
         return []
     before, now = recorded.split(PARTS), run.arithmetic.split(PARTS)

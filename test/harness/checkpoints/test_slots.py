@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, run, succeed, variables
 
-from harness.checkpoints import averages, compatibility, read, state_file, write
+from harness.checkpoints import averages, compatibility, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import cli
 from harness.diagnostics.divergence import Divergence, remedies
@@ -63,10 +63,6 @@ def test_another_loss_scale_changes_no_weight(stopped, whole, tmp_path):
     assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
     exact = [averages.mean([Checkpoint.at(each, k) for k in (4, 8)]) for each in (folder, whole)]
     assert_same_bits(exact[0], in_small_scale(exact[1]))
-    for file in folder.glob("ckpt-8.*"):
-        file.unlink()
-    succeed("restore", "--restore-path", folder)  # the last call's record has the other scale
-    assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
 
 
 def test_weights_and_slots_of_another_loss_scale_to_begin_with(stopped, tmp_path):
@@ -74,15 +70,6 @@ def test_weights_and_slots_of_another_loss_scale_to_begin_with(stopped, tmp_path
         words = [*MOMENTUM, "--iterations", 2, "--init-path", stopped, "--loss-scaling", scale]
         succeed("train", *words, "--logs-path", tmp_path / str(k))
     assert_same_bits(variables(tmp_path / "1", 2), in_small_scale(variables(tmp_path / "0", 2)))
-
-
-def test_states_of_older_versions_go_by_the_record(stopped, whole, tmp_path):
-    folder = shutil.copytree(stopped, tmp_path / "run")
-    newest, units = Checkpoint.at(folder, 4), ("optimiser", "lr_scale")
-    state = {name: value for name, value in state_file.read(newest).items() if name not in units}
-    write.save_numbered(newest, read.tensors(newest), state)
-    succeed("restore", "--restore-path", folder, "--loss-scaling", 128 / SMALL)
-    assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
 
 
 def test_slots_of_another_rule_are_no_momenta(stopped, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -14,16 +13,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import Result, rows, run, succeed
+from commands import Result, run, succeed
 from PIL import Image
 
 from base import plugins
-from harness.checkpoints import read, run_record, state_file
+from harness.checkpoints import read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.run import recorded_arguments
 from harness.training import origins
-from harness.training.initial_state import known_names
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore")
@@ -250,37 +248,31 @@ def test_restore_needs_a_path():
     assert refused("restore", "--restore-path").startswith("--restore-path is needed")
 
 
+LOST = "no state of a checkpoint and no "
+
+
 @pytest.mark.parametrize(
     "content, part",
     [
-        (b"", "arguments.json is missing or empty, and nothing else tells the options of that training"),
-        (b"{", "arguments.json cannot be read: it is not JSON from line 1, column 2 on; put it back as the run wrote it"),
-        ("{}".encode("utf-16"), "arguments.json cannot be read: it is not UTF-8 text from byte 0 on; put it back as"),
-        (
-            b'{"a": "\xe9"}',
-            "arguments.json cannot be read: it is not UTF-8 text from byte 7 on; put it back as the run wrote it",
-        ),
-        (b"[]", "arguments.json is damaged: it must hold one JSON object; put it back as the run wrote it"),
-        (b"3", "arguments.json is damaged: it must hold one JSON object"),
-        (b"{}", "arguments.json is missing or empty, and nothing else tells the options of that training"),
-        (None, "arguments.json is missing or empty, and nothing else tells the options of that training"),
-        ("nowhere", "arguments.json cannot be read: No such file"),
+        (b"{", "arguments.json cannot be read: it is not JSON from line 1, column 2 on"),
+        (b'{"a": "\xe9"}', "arguments.json cannot be read: it is not UTF-8 text from byte 7 on"),
+        (b"[]", "arguments.json is damaged: it must hold one JSON object"),
+        (b"{}", LOST),
+        (None, LOST),
         (b'{"dataset": "cifar-10", "model": "alexnet"}', "/run/arguments.json): no model 'alexnet'"),
         (b'{"dataset": "cifar-10", "epochs": "many"}', "/run/arguments.json is damaged: epochs is 'many'"),
-        pytest.param(b'{"asked": 3}', "arguments.json"),
-        pytest.param(b"[" * 100_000, "arguments.json cannot be read: its JSON is nested too deeply; put it back"),
+        pytest.param(b"[" * 100_000, "arguments.json cannot be read: its JSON is nested too deeply"),
     ],
 )
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_damaged_record_of_a_run(script, content, part, finished, tmp_path):
+def test_a_damaged_record_of_weights_without_states(script, content, part, finished, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     for file in finished.folder.glob("ckpt-*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    if isinstance(content, bytes):
+        if ".json" not in file.name:
+            (folder / file.name).write_bytes(file.read_bytes())
+    if content is not None:
         (folder / "arguments.json").write_bytes(content)
-    elif content:
-        (folder / "arguments.json").symlink_to(content)
     before = tree(tmp_path)
     assert part in refused(script, "--restore-path", folder)
     assert tree(tmp_path) == before
@@ -303,31 +295,23 @@ def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
             run_record.options(tmp_path)
         if name != "asked":
             assert f"{name} is " in recorded_arguments.invalid_option({"asked": {name: value}})
-    may_be_empty = name in ("run_id", "seed", "image_size", "init_path", "epochs")
-    assert (recorded_arguments.invalid_option({name: None}) is None) == may_be_empty
 
 
-def test_null_stands_for_no_value_that_every_run_has(finished):
-    recorded = json.loads((finished.folder / "arguments.json").read_text())
-    empty = {name for name, value in recorded.items() if value is None}
-    may_be = {name for name in recorded if recorded_arguments.invalid_option({**recorded, name: None}) is None}
-    assert recorded_arguments.invalid_option(recorded) is None and empty <= may_be
-    for name in ("optimiser", "precision", "weight_decay", "momentum", "model_size", "batch_norm", "dataset", "parameters"):
-        told = f"{name} is null but must be "
-        assert recorded_arguments.invalid_option({**recorded, name: None}).startswith(told)
-        assert recorded_arguments.invalid_option({**recorded, "asked": {name: None}}).startswith(told)
-    told = recorded_arguments.invalid_option({**recorded, "iterations": None, "epochs": None})
-    assert told == "iterations is null but must be a number where epochs is null"
+def record_again(folder: Path, **changed: object) -> dict[str, object]:
+    """Save the checkpoint after one update again, with another record, and return the one before."""
+    newest = Checkpoint.at(folder, 1)
+    state = state_file.read(newest)
+    recorded = state[state_file.RECORDED]
+    write.save_numbered(newest, read.tensors(newest), {**state, state_file.RECORDED: {**recorded, **changed}})
+    return recorded
 
 
 def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished.folder, folder)
-    record = folder / "arguments.json"
     restore = ("restore", "--restore-path", folder, "--iterations", 2, "--dry-run")
     assert "the data are not" not in succeed(*restore).out
-    recorded = json.loads(record.read_text())
-    record.write_text(json.dumps({**recorded, "train_images": 8}))
+    recorded = record_again(folder, train_images=8)
     assert f"(8 train images, now {recorded['train_images']:,})" in succeed(*restore).out
     succeed(*restore[:-1])
     assert f"(8 train images, now {recorded['train_images']:,})" in (folder / "log.txt").read_text()
@@ -336,8 +320,7 @@ def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
 def test_another_model_than_the_run_recorded_is_named(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished.folder, folder)
-    record = folder / "arguments.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "model": "efficientnet", "model_size": "B0"}))
+    record_again(folder, model="efficientnet", model_size="B0")
     message = refused("restore", "--restore-path", folder, "--model", "resnet", "--dry-run")
     assert message.startswith("model resnet (command line: --model) is not that of the recorded run, efficientnet")
 
@@ -376,94 +359,16 @@ def test_validation_tells_of_other_pictures():
     assert not entry.other_pictures(run, recorded)
 
 
-def test_a_run_that_was_alone_has_one_instance():
-    assert (
-        recorded_arguments.invalid_option({"instances": 1, "instance": 3})
-        == "instance is 3 but must be below instances, which is 1"
-    )
-    assert (
-        recorded_arguments.invalid_option({"instances": 4, "instance": 3})
-        is recorded_arguments.invalid_option({"instance": 3})
-        is None
-    )
-
-
-@pytest.mark.parametrize("script", ["train", "restore"])
-def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
-    record = without_manifests / "arguments.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "seed": None}))
-    assert f"{record} does not tell the run's seed" in refused(script, "--restore-path", without_manifests)
-    assert run(script, "--restore-path", without_manifests, "--seed", 3, "--dry-run").code == 0
-    record.write_text(json.dumps({**json.loads(record.read_text()), "seed": 2}))
-    message = refused(script, "--restore-path", without_manifests)
-    assert f"({record}): the seed is 2, but 3 in the run's states" in message and "give --seed 3" in message
-    assert run(script, "--restore-path", without_manifests, "--seed", 2, "--dry-run").code == 0  # this one is asked for
-    (without_manifests / "ckpt-1.state.json").write_text('{"iteration": 1}')  # as older versions wrote it
-    assert "but 3 in the run's states" in refused(script, "--restore-path", without_manifests)  # in that of ckpt-0
-    (without_manifests / "ckpt-0.state.json").unlink()
-    assert run(script, "--restore-path", without_manifests, "--dry-run").code == 0
-
-
-def test_a_seed_that_a_call_was_given_which_saved_nothing_is_the_run_s(without_manifests):
-    record = json.loads((without_manifests / "arguments.json").read_text())
-    calls = json.loads((without_manifests / "ckpt-1.state.json").read_text())["calls"]
-    for later, code in (([["fedcba9876543210", 1]], 0), ([], 2)):
-        changed = {**record, "seed": 2, "calls": calls + later}
-        (without_manifests / "arguments_restore.json").write_text(json.dumps(changed))
-        assert run("restore", "--restore-path", without_manifests, "--dry-run").code == code
-
-
-@pytest.mark.parametrize("name", ["arguments.json", "arguments.json, damaged"])
-def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
-    record = without_manifests / "arguments.json"
-    record.rename(without_manifests / "arguments_restore.json")
-    told = f"warning: {record} is missing or empty; arguments_restore.json tells the options\n"
-    if "damaged" in name:
-        record.write_text('{"instances": -3}')
-        told = f"warning: {record} is damaged: instances is -3 but must be"
-    for script in ("restore", "validation"):
-        out = succeed(script, "--restore-path", without_manifests, "--dry-run").out
-        assert out.count(told) == 1 and "arguments_restore.json tells the options" in out
-
-
-def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
-    """Which its states tell of where the record of that call is lost."""
-    newest, record = Checkpoint.at(without_manifests, 1), without_manifests / "arguments_restore.json"
-    state = state_file.read(newest)
-    newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
-    told = f"ckpt-1 is of a later call of the run than {without_manifests}/arguments.json"
-    for content in (None, b"", b"{ }\n"):
-        if content is not None:
-            record.write_bytes(content)
-        warned = succeed("validation", "--restore-path", without_manifests, "--dry-run").out
-        assert told in warned and "arguments_restore.json of that call is missing or empty" in warned
-        for script in ("restore", "train"):
-            message = refused(script, "--restore-path", without_manifests)
-            assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
-    shutil.copy(without_manifests / "arguments.json", record)
-    out = succeed("restore", "--restore-path", without_manifests, "--dry-run", "--name-suffix", "other").out
-    assert "later call" not in out and "--name-suffix other changes nothing: a resumed run goes on in its own folder" in out
-    assert "leave the option out" in refused(
-        "restore", "--restore-path", without_manifests, "--init-path", without_manifests
-    )
-    values = json.loads(record.read_text())
-    for calls, stale in (([*state["calls"], ["ab", 0], ["cd", 1]], False), ([["ef", 0]], False), (state["calls"], True)):
-        record.write_text(json.dumps({**values, "calls": calls}))  # of a later call, of another branch, of an earlier one
-        lost = run_record.stale_record_reason(without_manifests)
-        assert lost == (f"ckpt-1 is of a later call of the run than {record}" if stale else None)
-    record.unlink()
-    newest.state_path.write_text(json.dumps({**state, "run_id": "another", "calls": [["ab", 7]]}))
-    assert run_record.stale_record_reason(without_manifests) is None  # what came from elsewhere tells nothing of this run
-
-
-def test_the_names_that_the_weights_know_stay_those_of_the_training(without_manifests):
-    """Whatever labels.txt says where the run goes on."""
-    record, newest = without_manifests / "arguments.json", Checkpoint.at(without_manifests, 1)
-    recorded = json.loads(record.read_text())
-    for known in ("0123", None):  # None: nobody has told it
-        record.write_text(json.dumps({**recorded, "class_names": known}))
-        assert known_names(without_manifests, newest).get("class_names") == known
-    assert not known_names(without_manifests, None)
+def test_a_run_resumes_from_its_checkpoints_alone(finished, tmp_path):
+    """With the options of the last call that saved, whatever is in arguments.json, or without it."""
+    folder = shutil.copytree(finished.folder, tmp_path / "run")
+    (folder / "arguments.json").write_text('{"model_size": 14, "run_id": null}')
+    out = succeed("restore", "--restore-path", folder, "--iterations", 2, "--name-suffix", "other").out
+    assert "--name-suffix other changes nothing: a resumed run goes on in its own folder" in out
+    for file in folder.glob("arguments*.json"):
+        file.unlink()
+    assert "Done: 2 of 2 updates" in succeed("restore", "--restore-path", folder, "--dry-run").out
+    assert "leave the option out" in refused("restore", "--restore-path", folder, "--init-path", folder)
 
 
 def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
@@ -471,26 +376,6 @@ def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
     before = tree(without_manifests)
     assert "image_size is '32' but must be" in refused("train", *GENERATED, "--init-path", without_manifests)
     assert tree(without_manifests) == before
-
-
-NO_STATE = {
-    "host_steps": (-1, 1e999, 1.5, None, "1"), "seconds": (-1, 1e999, math.nan, "1", 10**400), "updates_per_step": (0, 2.5),
-    "window": ({}, 3, [3], [[1]], [["1", 0]], [[1, 2]], [[1, math.nan]], [[10**400, 0]]), "open": ([[1, 2]], [[1, -1]]),
-    "iteration": (None, "1", -1, 1.0, True), "rolling": (1,), "run_id": (None, 3), "seed": (None, -1, "3"),
-    "calls": ({}, [["a", 1e999]], [["a", -1]], [["a"]], [[1, 1]], ["ab"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NO_STATE)
-def test_a_state_that_cannot_be_is_as_good_as_lost(name, tmp_path):
-    """Whatever reads it believes every value: the meter, the calls of the run, the search for the newest checkpoint."""
-    found = Checkpoint.at(tmp_path, 1)
-    for value in NO_STATE[name]:
-        found.state_path.write_text(json.dumps({"iteration": 1, "host_steps": 1, name: value}))
-        assert state_file.read(found) == {}, value
-    sound = {"iteration": 1, "host_steps": 1, "open": [[math.inf, 1]], "calls": [["a", 0]]}
-    found.state_path.write_text(json.dumps(sound))
-    assert state_file.read(found) == sound
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
@@ -510,15 +395,15 @@ WRITTEN = ("training.csv", "validation.csv", "log.txt", "checkpoint", "arguments
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_built(name, without_manifests, tmp_path):
-    new = tmp_path / "new"
-    calls = [("restore", "--restore-path", without_manifests, "--iterations", 2), ("train", *GENERATED, "--logs-path", new)]
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_built(name, finished, tmp_path):
+    new, resumed = tmp_path / "new", shutil.copytree(finished.folder, tmp_path / "run")
+    calls = [("restore", "--restore-path", resumed, "--iterations", 2), ("train", *GENERATED, "--logs-path", new)]
     calls += [("validation", *GENERATED, "--logs-path", new)] * name.endswith((".csv", ".txt"))
-    for folder in (without_manifests, new):
+    for folder in (resumed, new):
         (folder / name).unlink(missing_ok=True)
         (folder / name).mkdir(parents=True)
     for call in calls:
-        folder = without_manifests if call[0] == "restore" else new
+        folder = resumed if call[0] == "restore" else new
         for more in ((), ("--dry-run",)):
             assert refused(*call, *more).startswith(f"{folder / name}"), call
 
@@ -561,17 +446,6 @@ def test_damaged_tensors_of_a_run_without_manifests(without_manifests):
     (without_manifests / "ckpt-1.data-00000-of-00001").write_bytes(b"junk")
     chosen, _, (warning,) = read.load_latest(without_manifests)
     assert chosen.updates == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
-
-
-def test_averages_and_rows_that_are_lost_do_not_stop_a_run(without_manifests):
-    (without_manifests / "ckpt-1.state.json").write_bytes(b'{"window": 3}')
-    (without_manifests / "training.csv").write_bytes(b"\xff\xfe\n")
-    result = run("restore", "--restore-path", without_manifests, "--iterations", 2)
-    assert result.code == 0, result.err
-    assert (
-        "steps and averages go on from the rows of training.csv" in result.out and "training.csv had 1 damaged" in result.out
-    )
-    assert [(row["step"], row["iteration"]) for row in rows(without_manifests / "training.csv")] == [("2", "2")]
 
 
 # In a process of its own
