@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import bounds
 from base.errors import DataError
+from base.fields import printable
 from base.storage import input_files
 from Datasets.formats import class_names
 
@@ -55,28 +56,25 @@ class ConversionInfo:
                 return f"has {found} bytes, and {FILE} beside it tells of {size}; copy or convert it again"
         return None
 
-    def lost(self, there: Iterable[str]) -> list[str]:
-        """The splits without any shard; other gaps show in the shards' own numbering."""
-        present = {name.partition("-")[0] for name in there}
-        return [
-            f"lacks every {split} shard, of which {FILE} tells; copy or convert them again"
-            for split in SPLITS
-            if split not in present and any(name.startswith(f"{split}-") for name in self.records)
+    def faults(self, there: Iterable[str]) -> list[tuple[Path, str]]:
+        """Return lost splits, by the names of the shards that are there, and a wrong number of class names; other gaps show
+        in the shards' own numbering."""
+        lost = {name.partition("-")[0] for name in self.records} - {name.partition("-")[0] for name in there}
+        found = [
+            (self.folder, f"lacks every {split} shard, of which {FILE} tells; copy or convert them again")
+            for split in sorted(lost)
         ]
+        if (named := len(class_names.read(self.folder))) != self.classes:
+            reason = f"names {named} classes, and {FILE} tells of {self.classes}; copy it again" if named else "is missing"
+            found.append((self.folder / class_names.FILE, reason))
+        return found
 
-    def differing_labels(self) -> str | None:
-        """The fault of labels.txt beside the shards."""
-        named = len(class_names.read(self.folder))
-        if named == self.classes:
-            return None
-        return f"names {named} classes, and {FILE} tells of {self.classes}" if named else "is missing"
-
-    def changed_texts(self) -> list[str]:
-        """The texts beside the shards that are there with other bytes than were written, by name."""
+    def changes(self) -> list[tuple[Path, str]]:
+        """Return the files of names whose content has changed since the conversion."""
         changed = []
         for name, digest in self.digests.items():
             with suppress(OSError), input_files.open_regular_file(self.folder / name) as file:
-                changed += [name] * (input_files.sha256(file) != digest)
+                changed += [(self.folder / name, CHANGED)] * (input_files.sha256(file) != digest)
         return changed
 
 
@@ -95,7 +93,7 @@ def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
 
 def names_text(names: Iterable[str]) -> str:
     """Return the content of a file of names: Python escapes characters that do not fit into a line."""
-    return "".join(f"{''.join(map(_printable, name))}\n" for name in names)
+    return "".join(f"{printable(name)}\n" for name in names)
 
 
 def read_names(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str, ...]:
@@ -110,10 +108,6 @@ def read_names(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str
     if any(len(parts.get(name, ())) != count for name, count in counts.items()):
         return ()
     return tuple(names[k] for name in counts for k in parts[name])
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def content(file: Path) -> dict[str, Any] | None:
@@ -168,17 +162,10 @@ def warnings(folder: Path, train: RecordIndex, validation: RecordIndex | None, t
     if described is None:
         return ()
     counts = train.counts() | (validation.counts() if validation else {})
-    differences = [
-        f"{file} {difference}"
-        for name, count in counts.items()
-        if (difference := described.difference(file := folder / name, count))
-    ]
-    differences += [f"{folder} {difference}" for difference in described.lost(counts)]
-    named = class_names.read(folder)
-    if named and len(named) != described.classes:
-        differences.append(f"{folder / class_names.FILE} {described.differing_labels()}; copy it again")
+    shards = [(file := folder / name, described.difference(file, count)) for name, count in counts.items()]
+    differences = [f"{file} {reason}" for file, reason in [*shards, *described.faults(counts)] if reason]
     if differences and not tolerated:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise DataError(f"{differences[0]}{more}, or remove {folder / FILE} if that is meant")
-    differences += [f"{folder / name} {CHANGED}" for name in described.changed_texts()]
+    differences += [f"{file} {reason}" for file, reason in described.changes()]
     return tuple(f"warning: {difference}" for difference in differences)

@@ -8,6 +8,7 @@ checksum is verified when the payload is read. A damaged length ends the walk: n
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 from array import array
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from base.errors import DataError
-from base.storage import cache, checksums, input_files, npz
+from base.storage import cache, checksums, files, input_files, npz
 from base.storage.input_files import Slices
 from Datasets._spec import regular_size
 from Datasets.formats import conversion_info
@@ -224,14 +225,11 @@ def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | Non
 
 def _save_index(path: Path, index: tuple[np.ndarray, ...]) -> None:
     """Best effort: without it the files are walked again."""
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
+    content = io.BytesIO()
+    np.savez(content, counts=index[0], offsets=index[1], lengths=index[2])
+    with suppress(OSError):  # the folder may not be entered
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(beside, counts=index[0], offsets=index[1], lengths=index[2])
-        os.replace(beside, path)
-    except OSError:
-        with suppress(OSError):  # the folder may not be entered
-            beside.unlink()
+        files.write_atomically(path, content.getbuffer())
 
 
 def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:

@@ -114,16 +114,11 @@ def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Co
     try:
         described = conversion_info.read(folder)
     except DataError as error:
-        findings.append(
-            Finding(folder / conversion_info.FILE, None, str(error).removeprefix(f"{folder / conversion_info.FILE} "))
-        )
+        file = folder / conversion_info.FILE
+        findings.append(Finding(file, None, str(error).removeprefix(f"{file} ")))
         return None
     if described:
-        findings += [Finding(folder, None, lost) for lost in described.lost(there)]
-        labels = described.differing_labels()
-        findings += [Finding(folder / class_names.FILE, None, labels)] if labels else []
-        changed = [name for name in described.changed_texts() if not (labels and name == class_names.FILE)]
-        findings += [Finding(folder / name, None, conversion_info.CHANGED) for name in changed]
+        findings += [Finding(file, None, why) for file, why in [*described.faults(there), *described.changes()]]
     return described
 
 

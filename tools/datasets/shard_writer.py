@@ -98,19 +98,11 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
         _check_content(target, plan)
         manifest = json.dumps(plan.manifest, indent=2) + "\n"
         for name, text in ((conversion_info.FILE, manifest), *plan.names.items()):
-            if not _holds(target / name, text.encode()):
-                with _replacing(target / name) as stream:
-                    stream.write(text.encode())
+            with _replacing(target / name) as stream:
+                stream.write(text.encode())
         yield [shard for shard in plan.shards if not _has_size(target / shard.name, shard.size)]
     finally:
         os.close(folder)
-
-
-def _holds(file: Path, content: bytes) -> bool:
-    try:
-        return input_files.content(file, len(content)) == content
-    except OSError:
-        return False
 
 
 def _has_size(file: Path, size: int) -> bool:
