@@ -622,7 +622,7 @@ def test_hint_is_recorded_and_said_and_changes_nothing(key):
     cost_model = set((EMULATOR / "cost_model").glob("*.py"))  # which predicts what a POD would do, and changes nothing
     files = set(EMULATOR.rglob("*.py")) - cost_model
     readers = {path.name for path in files if f"options.{key}" in path.read_text(encoding="utf-8")}
-    assert readers == ({"cnn plan"} if key in EXCLUDED else set())
+    assert readers == ({"plan.py"} if key in EXCLUDED else set())
 
 
 SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "
