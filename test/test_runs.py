@@ -121,9 +121,6 @@ DAMAGES = {
     "tensors cut": (lambda folder: (folder / "ckpt-3.data-00000-of-00001").write_text(""), "00001 is cut short"),
     "tensors gone": (lambda folder: (folder / "ckpt-3.data-00000-of-00001").unlink(), "00001 is missing"),
     "an earlier one cut": (_cut_earlier, "ckpt-1.index is cut short"),
-    "newest gone": (
-        lambda folder: (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"\n'), "ckpt-5 is missing",
-    ),
     "state": (lambda folder: (folder / "ckpt-3.state.json").write_text("["), "ckpt-3.state.json is not in its manifest"),
 }  # fmt: skip
 

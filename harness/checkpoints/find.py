@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 
 from base.process.command_line import as_value
 from base.process.commands import in_shell
-from base.storage import input_files
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
@@ -23,16 +21,6 @@ def numbered(folder: Path) -> list[Checkpoint]:
     """The ckpt-<n> of a folder in order of n."""
     names = [index for index in indices(folder) if NUMBERED.fullmatch(index.stem)]
     return sorted(map(Checkpoint.of_index, names), key=lambda checkpoint: checkpoint.updates)
-
-
-def missing_latest(folder: Path) -> Checkpoint | None:
-    """The checkpoint that the run's file `checkpoint` names as its newest, if it is not there under its name."""
-    with suppress(OSError, UnicodeDecodeError):
-        written = input_files.text(folder / "checkpoint", _MAX_LISTED)
-        named = re.search(r'^model_checkpoint_path: "ckpt-([0-9]{1,10})"$', written, re.MULTILINE)
-        if named and not (folder / f"ckpt-{named[1]}.index").exists():
-            return Checkpoint.at(folder, int(named[1]))
-    return None
 
 
 def indices(folder: Path) -> list[Path]:

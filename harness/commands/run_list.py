@@ -176,10 +176,7 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 def _damage(folder: Path) -> str | None:
     """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors."""
     try:
-        missing, checkpoints = find.missing_latest(folder), find.numbered(folder)
-        if missing or not checkpoints:
-            return f"{missing.name} is missing" if missing else None
-        truncated = (manifest.find_truncation(Path(checkpoint.prefix)) for checkpoint in reversed(checkpoints))
+        truncated = (manifest.find_truncation(Path(checkpoint.prefix)) for checkpoint in reversed(find.numbered(folder)))
         return next(filter(None, truncated), None)
     except CheckpointError as error:
         return str(error)

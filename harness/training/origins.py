@@ -138,12 +138,6 @@ class SavedRun(TrainingOrigin):
         lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in ignored]
         if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
             lines.append(f"{options.words('init_path')} changes nothing: a run that goes on has weights of its own")
-        lost = find.missing_latest(self.folder)
-        if lost and self.latest and lost.updates > self.updates:
-            lines.append(
-                f"warning: {lost.name}, the newest that the run saved, is missing or has another name: the updates after "
-                f"{self.latest.name} are done again"
-            )
         return [*lines, *self._latest[1]]
 
     def _is_complete(self, run: Run) -> bool:

@@ -60,16 +60,6 @@ def test_damage_of_any_file_is_noticed(damage, folder):
     assert found.updates == 4 and f"ckpt-6.{name}" in warning and "left out" in warning
 
 
-def test_a_newest_checkpoint_that_is_missing_is_told_of(folder):
-    """Renamed, or deleted by a slip: the run saved more than there is."""
-    words = ("--restore-path", folder, "--iterations", 8, "--dry-run")
-    assert "is missing" not in succeed("restore", *words).out
-    for file in folder.glob("ckpt-6.*"):
-        file.rename(folder / file.name.replace("ckpt-6", "ckpt-06"))
-    out = succeed("restore", *words).out
-    assert "warning: ckpt-6, the newest that the run saved, is missing" in out and "after ckpt-4 are done again" in out
-
-
 def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, folder):
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.4)
     cut(folder / "ckpt-4.index", 0.9)
