@@ -37,7 +37,7 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
 def begin(script: str) -> None:
     """Answer the process's call, or refuse its options, and exit; return if it asks for a run."""
     argv = sys.argv[1:]
-    given = sources.given(argv, script).keys()
+    given = sources.given_words(argv, script).keys()
     if not given.isdisjoint(_RECORDED) or (script == "restore" and not asks(argv, script)):
         return
     try:
@@ -51,7 +51,7 @@ def begin(script: str) -> None:
 
 def asks(argv: list[str], script: str) -> bool:
     """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
-    return not sources.given(argv, script).keys().isdisjoint(_QUESTIONS)
+    return not sources.given_words(argv, script).keys().isdisjoint(_QUESTIONS)
 
 
 def parse(
@@ -84,7 +84,7 @@ def print_answer(*lines: str) -> None:
 
 def answered(argv: list[str], script: str) -> bool:
     """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
-    given = sources.given(argv, script)
+    given = sources.given_words(argv, script)
     if "version" in given:
         print_answer(version.line())
     elif "list_configs" in given:

@@ -21,7 +21,7 @@ from harness.run.run import Run
 def folder_of_run(argv: list[str], script: str) -> Path | None:
     """Return the folder of --logs-path if a run in it has a checkpoint; None where the call is to begin one, or has no
     --autoresume. OptionError without --logs-path."""
-    if "autoresume" not in sources.given(argv, script):
+    if "autoresume" not in sources.given_words(argv, script):
         return None
     path = sources.value_of(argv, "logs_path", script)
     if path is None:

@@ -19,23 +19,22 @@ from base.fields import HINT, brief
 from base.process import command_line, commands
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
-from harness.options.catalogue import Catalogue, Option, catalogue, format_value, section_options
+from harness.options.catalogue import Catalogue, Option, catalogue, format_value
 from harness.options.sections import (
     COMMAND_LINE,
     RECORDED,
     SECTIONS,
     MainOptions,
     RunOptions,
+    flag,
 )
 from harness.options.sources import (
     GivenValue,
-    all_options,
     chosen_config,
-    expand_prefix,
     from_command_line,
     from_config,
     from_record,
-    tokens,
+    given_words,
     value_of,
 )
 
@@ -181,15 +180,12 @@ def _main_values(
 ) -> tuple[dict[str, GivenValue], Block | None]:
     """The main options that decide which others there are (--model, --lr-schedule, --config and its companions), and
     the configuration."""
-    known = Catalogue(section_options("main", MainOptions))
-    everything = all_options(script).flags()
-    # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
-    shared = Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]).flags()
-    found: dict[str, GivenValue] = {}
-    for word, values in tokens(argv, everything, lenient=True):
-        spelling = known.flags().get(expand_prefix(word, shared, lenient=True))
-        if spelling is not None and spelling.takes == "one" and values:
-            found[spelling.option.name] = GivenValue(values[0], f"{COMMAND_LINE}: {word}")
+    words = given_words(argv, script)
+    found = {
+        name: GivenValue(words[name][-1], f"{COMMAND_LINE}: {flag(name)}")
+        for name in ("model", "lr_schedule", "config", "config_path", "release")
+        if words.get(name)
+    }
     wanted = ("model", "lr_schedule")
     chosen = chosen_config(found)
     if chosen:
@@ -200,7 +196,7 @@ def _main_values(
     for name in wanted:
         if name not in found and recorded and recorded.get(name):
             found[name] = GivenValue(recorded[name], origin)
-        found.setdefault(name, GivenValue(known.options[name].default, "default"))
+        found.setdefault(name, GivenValue(getattr(MainOptions(), name), "default"))
         found[name] = GivenValue(str(found[name].raw).lower(), found[name].where)
     return found, chosen
 

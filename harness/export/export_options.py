@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> ExportRequest | None:
     """The request; None for --help. OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
-    if known.help or "help" in sources.given(rest, SCRIPT):  # shortened, as validation.py takes it
+    if known.help or "help" in sources.given_words(rest, SCRIPT):  # shortened, as validation.py takes it
         return None
     _check_spelling(rest)
     path = _path(known.path, known.restore_path, rest)

@@ -18,14 +18,15 @@ from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, flag
 
 if TYPE_CHECKING:
-    from harness.options.configs import Block, Entry
+    from harness.options.configs import Block
 
 # read from the words before anything else is known, or an answer's place
 COMMAND_LINE_ONLY = (
     "config", "config_path", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
 )  # fmt: skip
-NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
+NEVER_READ = ("gradient_accumulation",)  # keys of published files that no release knew
 EARLIER_CHOICES = {"profile": "gc_profile"}  # keys of another option in their time, whose choices tell
+PLUGINS = (("Models", "model", "model"), ("LR_Schedules", "lr_schedule", "schedule"))  # folder, option, section
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 
@@ -47,14 +48,17 @@ class OptionSource:
     notes: tuple[str, ...] = ()  # lines about older spellings and keys that are not used
 
 
-def given(argv: list[str], script: str) -> dict[str, list[str]]:
+def given_words(argv: list[str], script: str) -> dict[str, list[str]]:
     """Return the words of each option on the command line, before it is known which options there are. A switch that is
     off is not given."""
     everything, found = all_options(script).flags(), {}
+    # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
+    shared = Catalogue([option for n, cls in SECTIONS.items() for option in section_options(n, cls, script)]).flags()
     for word, values in tokens(argv, everything, lenient=True):
-        if word not in everything:
+        spelling = everything.get(word) or shared.get(full_flag(word, shared) or "")
+        if spelling is None:
             continue
-        option = everything[word].option
+        option = spelling.option
         if word.startswith("--no-") or (option.base is bool and [value.lower() for value in values] == ["false"]):
             found.pop(option.name, None)
         else:
@@ -64,7 +68,7 @@ def given(argv: list[str], script: str) -> dict[str, list[str]]:
 
 def value_of(argv: list[str], name: str, script: str) -> str | None:
     """Return the last value of one option on the command line, before the others are known."""
-    return (given(argv, script).get(name) or [None])[-1]
+    return (given_words(argv, script).get(name) or [None])[-1]
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
@@ -79,96 +83,81 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
             words[-1][1].append(token)
             continue
         written, equals, value = token.partition("=")
-        words.append((expand_prefix(written.replace("_", "-"), flags, lenient), [value] if equals else []))
+        written = written.replace("_", "-")
+        flag = full_flag(written, flags)
+        if flag is None and not lenient:
+            raise OptionError(f"{COMMAND_LINE}: {_unknown_flag(written, flags)}")
+        words.append((flag or written, [value] if equals else []))
     return words
 
 
-def expand_prefix(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
-    """A flag or the unambiguous beginning of one."""
-    if written in flags:
-        return written
-    matches = [flag for flag in flags if flag.startswith(written)] if written.startswith("--") and len(written) > 2 else []
-    meant = {(flags[flag].option.name, "--no-" in flag[:5]) for flag in matches}
-    if len(meant) == 1:
-        return matches[0]
-    if lenient:
-        return written
-    elsewhere = OTHER_NAMES.get(written.removeprefix("--")) if written.startswith("--") else None
-    other_name = f"; {written} of other tools is {elsewhere} here" if elsewhere else ""
-    if matches:
-        raise OptionError(
-            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{other_name}"
-        )
-    if elsewhere:
-        raise OptionError(f"{COMMAND_LINE}: unknown option {written}{other_name}")
-    raise OptionError(_unknown_flag(written, flags))
+def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
+    """Return a flag, or the one option's that a word begins; None if there is none, or several."""
+    matches = [written] if written in flags else _beginning_with(written, flags)
+    return matches[0] if len({(flags[flag].option.name, flag.startswith("--no-")) for flag in matches}) == 1 else None
+
+
+def _beginning_with(written: str, flags: Mapping[str, Spelling]) -> list[str]:
+    return [flag for flag in flags if flag.startswith(written)] if written.startswith("--") and len(written) > 2 else []
 
 
 def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
+    elsewhere = OTHER_NAMES.get(written.removeprefix("--")) if written.startswith("--") else None
+    matches, shown_flag = _beginning_with(written, flags), brief(written)
+    if matches:
+        other_name = f"; {written} of other tools is {elsewhere} here" if elsewhere else ""
+        return f"{shown_flag} could be {', '.join(sorted(matches)[:6])}; write one of them out{other_name}"
+    if elsewhere:
+        return f"unknown option {written}; {written} of other tools is {elsewhere} here"
     owners = _plugins_with_option(written.lstrip("-").replace("-", "_"))
-    shown_flag = brief(written)
     if owners:
-        return f"{COMMAND_LINE}: {shown_flag} is an option of {' and '.join(owners)} only"
-    other = [
-        s
-        for s in ("validation", "restore", "inference_embedded")
-        if written in Catalogue([o for n, c in SECTIONS.items() for o in section_options(n, c, s)]).flags()
-    ]
-    if other:
-        return f"{COMMAND_LINE}: {shown_flag} is an option of {other[0]}.py only"
+        return f"{shown_flag} is an option of {' and '.join(owners)} only"
+    for script in ("validation", "restore", "inference_embedded"):
+        if written in Catalogue([o for n, c in SECTIONS.items() for o in section_options(n, c, script)]).flags():
+            return f"{shown_flag} is an option of {script}.py only"
     named = [flag for flag in flags if flag != "--no-help"]  # which is understood, and helps nobody
-    return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, named)}"
+    return f"unknown option {shown_flag}{plugins.did_you_mean(written, named)}"
 
 
 def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
     """The command line's values."""
-    flags, notes = known.flags(), []
-    values: dict[str, list[tuple[str, GivenValue]]] = {}
+    flags, notes, values = known.flags(), [], {}
     for word, words in tokens(argv, flags):
-        spelling = flags[word]
         where = f"{COMMAND_LINE}: {word}"
-        raw = _raw_value(spelling, words, where)
-        for name, rewritten in _rewritten(spelling, raw, where).items():
-            values.setdefault(name, []).append((word, GivenValue(rewritten, where, word.lstrip("-").replace("-", "_"))))
-        if not spelling.canonical:
-            notes.append(f"{word} is an older spelling of {_new_spelling(spelling, raw)}")
+        names = _add(values, word, flags[word], _raw_value(flags[word], words, where), where)
+        if not flags[word].canonical:
+            notes.append(f"{word} is an older spelling of {' and '.join(map(flag, names))}")
     agreed = {name: _resolved_spellings(known.options[name], given) for name, given in values.items()}
     return OptionSource(COMMAND_LINE, agreed, tuple(notes))
 
 
 def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
     """The words after a flag as one raw value, their number checked."""
-    if spelling.takes == "several":
-        if not words:
-            raise OptionError(f"{where}: needs at least one value")
-        return words
-    if not words and spelling.takes in ("nothing", "optional"):
-        return spelling.option.meta["bare"] or True if spelling.takes == "optional" else True
-    if (
-        spelling.takes == "nothing"
-        and spelling.option.base is bool
-        and len(words) == 1
-        and words[0].lower() in ("true", "false")
-    ):
-        return words[0]
-    if spelling.takes == "nothing" or len(words) > 1:
-        allowed = "no value" if spelling.takes == "nothing" else "one value"
-        raise OptionError(f"{where}: takes {allowed}, but was given {brief(' '.join(words))}")
+    takes = spelling.takes
     if not words:
-        raise OptionError(f"{where}: needs a value")
+        if takes in ("several", "one"):
+            raise OptionError(f"{where}: needs {'a value' if takes == 'one' else 'at least one value'}")
+        return (takes == "optional" and spelling.option.meta["bare"]) or True
+    if takes == "several":
+        return words
+    switched = spelling.option.base is bool and words[0].lower() in ("true", "false")
+    if len(words) > 1 or (takes == "nothing" and not switched):
+        allowed = "no value" if takes == "nothing" else "one value"
+        raise OptionError(f"{where}: takes {allowed}, but was given {brief(' '.join(words))}")
     return words[0]
 
 
-def _rewritten(spelling: Spelling, raw: Any, where: str) -> dict[str, Any]:
+def _add(
+    values: dict[str, list[tuple[str, GivenValue]]], word: str, spelling: Spelling, raw: Any, where: str
+) -> list[str]:  # fmt: skip
+    """Add what a word and its raw value stand for to the values by option; return the options."""
     try:
-        return spelling.rewrite(raw)
+        rewritten = spelling.rewrite(raw)
     except ValueError:
         raise OptionError(f"{where}: {spelling.option.name} is '{brief(raw)}' but must be true or false") from None
-
-
-def _new_spelling(spelling: Spelling, raw: Any) -> str:
-    names = list(spelling.rewrite(raw))
-    return " and ".join(flag(name) for name in names)
+    for name, value in rewritten.items():
+        values.setdefault(name, []).append((word, GivenValue(value, where, word.lstrip("-").replace("-", "_"))))
+    return list(rewritten)
 
 
 def _resolved_spellings(option: Option, given: list[tuple[str, GivenValue]]) -> GivenValue:
@@ -202,62 +191,46 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
 
     release = main["release"].raw if "release" in main else None
     block = configs.choose(config_path(main), main["config"].raw, release)
-    notes = [_short(note) for note in block.notes]
-    return dataclasses.replace(block, entries=_without_dead_keys(block, notes), notes=tuple(notes))
+    dead = _dead_keys(block)
+    notes = [f"{_short(block.entries[key].where)}: {key} is left out: its release did not read it" for key in dead]
+    entries = {key: entry for key, entry in block.entries.items() if key not in dead}
+    return dataclasses.replace(block, entries=entries, notes=(*block.notes, *notes))
 
 
 def from_config(known: Catalogue, block: Block) -> OptionSource:
     """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
-    name, notes = block.name, [*block.notes]
-    values: dict[str, list[tuple[str, GivenValue]]] = {}
-    unused = []
+    name, notes, unused, values = block.name, [*block.notes], [], {}
     for key, entry in block.entries.items():
-        where = _short(entry.where)
-        if key.replace("-", "_") in COMMAND_LINE_ONLY:
+        where, plain = _short(entry.where), key.replace("-", "_")
+        if plain in COMMAND_LINE_ONLY:
             raise OptionError(f"{where}: {name}: {key} has a meaning on the command line only")
-        spelling = known.spellings.get(_meant(known, key.replace("-", "_"), entry))
+        earlier = EARLIER_CHOICES.get(plain)
+        if earlier and entry.value in known.options[earlier].meta["choices"]:
+            plain = earlier
+        spelling = known.spellings.get(plain)
         if spelling is None:
-            if _plugins_with_option(key.replace("-", "_")) or key in all_options(None).spellings:
-                unused.append(key)
-                continue
-            raise OptionError(
-                f"{where}: {name}: unknown key '{brief(key)}'{plugins.did_you_mean(key, list(known.spellings))}"
-            )
-        for option, raw in _rewritten(spelling, entry.value, where).items():
-            values.setdefault(option, []).append((key, GivenValue(raw, where, key.replace("-", "_"))))
-        if not spelling.canonical or spelling.option.name == EARLIER_CHOICES.get(key):
-            notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
+            if not _plugins_with_option(plain) and key not in all_options(None).spellings:
+                near = plugins.did_you_mean(key, list(known.spellings))
+                raise OptionError(f"{where}: {name}: unknown key '{brief(key)}'{near}")
+            unused.append(key)
+            continue
+        names = _add(values, key, spelling, entry.value, where)
+        if not spelling.canonical or plain == earlier:
+            notes.append(f"{where}: {key} is an older spelling of {' and '.join(names)}")
     if unused:
         notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
     agreed = {option: _resolved_spellings(known.options[option], given) for option, given in values.items()}
     return OptionSource(f"{CONFIGURATION} {name}", agreed, tuple(notes))
 
 
-def _meant(known: Catalogue, key: str, entry: Entry) -> str:
-    """Return the spelling that a key of a block stands for: those that were another option are that one where their value is
-    one of its choices."""
-    earlier = EARLIER_CHOICES.get(key)
-    return earlier if earlier and entry.value in known.options[earlier].meta["choices"] else key
-
-
-def _without_dead_keys(block: Block, notes: list[str]) -> dict[str, Entry]:
-    """Return the entries without the keys of old files that changed nothing in their time: those that no release read, and,
-    as the first one with such files knew options by one name only, keys with hyphens and those that begin with no_."""
-    remaining = {}
-    for key, entry in block.entries.items():
-        named = NEVER_READ.get(key.replace("-", "_"))
-        instead = f"no release read it; {named} may be meant" if named else ""
-        if not named and block.is_old and ("-" in key or key.startswith("no_")):
-            meant = key.replace("-", "_")
-            given = f"{meant} is given too"
-            instead = (
-                given if meant in block.entries else f"its release did not read it; {meant.removeprefix('no_')} is a key"
-            )
-        if instead:
-            notes.append(f"{_short(entry.where)}: {key} is left out: {instead}")
-        else:
-            remaining[key] = entry
-    return remaining
+def _dead_keys(block: Block) -> list[str]:
+    """Return the keys of old files that their release did not read: it knew options by one name only, with underscores and
+    without no_."""
+    old = block.is_old
+    return [
+        key for key in block.entries
+        if key.replace("-", "_") in NEVER_READ or (old and ("-" in key or key.startswith("no_")))
+    ]  # fmt: skip
 
 
 def _short(where: str) -> str:
@@ -280,7 +253,7 @@ def all_options(script: str | None) -> Catalogue:
 def every_option(script: str | None) -> list[Option]:
     """Every option of every model and schedule, of which some share a name; of all scripts, if `script` is None."""
     options = [option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]
-    for folder, section in (("Models", "model"), ("LR_Schedules", "schedule")):
+    for folder, _, section in PLUGINS:
         for name in plugins.names(folder):
             options += section_options(section, plugins.load(folder, name).Options, script)
     return options
@@ -288,13 +261,12 @@ def every_option(script: str | None) -> list[Option]:
 
 def _plugins_with_option(name: str) -> list[str]:
     """The models and schedules that have an option of this spelling."""
-    owners = []
-    for folder, switch in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):
-        for plugin in plugins.names(folder):
-            options = section_options("", plugins.load(folder, plugin).Options)
-            if name in Catalogue(options).spellings:
-                owners.append(f"{switch} {plugin}")
-    return owners
+    return [
+        f"{flag(option)} {plugin}"
+        for folder, option, _ in PLUGINS
+        for plugin in plugins.names(folder)
+        if name in Catalogue(section_options("", plugins.load(folder, plugin).Options)).spellings
+    ]
 
 
 def _is_number(token: str) -> bool:

@@ -89,13 +89,13 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
-        help=known.help or "help" in sources.given(rest, "train"),  # shortened, as train.py takes it
+        help=known.help or "help" in sources.given_words(rest, "train"),  # shortened, as train.py takes it
     )  # fmt: skip
 
 
 def _check_answered_elsewhere(words: list[str]) -> None:
     """OptionError for the questions about a call that train.py answers in place of a training."""
-    given = sources.given(words, "train")
+    given = sources.given_words(words, "train")
     for name in ASKED_OF_TRAINING:
         if name in given:
             word = flag(name)

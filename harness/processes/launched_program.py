@@ -51,7 +51,7 @@ class LaunchedProgram:
         """OptionError for a training that would begin anew when it is called again."""
         from harness.options import sources
 
-        if self.script == "train" and "autoresume" not in sources.given(list(self.arguments), "train"):
+        if self.script == "train" and "autoresume" not in sources.given_words(list(self.arguments), "train"):
             raise OptionError(
                 "--max-restarts makes the same call again, which has to go on with its run: give train.py --autoresume and "
                 "--logs-path, or start restore.py"
