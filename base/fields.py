@@ -27,57 +27,29 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][+-]?[0-9]{1,9})?")
 
 
-def opt(
-    default: Any,
-    help: str,
-    *,
-    aliases: tuple[str, ...] = (),
-    rewrites: Mapping[str, Callable[[str], dict[str, str]]] | None = None,
-    choices: tuple[str, ...] = (),
-    check: Callable[[Any], str | None] | None = None,
-    kind: str = NOW,
-    read: Callable[[str], str] | None = None,
-    bare: str | None = None,
-    off: str | None = None,
-    flags: tuple[str, ...] = (),
-    scripts: tuple[str, ...] = (),
-    factors: tuple[str, ...] = (),
-    traits: tuple[str, ...] = (),
-    needs: str = "",
-) -> Any:
-    """Declare an option; field name = flag = YAML key.
+META: Mapping[str, Any] = {
+    "help": "",
+    "aliases": (),  # older spellings with the same value
+    "rewrites": {},  # older spellings with another meaning: spelling -> function of the raw value, {option: raw value}
+    "choices": (),  # in any case
+    "check": None,  # the rule that a value breaks, as text ("must be at least 1"), or None
+    "kind": NOW,  # or HINT: recorded for the cost model, and changes no arithmetic
+    "read": None,  # rewrites the raw text before it is converted
+    "bare": None,  # the raw value when the flag stands alone
+    "off": None,  # that of its --no- form
+    "flags": (),  # spellings other than --field-name
+    "scripts": (),  # those that know the option; empty means all of them
+    "factors": (),  # older spellings whose product is the value, and of which no more than one may be above 1
+    "traits": (),  # of those above
+    "needs": "",  # without which it has no effect: "--wandb", "--fold auto", or a condition of `harness/run/rules.py`
+}
 
-    `aliases`: older spellings with the same value. `rewrites`: older spellings whose value means something
-    else (spelling -> function of the raw value giving {option: raw value}).
-    `check`: the rule a value breaks, as text ("must be at least 1"), or None.
-    `kind`: "now" works; "hint" is recorded for the cost model and changes no arithmetic.
-    `read`: rewrites the raw text before it is converted.
-    `bare`: the raw value when the flag stands alone; `off`: that of its --no- form.
-    `flags`: spellings other than --field-name.
-    `scripts`: the scripts that know the option; empty means all of them.
-    `factors`: older spellings whose product is the value, and of which no more than one may be above 1.
-    `traits`: of those above.
-    `needs`: without which it has no effect: "--wandb", "--fold auto", or a condition of `harness/run/rules.py`.
-    """
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "help": help,
-            "aliases": aliases,
-            "rewrites": dict(rewrites or {}),
-            "choices": choices,
-            "check": check,
-            "kind": kind,
-            "read": read,
-            "bare": bare,
-            "off": off,
-            "flags": flags,
-            "scripts": scripts,
-            "factors": factors,
-            "traits": traits,
-            "needs": needs,
-        },
-    )
+
+def opt(default: Any, help: str, **meta: Any) -> Any:
+    """Declare an option; field name = flag = YAML key. `meta`: values other than those of META."""
+    if unknown := meta.keys() - META.keys():
+        raise TypeError(f"an option has no {', '.join(sorted(unknown))}")
+    return dataclasses.field(default=default, metadata={**META, "help": help, **meta})
 
 
 def whole_number(text: str) -> int:

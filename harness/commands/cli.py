@@ -182,7 +182,7 @@ def _main_values(
     the configuration."""
     words = given_words(argv, script)
     found = {
-        name: GivenValue(words[name][-1], f"{COMMAND_LINE}: {flag(name)}")
+        name: GivenValue(words[name][0], f"{COMMAND_LINE}: {flag(name)}")
         for name in ("model", "lr_schedule", "config", "config_path", "release")
         if words.get(name)
     }

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import brief, decimal_number, is_text, whole_number
+from base.fields import META, brief, decimal_number, is_text, whole_number
 from base.plugins import did_you_mean
 from harness.options.sections import SECTIONS, flag
 
@@ -123,7 +123,7 @@ def section_options(section: str, cls: type, script: str | None = None) -> tuple
     hints = typing.get_type_hints(cls)
     options = []
     for field in dataclasses.fields(cls):
-        meta = {**DEFAULT_META, **field.metadata}
+        meta = {**META, **field.metadata}
         if script is None or not meta["scripts"] or script in meta["scripts"]:
             base, several = _type(hints[field.name])
             options.append(Option(field.name, section, base, several, field.default, meta))
@@ -134,12 +134,6 @@ def catalogue(model_options: type, schedule_options: type, script: str) -> Catal
     """All options of a script with this model and this schedule."""
     sections = {**SECTIONS, "model": model_options, "schedule": schedule_options}
     return Catalogue([option for name, cls in sections.items() for option in section_options(name, cls, script)])
-
-
-DEFAULT_META: dict[str, Any] = {
-    "help": "", "aliases": (), "rewrites": {}, "choices": (), "check": None, "kind": "now", "read": None, "bare": None,
-    "off": None, "flags": (), "scripts": (), "factors": (),
-}  # fmt: skip
 
 
 def _spellings(option: Option) -> list[tuple[str, Spelling]]:

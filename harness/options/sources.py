@@ -49,8 +49,8 @@ class OptionSource:
 
 
 def given_words(argv: list[str], script: str) -> dict[str, list[str]]:
-    """Return the words of each option on the command line, before it is known which options there are. A switch that is
-    off is not given."""
+    """Return the words after each option's last flag, before it is known which options there are. A switch that is off
+    is not given."""
     everything, found = all_options(script).flags(), {}
     # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
     shared = Catalogue([option for n, cls in SECTIONS.items() for option in section_options(n, cls, script)]).flags()
@@ -62,13 +62,13 @@ def given_words(argv: list[str], script: str) -> dict[str, list[str]]:
         if word.startswith("--no-") or (option.base is bool and [value.lower() for value in values] == ["false"]):
             found.pop(option.name, None)
         else:
-            found.setdefault(option.name, []).extend(values)
+            found[option.name] = values
     return found
 
 
 def value_of(argv: list[str], name: str, script: str) -> str | None:
     """Return the last value of one option on the command line, before the others are known."""
-    return (given_words(argv, script).get(name) or [None])[-1]
+    return (given_words(argv, script).get(name) or [None])[0]
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:

@@ -501,12 +501,14 @@ def test_exit_code_and_one_line_of_the_program(script, tmp_path):
     assert re.fullmatch(rf"{script}\.py: error: --restore-path nowhere.*\n", result.stderr)
 
 
-@pytest.mark.parametrize("script", ["train.py", "poprun.py", "tools/import_weights.py"])
-def test_a_python_without_the_packages(script):
+@pytest.mark.parametrize(
+    ("script", "word"), [("train.py", "--restore-path=x"), ("poprun.py", "--help"), ("tools/import_weights.py", "--help")]
+)
+def test_a_python_without_the_packages(script, word):
     """The system's own, as in `python train.py`, ended with a traceback."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-S", ROOT / script, "--help"], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", ROOT / script, word], env=environ, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
     assert re.search(r": error: Python package \w+ is not installed in .*; `make setup` installs it", done.stderr)
