@@ -6,9 +6,8 @@ runs=${RUNS:-logs/walks}
 short=${SHORT:+--image-size 64 --batch-size 8 --epochs 2}
 
 $python test/helpers/clothing.py "$runs/pictures"
-$cnn finetune "$runs/pictures" --logs-path "$runs/own" $short
-$cnn export "$runs/own/network" --to savedmodel,tflite,frozen --output "$runs/exported"
-$cnn runs "$runs"
+$python tools/finetune.py "$runs/pictures" --logs-path "$runs/own" $short
+$python tools/export.py "$runs/own/network" --to savedmodel,tflite,frozen --output "$runs/exported"
+$python tools/runs.py "$runs"
 mv "$runs/pictures" "$runs/moved"
 $python validation.py --restore-path "$runs/own/network" --predict "$runs/moved/Bag/001.png"
-$python validation.py --restore-path "$runs/exported/model.tflite" --predict "$runs/moved/Bag/001.png"

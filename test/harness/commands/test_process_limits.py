@@ -150,7 +150,7 @@ def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("words", [["train.py", "--help"], ["cnn plan", "--model", "resnet"]])
+@pytest.mark.parametrize("words", [["train.py", "--help"], ["tools/plan.py", "--model", "resnet"]])
 def test_a_full_standard_output_is_named(tmp_path, words, buffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
     with open("/dev/full", "w") as full:
@@ -158,7 +158,10 @@ def test_a_full_standard_output_is_named(tmp_path, words, buffered, monkeypatch)
             [sys.executable, ROOT / words[0], *words[1:]],
             cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, f"{words[0]}: error: No space left on device: standard output\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"{words[0].replace('tools/plan.py', 'cnn plan')}: error: No space left on device: standard output\n",
+    )
 
 
 def test_tensorflow_is_imported_where_standard_error_takes_nothing(tmp_path):

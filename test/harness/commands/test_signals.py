@@ -264,7 +264,7 @@ def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tm
 COMMANDS = (
     "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
     "Datasets/convert.py", "harness/commands/gc_profile.py", "harness/commands/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
-    "tools/findings.py", "cnn report", "cnn runs",
+    "tools/findings.py", "tools/report.py", "tools/runs.py",
 )  # fmt: skip
 # runs a script; a signal comes at the first import after its handlers are there, if nothing large has been imported before
 WHILE_IMPORTING = """
