@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from base.fields import brief
 from Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 
 SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"  # input = pixel from 0 to 255 * scale + offset
 _LEAST_DEVIATION = 1e-7  # Keras' own
+_SCALED = ("Rescaling", "Normalization")
+_NO_ARITHMETIC = (  # beginnings of the classes of layers that leave the numbers of pixels as they are when a network answers
+    "CenterCrop", "CutMix", "Dropout", "Gaussian", "Identity", "InputLayer", "MixUp", "Rand", "Resizing", "ZeroPadding2D",
+)  # fmt: skip
 Step = tuple[Any, Any]  # a factor and an offset, one number or one for each channel
 
 
@@ -77,17 +82,21 @@ def _normalization(mean: Any, variance: Any) -> Step:
 
 
 def _first_layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield class and settings of the layers that rescale and normalise before the first convolution."""
+    """Yield class and settings of the layers that rescale and normalise before the first convolution; ValueError for other
+    arithmetic there."""
     waiting = [settings]
     while waiting:
         entry = waiting.pop(0)
         kind, layer = (entry.get("class_name"), entry.get("config")) if isinstance(entry, dict) else (None, None)
         if kind == "Conv2D":
             return
-        if kind in ("Rescaling", "Normalization") and isinstance(layer, dict):
+        if kind in _SCALED and isinstance(layer, dict):
             yield kind, layer
         if isinstance(layer, dict) and isinstance(layer.get("layers"), list):
             waiting = [*layer["layers"], *waiting]
+        elif isinstance(kind, str) and isinstance(layer, dict) and not kind.startswith((*_SCALED, *_NO_ARITHMETIC)):
+            name = brief(str(layer.get("name")))
+            raise ValueError(f"its layer {name} ({brief(kind)}) changes images in a way that is not done here")
 
 
 def _numbers(value: Any) -> np.ndarray:

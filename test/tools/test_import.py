@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 
 import h5py
 import keras
@@ -21,7 +22,7 @@ from base import plugins
 from base.process import command_line
 from Datasets.formats import preprocessing
 from harness.checkpoints import npz_weights
-from tools import foreign, import_weights
+from tools import foreign, import_weights, keras_layers
 from tools.architectures import UNKNOWN
 
 ROOT = plugins.ROOT
@@ -260,6 +261,14 @@ def test_the_constants_of_keras_are_recorded(tool, tmp_path, in_keras, layers, m
     np.testing.assert_allclose(recorded["image_mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(recorded["image_std"], deviation, rtol=1e-5)
     assert recorded["normalise_input"] is False
+
+
+@pytest.mark.parametrize("kind, taken", [("RandomFlip", True), ("Lambda", False), ("TrueDivide", False)])
+def test_other_arithmetic_before_the_network_is_refused(kind, taken):
+    layers = [{"class_name": each, "config": {"name": "first"}} for each in (kind, "Conv2D", "Activation")]
+    settings = {"class_name": "Functional", "config": {"layers": layers}}
+    with nullcontext() if taken else pytest.raises(ValueError, match="first .* in a way that is not done here"):
+        keras_layers.preprocessing(settings, {})
 
 
 def test_imagenets_own_weights_of_keras(in_keras):
