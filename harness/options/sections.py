@@ -312,6 +312,7 @@ class TrainingOptions:
         "batch norms with no trained variable normalise with their moving statistics, as validation does, or with those of "
         "each batch (the default with a configuration of the original's releases)",
         choices=("batch", "moving"),
+        needs="frozen batch norms",
     )
     init_path: str | None = opt(
         None,

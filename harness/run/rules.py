@@ -45,6 +45,7 @@ CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that options name as what
     "photos": lambda run: family(run.options.dataset.dataset) == "imagenet",
     "photo files": lambda run: CONDITIONS["photos"](run) and CONDITIONS["data files"](run),
     "data files": lambda run: not run.options.dataset.random_data,
+    "frozen batch norms": lambda run: bool(run.frozen_norms),
     "half precision": lambda run: run.plan.precision.rounds_results or run.plan.precision.rounds_operands,
     "several stages": lambda run: len(run.plan.stages) > 1,
     "several replicas": lambda run: run.plan.total_replicas > 1,

@@ -51,6 +51,11 @@ WARNED = [
     ("--identical-replica-seeding", {}, "--identical-replica-seeding has no effect without several replicas"),
     ("--worker-timeout 5", {}, "--worker-timeout 5.0 has no effect without several processes"),
     ("--wandb-project x", {}, "--wandb-project x has no effect without --wandb"),
+    (
+        "--frozen-norm-statistics batch --batch-norm",
+        {},
+        "--frozen-norm-statistics batch has no effect without frozen batch norms",
+    ),
     ("--no-logs --logs-path run", {}, "--logs-path run has no effect without --logs"),
     ("--gradient-accumulation-count 4 --fold 2 --fold-memory 5", {}, "--fold-memory 5 has no effect without --fold auto"),
     ("--ckpts-per-epoch 0 --max-ckpts-to-keep 2", {}, "--max-ckpts-to-keep 2 has no effect without a checkpoint"),
