@@ -102,6 +102,10 @@ def check_data_options(options: RunOptions) -> None:
     if bool(dataset.image_mean) != bool(dataset.image_std):
         name = "image_mean" if dataset.image_mean else "image_std"
         raise OptionError(f"{flag(name)} is given alone; give both --image-mean R G B and --image-std R G B")
+    if dataset.image_mean and min(*dataset.image_mean, *dataset.image_std) > 1:
+        raise OptionError(
+            "--image-mean and --image-std are of pixels from 0 to 255 but must be of pixels / 255; divide them by 255"
+        )
     if family(dataset.dataset) == "imagenet":
         return
     known = published_spec(dataset.dataset).num_classes

@@ -120,6 +120,7 @@ def test_any_model_takes_any_option_of_norms(model):
         ("--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-base-decay-exp -70", "--rmsprop-base-decay-exp -70: 1 - glob"),
         ("--label-smoothing 0.9", "--label-smoothing 0.9 makes the true class no more likely"),
         ("--dataset imagenet --model-size 18 --num-classes 1", "data set imagenet has one class"),
+        ("--image-mean 124 116 104 --image-std 58 57 57", "--image-mean and --image-std are of pixels from 0 to 255"),
         ("--num-classes 3", "--num-classes 3 contradicts"),
         ("--dataset-percentage-to-use 50", "--dataset-percentage-to-use 50 takes a part"),
         ("--validation-split 0.1", "--validation-split 0.1 is for folders"),
