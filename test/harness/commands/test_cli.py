@@ -774,3 +774,9 @@ def test_idle_stages_are_told_of_where_each_has_a_device(shards, drawn):
     words = "--dataset cifar-10 --generated-data --model-size 8 --pipeline-splits b2/0/relu --gradient-accumulation-count 4"
     out = succeed("train", *words.split(), "--shards", shards, "--dry-run").out
     assert ("% idle" in out) == drawn
+
+
+@pytest.mark.parametrize("off", ["--no-autoresume", "--autoresume=False"])
+def test_a_switch_that_is_off_is_not_given(off):
+    assert "autoresume" in sources.given_words([off, "--autoresume"], "train")
+    assert "autoresume" not in sources.given_words(["--autoresume", off], "train")
