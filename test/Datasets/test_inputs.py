@@ -66,13 +66,6 @@ def test_blocks_stay_together_and_every_record_comes_once(size, block):
         assert not (orders[0] == orders[1]).all()
 
 
-def test_one_record_a_block_is_the_old_order():
-    with tf.Graph().as_default(), tf.Session() as session:
-        position = tf.range(40, dtype=tf.int64)
-        one, other = session.run([batching.record_and_epoch(position, 20, 5, 1), batching.record_and_epoch(position, 20, 5)])
-    np.testing.assert_array_equal(one, other)
-
-
 # --- On the way to the device ----------------------------------------------------------------------------------
 
 
@@ -359,8 +352,3 @@ def test_the_benchmark_of_other_data(script, more, monkeypatch):
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
     out = succeed(script, "--dataset", "fashion-mnist", "--model-size", 8, "--dataset-benchmark", *more).out
     assert ("mean throughput: " in out) != ("--synthetic-data" in more)
-
-
-def test_a_set_that_cannot_be_opened_is_an_error_of_one_line(tmp_path):
-    with pytest.raises(DataError):
-        tolerant(tmp_path, 3)
