@@ -425,7 +425,7 @@ def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
     with pytest.raises(DataError, match="lacks 1 of 3 train shards: train-00001-of-00003"):
         opened("imagenet", tmp_path)
     (tmp_path / "train" / "train-00001-of-00003").write_bytes(b"")
-    with pytest.raises(DataError, match="train-00001-of-00003 is empty"):
+    with pytest.raises(DataError, match="train-00001-of-00003 cannot be used: it is empty"):
         opened("imagenet", tmp_path)
     (tmp_path / "train" / "train-00001-of-00003").write_bytes((imagenet_dir / "train-00001-of-00003").read_bytes())
     source = opened("imagenet", tmp_path)
@@ -438,25 +438,6 @@ def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no train-[?]{5}-of-[?]{5} in"):
         opened("imagenet", tmp_path / "empty")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda data, start: data[: start + 40], "record 1 is cut short"),
-        (lambda data, start: data[: start - 7], "record 1 is cut short"),
-        (lambda data, start: data[: start - 12] + b"\xff" * 3 + data[start - 9 :], "record 1 has an impossible length"),
-        (lambda data, start: data[:0], "is empty"),
-    ],
-    ids=["payload", "header", "length", "empty"],
-)
-def test_damaged_framing_is_named(imagenet_dir, tmp_path, change, words):
-    whole = imagenet_dir / "train-00000-of-00003"
-    start = int(tfrecord.RecordIndex([whole])._offsets[1])
-    (tmp_path / "train-00000-of-00001").write_bytes(change(whole.read_bytes(), start))
-    with pytest.raises(DataError, match=words) as caught:
-        opened("imagenet", tmp_path)
-    assert "train-00000-of-00001" in str(caught.value) or words == "hold no records"
 
 
 @pytest.mark.parametrize("spoilt", ["jpeg", "label", "bytes"])

@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, framed, run, succeed, timeless, variables
 from streams import assert_equal, joined, opened, small, take
 
-from base.errors import DataError
 from Datasets import imagenet
 from Datasets._spec import OpenRequest
 from Datasets.formats import preprocessing, tfrecord

@@ -175,7 +175,7 @@ def imagenet(folder: Path) -> Path:
         (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11, outside 0 "
          "to 9"),
         (imagenet, lambda f: None, "train-00000-of-00001"),
-        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001 is empty"),
+        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001 cannot be used: it is empty"),
         (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "train.tfrecord"), "data set imagenet: no "
          "train-?????-of-????? in "),
         (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "validation-00000-of-00001"), "data set imagenet: no "
