@@ -278,12 +278,14 @@ def optimiser(resolved: Resolved) -> Iterator[str]:
         )
 
 
-def averages(resolved: Resolved) -> None:
+def averages(resolved: Resolved) -> Iterator[str]:
     """Refuse averages of weights, patience and the best checkpoint without the checkpoints and validations they need."""
     training, options = resolved.run.options.training, resolved.run.options.checkpoint
     none = "" if CONDITIONS["a checkpoint"](resolved.run) else "--ckpts-per-epoch 0 writes no checkpoints"
     if none and (training.weight_avg_N or training.weight_avg_exp):
         raise OptionError(f"--weight-avg-N and --weight-avg-exp average checkpoints, but {none}; give 1 or more")
+    if options.max_ckpts_to_keep and (training.weight_avg_N or training.weight_avg_exp):
+        yield f"--max-ckpts-to-keep {options.max_ckpts_to_keep}: averages take only the checkpoints that are left at the end"
     words = f"--patience {options.patience}" if options.patience else "--keep-best-ckpt" if options.keep_best_ckpt else ""
     unseen = "" if options.validation else "--no-validation is given"
     if not resolved.run.data_source.spec.validation_images:
