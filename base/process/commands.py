@@ -135,9 +135,9 @@ def usage() -> str:
     return COMMANDS[_call.command].usage if _call and _call.command in COMMANDS else ""
 
 
-def named(module: str) -> str:
+def named(module: str) -> str | None:
     """The command of a script."""
-    return next(name for name, row in COMMANDS.items() if row.module in (module, f"tools.{module}"))
+    return next((name for name, row in COMMANDS.items() if row.module in (module, f"tools.{module}")), None)
 
 
 def spoken(text: str) -> str:

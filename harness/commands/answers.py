@@ -30,7 +30,8 @@ _RECORDED = ("restore_path", "autoresume", "init_path")  # with these, a record 
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """Return the exit code of main(argv), with every foreseeable error as one line on standard error."""
-    call = commands.COMMANDS[commands.named(script)].call if script != "gc_info" else script
+    row = commands.COMMANDS.get(commands.named(script) or "")
+    call = row.call if row else f"{script}.py"
     return command_line.run(call.removeprefix("python "), main, argv, (WrongInput,), (FloatingPointError, Failure))
 
 

@@ -160,7 +160,7 @@ def test_host_device_and_layout_mix_alike(tmp_path):
     [
         (
             "--mixup-alpha 0.2 --batch-size 1",
-            "--mixup-alpha 0.2 mixes the pictures of one micro-batch, and --micro-batch-size 1",
+            "--mixup-alpha 0.2 mixes the images of one micro-batch, and --micro-batch-size 1",
         ),
         ("--cutmix-lambda 0.5 --batch-size 1", "--cutmix-lambda 0.5 mixes"),
         ("--cutmix-lambda 1.5", "cutmix_lambda is '1.5' but must lie between 0 and 1"),
@@ -177,7 +177,7 @@ def test_what_cannot_be_mixed_is_one_line(words, expected):
 @pytest.mark.parametrize("data", ["--generated-data", "--synthetic-data"])
 def test_made_data_is_not_mixed_and_says_so(data):
     result = succeed("train", *f"--dataset cifar-10 {data} --model-size 8 {BOTH} --dry-run".split())
-    assert "--mixup-alpha 0.4 and --cutmix-lambda 0.6 is off" in result.out
+    assert "mixup and cutmix are off" in result.out
 
 
 def test_a_run_that_mixed_can_be_validated_picture_by_picture(tmp_path):

@@ -357,7 +357,7 @@ def test_names_of_imagenet():
         ("missing", "cannot be read: No such file or directory"),
         ("text", "is no JPEG, PNG, GIF, BMP or WebP by its first bytes"),
         ("empty", "is empty"),
-        ("cut", "cannot be decoded: it is damaged"),
+        ("cut", "is cut short: its JPEG has no end; it is damaged"),
         ("strip", "is 331 x 10 pixels: no side may be longer than 32 times the other; crop it"),
     ],
 )

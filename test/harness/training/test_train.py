@@ -348,9 +348,9 @@ def test_options_that_go_by_validation_need_some(tmp_path):
     for words, why in (
         (
             "--patience 2 --no-validation",
-            "--patience 2 goes by the accuracy of validation, and --no-validation leaves that out; leave it out, or give --patience 0",
+            "--patience 2 depends on validation accuracy, but --no-validation",
         ),
-        ("--keep-best-ckpt --max-ckpts-to-keep 2 --ckpts-per-epoch 0", "and --ckpts-per-epoch 0 writes no checkpoints"),
+        ("--keep-best-ckpt --max-ckpts-to-keep 2 --ckpts-per-epoch 0", "but --ckpts-per-epoch 0 writes no checkpoints"),
     ):
         refused = run("train", *SMALL, "--batch-size", 8, "--iterations", 2, *words.split(), "--dry-run")
         assert refused.code == 2 and why in refused.err
