@@ -50,6 +50,7 @@ def constants(arrays: Mapping[str, np.ndarray]) -> tuple[list[float], list[float
 
 def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return SCALE and OFFSET of a network with these settings; ValueError for what is not understood."""
+    _check_head(settings)
     steps = []
     for kind, layer in _first_layers(settings):
         if kind == "Rescaling":
@@ -64,6 +65,19 @@ def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, 
             steps.append(_normalization(*pair))
     scale, offset = composed(steps)
     return {SCALE: scale, OFFSET: offset}
+
+
+def _check_head(settings: Any) -> None:
+    """Raise ValueError for a classifier that does not end in softmax: its probabilities would become others here."""
+    waiting, head = [settings], None
+    while waiting:
+        entry = waiting.pop(0)
+        layer = entry.get("config") if isinstance(entry, dict) else None
+        if isinstance(layer, dict):
+            head = layer.get("activation") if entry.get("class_name") == "Dense" else head
+            waiting = [*(layer["layers"] if isinstance(layer.get("layers"), list) else []), *waiting]
+    if isinstance(head, str) and head not in ("softmax", "linear"):
+        raise ValueError(f"its classifier ends in {brief(head)}, and this program's in softmax, with other probabilities")
 
 
 def composed(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:

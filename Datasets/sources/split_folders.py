@@ -53,6 +53,8 @@ def split_of(name: str) -> str | None:
 def find(top: Path, train: Path | None = None, validation: Path | None = None) -> Splits:
     """Return the splits of a tree, of which `train` and `validation` may be given. DataError where a folder may be a class
     or a split."""
+    if train and validation and train.resolve() == validation.resolve():
+        raise DataError(f"--train-dir and --validation-dir are both {train}: validation needs other images; leave one out")
     if train:
         return Splits(train, validation, validation)
     here, filled = _entered(top, validation)

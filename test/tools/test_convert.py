@@ -149,6 +149,8 @@ def test_given_splits_are_taken_as_they_are(tmp_path):
     assert "imagefolder, 2 training and 2 valid" in succeed("train", *words, tmp_path / "d/two", "--dry-run").out
     refused = run("train", *words, tmp_path / "nowhere", "--dry-run")
     assert refused.code == 2 and "--validation-dir" in refused.err and "is not a folder" in refused.err
+    refused = run("train", *words, tmp_path / "d/one", "--dry-run")
+    assert refused.code == 2 and "validation needs other images" in refused.err
     converted(tmp_path / "d", tmp_path / "out", "--train-dir", "one", "--validation-dir", "two")
     assert len(stored(tmp_path / "out", "validation")) == 2
     refused = run("train", "--data-dir", tmp_path / "out", "--dataset", "imagefolder", "--train-dir", tmp_path / "d/one")

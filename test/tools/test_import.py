@@ -271,6 +271,14 @@ def test_other_arithmetic_before_the_network_is_refused(kind, taken):
         keras_layers.preprocessing(settings, {})
 
 
+def test_a_classifier_without_softmax_is_refused():
+    for activation, taken in (("softmax", True), ("linear", True), ("sigmoid", False)):
+        dense = {"class_name": "Dense", "config": {"name": "top", "activation": activation}}
+        settings = {"class_name": "Functional", "config": {"layers": [{"class_name": "Conv2D", "config": {}}, dense]}}
+        with nullcontext() if taken else pytest.raises(ValueError, match="ends in sigmoid"):
+            keras_layers.preprocessing(settings, {})
+
+
 def test_imagenets_own_weights_of_keras(in_keras):
     """They hold deviations where variances belong, and a layer without weights divides once more."""
     usual = {"normalization/mean": np.float32(preprocessing.UNIT_MEAN)}

@@ -105,7 +105,7 @@ def test_several_processes_do_not_name_the_same_photographs(instance, trained, p
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     refused = run("validation", "--restore-path", trained, "--predict", photographs / "b.png", "--distributed")
     assert refused.code == 2 and refused.err.count("\n") == 1
-    assert "--predict names photographs in one process, and 2 were started: leave out --distributed" in refused.err
+    assert "--predict works in one process, and 2 were started: leave out --distributed" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -296,5 +296,5 @@ def test_bounds(given, fits):
 
 def test_the_pages_calls_are_understood():
     pages = [plugins.ROOT / "README.md", *(plugins.ROOT / "docs").glob("*.md")]
-    calls = [call for page in pages for call in re.findall(r"python export\.py ([^#\n]*)", page.read_text())]
+    calls = [call for page in pages for call in re.findall(r"cnn export ([^#\n]*)", page.read_text())]
     assert len(calls) >= 3 and all(export_options.parse(shlex.split(call)) for call in calls)
