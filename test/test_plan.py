@@ -222,7 +222,7 @@ def test_a_run_s_own_files_are_not_written_over(tmp_path):
     succeed("plan", "--config", "quickstart", "--json", tmp_path / "plan.json")
     shutil.copy(tmp_path / "plan.json", tmp_path / "arguments.json")
     result = run("plan", "--restore-path", tmp_path)
-    assert result.code == 2 and "arguments.json names no model" in result.err
+    assert result.code == 2 and "no state of a checkpoint" in result.err
 
 
 def test_made_data_stay_in_the_block_that_is_found(tmp_path):
