@@ -261,6 +261,8 @@ def optimiser(resolved: Resolved) -> Iterator[str]:
     run, training = resolved.run, resolved.run.options.training
     if training.optimiser == "RMSprop":
         rmsprop_decay(training, run.plan.global_batch)
+        if None not in (training.rmsprop_decay, training.rmsprop_base_decay_exp):
+            yield "--rmsprop-base-decay-exp has no effect with --rmsprop-decay"
     listed = f"{training.optimiser.lower()}_skip_list"
     if not run.options.sources.get(listed, RECORDED).startswith(RECORDED):
         rows = [f"{v.name}/{row}" for v in run.trace.variables if v.proxy for row in TRAINED_PROXY_ROWS]

@@ -78,7 +78,7 @@ def test_of_several_tries_the_one_without_memory_is_told():
 def test_too_little_memory_before_a_command_begins_is_one_line(error):
     code = f"from base.process import startup; startup.begin('cnn runs'); raise {error}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1 and re.fullmatch(r"runs\.py: error: .*: give more .*ulimit -v.*\n", done.stderr)
+    assert done.returncode == 1 and re.fullmatch(r"cnn runs: error: .*: give more .*ulimit -v.*\n", done.stderr)
 
 
 def test_numbers_of_threads_that_tensorflow_aborts_at():
