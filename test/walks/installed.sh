@@ -20,7 +20,8 @@ cd "$place/source"
 packages=$("$place/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/others.pth"
 "$python" -m pip --python "$place/env/bin/python" install --quiet --no-deps --no-index "$place"/*.whl
-[ "$(cd "$packages" && echo *)" = "$(cd "$packages" && echo cnn_harness cnn_harness-*.dist-info others.pth)" ]
+rm -rf "$packages/__pycache__"
+[ "$(cd "$packages" && echo *)" = "$(cd "$packages" && echo cnn_harness cnn_harness-*.dist-info others.pth popdist.py)" ]
 chmod -R a-w "$packages"
 export PATH="$place/env/bin:$PATH"
 
