@@ -647,12 +647,15 @@ each.group.all_gather("")
 
 
 def test_instances_that_wait_for_each_other_for_good_end(tmp_path):
+    """Both end. One says why; the other does too, unless its call fails first because the first one has gone."""
     team = free_addresses(2)
-    for each in ended([started("-c", [STALLED, *team, k], {"PYTHONPATH": str(ROOT)}) for k in range(2)], 60):
-        assert each.code == 1, each.err
-        told = r"(all 2 instances answer, and have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
-        assert re.fullmatch("Stopped: " + told, each.out), each.out
-        assert re.fullmatch(r"\S+: error: " + told, each.err), each.err
+    both = ended([started("-c", [STALLED, *team, k], {"PYTHONPATH": str(ROOT)}) for k in range(2)], 60)
+    told = r"(all 2 instances answer, and have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
+    said = [
+        bool(re.fullmatch("Stopped: " + told, each.out) and re.fullmatch(r"\S+: error: " + told, each.err)) for each in both
+    ]
+    assert [each.code for each in both] == [1, 1] and any(said), both
+    assert all(done or "UnavailableError" in each.err for each, done in zip(both, said)), both
 
 
 @pytest.mark.sampled(10, "distributed")
