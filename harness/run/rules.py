@@ -239,7 +239,7 @@ def check_matched(option: str, words: Sequence[str], trace: Trace) -> None:
     names = _trained_names(trace)
     for word in words:
         if not any(word in name for name in names):
-            parts = sorted({name.split("/")[1] for name in names} | {name.rsplit("/", 1)[-1] for name in names})
+            parts = sorted({part for name in names for part in name.split("/")})
             raise OptionError(
                 f"{option} {word}: no trained variable's name contains it{plugins.did_you_mean(word, parts)}; names are "
                 f"like {names[0]} and {names[-1]}"
