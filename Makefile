@@ -1,5 +1,5 @@
 # make train   set up .venv and run the main job on the embedded photographs
-# make test    set up .venv and run the tests, of the long ones a part, 12 minutes on two slow cores
+# make test    set up .venv and run the tests, of the long ones a part, 10 minutes on two cores of an EPYC
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
 # make test-slow      all tests, an hour and a half on two slow cores
 # make test-speed     a ResNet-8 beside the same in plain TensorFlow: fails where a quarter of the usual ratio is lost; half a minute
