@@ -13,7 +13,6 @@ from base.process.commands import in_shell
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
-_MAX_LISTED = 1 << 16  # bytes of the file `checkpoint`
 _MAX_NAMED = 3  # runs in a folder that is none itself
 
 

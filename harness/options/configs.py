@@ -112,11 +112,6 @@ class _Loader(yaml.SafeLoader):
     }
 
 
-def read_block(path: str, name: str) -> dict[str, Entry]:
-    """The block `name` of the file at `path`, merges followed."""
-    return ConfigFile(path).block(name)
-
-
 def choose(path: str, name: str, release: str | None = None) -> Block:
     """The configuration `name` or `name`@release of the file at `path`, its newest values if there is no release."""
     file = ConfigFile(path)

@@ -268,7 +268,7 @@ def test_missing_packages_are_named_with_their_command(monkeypatch):
 
 def test_help_and_errors_answer_without_tensorflow():
     code = (
-        "import sys, export\n"
+        "import sys; from tools import export\n"
         "assert export.script(['--help']) == 0 and export.script(['efficientnet-lite0', '--to', 'onxx']) == 2\n"
         "assert export.script(['efficientnet-lite0', '--hel']) == 0\n"
         "assert export.script(['efficientnet-lite0', '--to', 'frozen', '--dry-run']) == 0\n"

@@ -143,7 +143,7 @@ def refused(path: str, *words: str, name: str = "a") -> str:
 
 def flat(text: str, name: str, path: str) -> dict[str, object]:
     Path(path).write_text(text)
-    return {key: entry.value for key, entry in configs.read_block(path, name).items()}
+    return {key: entry.value for key, entry in configs.ConfigFile(path).block(name).items()}
 
 
 # Merges
@@ -186,12 +186,15 @@ empty: &empty
 def test_a_block_s_own_key_is_above_a_merged_one_in_either_spelling(write):
     for low, own in (("log_freq", "log-freq"), ("log-freq", "log_freq")):
         text = f"b: &b {{{low}: 1, seed: 2}}\na:\n  {own}: 3\n  <<: *b\n"
-        assert {key: entry.value for key, entry in configs.read_block(write(text), "a").items()} == {"seed": "2", own: "3"}
+        assert {key: entry.value for key, entry in configs.ConfigFile(write(text)).block("a").items()} == {
+            "seed": "2",
+            own: "3",
+        }
 
 
 def test_every_entry_knows_the_line_of_its_key(write):
     text = "b: &b\n  epochs: 1\n  seed: 2\na:\n  <<: *b\n\n  seed: 3\n"
-    entries = configs.read_block(write(text), "a")
+    entries = configs.ConfigFile(write(text)).block("a")
     assert {key: entry.where.rsplit(":", 1)[1] for key, entry in entries.items()} == {"epochs": "2", "seed": "7"}
 
 
@@ -210,7 +213,7 @@ def test_a_file_like_that_of_meme(write):
     path = write(MEME)
     names = configs.ConfigFile(path).names
     assert names[-1] == "B2-G1-GN-Native_16IPU_4x4"
-    entries = configs.read_block(path, names[-1])
+    entries = configs.ConfigFile(path).block(names[-1])
     assert {key: entries[key].value for key in ("model_size", "groups", "group_dim", "precision", "replicas")} == {
         "model_size": "B2", "groups": "4", "group_dim": "1", "precision": "16.32", "replicas": "4"
     }  # fmt: skip
@@ -253,7 +256,7 @@ PARTS = dict.fromkeys(("mlperf_common", "mlperf_bs20", "mlperf_lars"), "--BN-spa
 @pytest.mark.parametrize("script", ["train", "validation"])
 def test_every_block_of_the_repository(name, script):
     # a part of others may lack a data set
-    written = configs.read_block(str(DEFAULT_CONFIG_PATH), name)
+    written = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).block(name)
     data = [] if "dataset" in written else ["--dataset", "imagenet"]
     parsed = cli.parse(["--config", name, *data, "--generated-data"], script, None, {})
     if name in PARTS:
