@@ -125,7 +125,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     differing = succeed(*call, "--label-smoothing", 0.3).out.splitlines()
     assert differing[0] == "overridden: label_smoothing = 0.3" and "; the options above change nothing; " in differing[-1]
     refused = run(*call, "--dataset", "cifar-10", "--generated-data")
-    assert refused.code == 2 and "is of other data than these" in refused.err, refused.err
+    assert refused.code == 2 and "airplane for T-shirt/top" in refused.err, refused.err
     average, table = folder / "ckpt" / "weight_avg_exp_0.5.index", folder / "validation.csv"
     rows, mean = table.read_text(), average.read_bytes()
     for spoil in (

@@ -544,12 +544,9 @@ def test_a_run_finds_its_loss_scale(tmp_path):
     succeed("train", *given.split(), *scaling, "--logs-path", tmp_path / "adam", "--iterations", int(skipped) + 1)
     first, moved = (variables(tmp_path / "adam", updates)["all/fc1/dense/kernel"] for updates in (0, int(skipped) + 1))
     np.testing.assert_allclose(np.median(np.abs(moved - first)), 0.001, rtol=0.02)
-    for options, expected in (
-        ("--precision 32.32", "has nothing to go by"),
-        ("--fp-exceptions", "or give --no-fp-exceptions"),
-    ):
+    for options in ("--precision 32.32", "--fp-exceptions"):
         result = run("train", *BASE.split(), "--automatic-loss-scaling", *options.split(), "--dry-run")
-        assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+        assert result.code == 2 and options in result.err and result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("rule", ["back-off", "largest"])
