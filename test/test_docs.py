@@ -37,9 +37,9 @@ TOOLS = {
     "distributed.md": ("tools/simulate_groups.py",),
     "sweeps.md": ("tools/sweep.py",),
     "measured.md": ("tools/findings.py",),
-    "planner.md": ("harness/pod_planning/plan_options.py", "tools/fit_planner.py"),
-    "README.md": ("harness/pod_planning/plan_options.py",),
-    "installing.md": ("harness/pod_planning/plan_options.py",),
+    "planner.md": ("harness/planning/plan_options.py", "tools/fit_planner.py"),
+    "README.md": ("harness/planning/plan_options.py",),
+    "installing.md": ("harness/planning/plan_options.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},

@@ -55,12 +55,11 @@ FLOORS = (
     ("harness.run",),
     ("harness.checkpoints", "harness.reports"),
     ("harness.processes",),
-    ("harness.objective",),
     ("harness.programs",),
-    ("harness.evaluation", "harness.numerics", "harness.diagnostics"),
+    ("harness.evaluation", "harness.diagnostics"),
     ("harness.commands",),
     ("harness.report_page",),
-    ("harness.training", "harness.pod_planning", "harness.finetuning", "harness.export"),
+    ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
     (
         "train",
         "validation",
@@ -87,7 +86,8 @@ TENSORFLOW = (
     "emulator.program",
     "emulator.inference",
 )
-TENSORFLOW += ("tools.datasets.example_checks", "harness.objective", "harness.programs.build", "emulator.numerics.program")
+TENSORFLOW += ("tools.datasets.example_checks", "emulator.numerics.program")
+TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "metrics", "optimisers"))
 
 
 def module(path: Path) -> str:

@@ -15,7 +15,7 @@ from commands import run, succeed
 from figures import checked
 
 from base.plugins import ROOT
-from harness.pod_planning import plan_options
+from harness.planning import plan_options
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())

@@ -38,7 +38,7 @@ from emulator.cost_model.constants import BOUNDS, NAMES, PRIOR, Constants
 from emulator.cost_model.prediction import predict
 from emulator.cost_model.systems import SYSTEMS
 from emulator.cost_model.workload import Workload
-from harness.pod_planning.plan_options import run_of
+from harness.planning.plan_options import run_of
 from harness.reports import chart, output
 from harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
 

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import predict
 from harness.commands import answers
-from harness.pod_planning import json_text, page, plan_options, planned_config, table
-from harness.pod_planning.plan_options import PlanRequest
-from harness.pod_planning.planned_config import Planned
+from harness.planning import json_text, page, plan_options, planned_config, table
+from harness.planning.plan_options import PlanRequest
+from harness.planning.planned_config import Planned
 from harness.reports import output
 
 

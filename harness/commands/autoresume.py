@@ -10,8 +10,8 @@ from base.errors import OptionError
 from base.storage.run_tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
+from harness.diagnostics import record
 from harness.evaluation import early_stopping
-from harness.numerics import record
 from harness.options import sources
 from harness.processes import folders
 from harness.reports import validated_rows

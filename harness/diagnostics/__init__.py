@@ -1,1 +1,1 @@
-"""Warnings about a training that is under way: numbers that are not finite, gradients that FP16 loses, a slow instance."""
+"""Checks of a training under way: numbers that are not finite, lost gradients, slow instances, and --numerics."""

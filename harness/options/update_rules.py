@@ -1,5 +1,5 @@
 """The weight update rules as a table without TensorFlow: state, linearity, rates and options of each. The arithmetic is in
-`harness/objective/optimisers.py`."""
+`harness/programs/optimisers.py`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The programs of a run: data, objective, plan; the program cache."""
+"""The programs of a run: data, losses, metrics, optimisers, plan; the program cache."""

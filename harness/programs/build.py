@@ -15,10 +15,9 @@ from Datasets.formats import class_names
 from Datasets.pipeline import augmentation, batching, normalisation
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
-from harness.objective import losses, metrics, optimisers
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import unscales_in_rate
-from harness.programs import embedded
+from harness.programs import embedded, losses, metrics, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
 from ipu_utils import (

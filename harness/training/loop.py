@@ -13,8 +13,8 @@ from base.process.signals import StopRequest
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
 from harness.diagnostics.divergence import Divergence
+from harness.diagnostics.observer import Observer
 from harness.diagnostics.stragglers import Stragglers
-from harness.numerics.observer import Observer
 from harness.reports import trackers
 from harness.training.checkpointing import Checkpointer, CheckpointKind
 from harness.training.context import TrainingContext

@@ -9,7 +9,7 @@ from commands import assert_same_bits, run, succeed, variables
 
 from Datasets.pipeline.mixing import Mixing
 from emulator.program.runtime import new_graph
-from harness.objective import losses
+from harness.programs import losses
 
 SIDE = 16
 BASE = "--dataset fashion-mnist --model-size 8 --seed 3 --precision 32.32 --no-validation"

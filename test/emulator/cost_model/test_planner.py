@@ -23,7 +23,7 @@ from emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
 from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.schedules import BACKWARD, FORWARD
-from harness.pod_planning.plan_options import run_of
+from harness.planning.plan_options import run_of
 from tools import fit_planner
 
 MIB = 2**20

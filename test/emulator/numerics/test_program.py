@@ -14,7 +14,7 @@ from emulator.plan.number_formats import E4M3FNUZ
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import Precision
 from emulator.plan.trace import trace
-from harness.numerics import picture
+from harness.diagnostics import picture
 
 SCALE = 30.0
 KERNELS = "all/one/conv/conv2d/kernel", "all/two/dense/kernel"

@@ -19,7 +19,7 @@ from emulator.plan.precision import NAMED, Precision
 from emulator.plan.trace import trace
 from emulator.program.loss_scale import BACK_OFF
 from emulator.program.update import AMAX_DECAY
-from harness.objective.optimisers import Momentum
+from harness.programs.optimisers import Momentum
 
 KINDS = {
     "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,

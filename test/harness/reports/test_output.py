@@ -11,8 +11,8 @@ from commands import SCRIPTS, run, succeed
 
 from base.errors import OptionError
 from base.storage import run_files, run_tables
+from harness.diagnostics import observer, record
 from harness.evaluation import inference_record
-from harness.numerics import observer, record
 from harness.report_page import page
 from harness.reports import output, plot, profile
 

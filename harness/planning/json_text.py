@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from harness.pod_planning.planned_config import Planned, efficiencies
+from harness.planning.planned_config import Planned, efficiencies
 from harness.reports import output
 
 

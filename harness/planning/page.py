@@ -8,8 +8,8 @@ from dataclasses import asdict
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.plan.schedules import SCHEDULES
-from harness.pod_planning import table
-from harness.pod_planning.planned_config import Planned
+from harness.planning import table
+from harness.planning.planned_config import Planned
 from harness.report_page import markup
 from harness.reports import chart, timeline
 from harness.reports.chart import ALL, BLUE, GREY, RED, Box, Rows

@@ -10,8 +10,8 @@ from commands import run, succeed, variables
 from base.errors import OptionError
 from emulator.program.runtime import new_graph, session_config
 from harness.commands import cli
-from harness.objective import optimisers
 from harness.options.update_rules import rmsprop_decay
+from harness.programs import optimisers
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
 RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1 --weight-decay 1e-3"

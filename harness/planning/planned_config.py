@@ -18,8 +18,8 @@ from emulator.cost_model.remedies import remedies
 from emulator.plan.number_formats import FP16
 from harness.options.exclusive import drop_conflicting
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
-from harness.pod_planning import plan_options
-from harness.pod_planning.plan_options import PlanRequest
+from harness.planning import plan_options
+from harness.planning.plan_options import PlanRequest
 from harness.run.run import Run
 
 _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.storage import files
-from harness.numerics import picture, record
+from harness.diagnostics import picture, record
 
 if TYPE_CHECKING:
     from emulator.numerics.observation import Observation

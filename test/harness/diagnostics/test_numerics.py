@@ -12,7 +12,7 @@ from figures import checked
 
 from base.storage import run_files
 from emulator.numerics.observation import Observation
-from harness.numerics import picture, record
+from harness.diagnostics import picture, record
 
 WORDS = [
     "--dataset",

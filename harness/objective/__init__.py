@@ -1,1 +1,0 @@
-"""The objective of a training, and the rules by which updates follow it: losses, metrics, optimisers."""
