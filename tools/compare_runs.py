@@ -5,19 +5,12 @@ python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replic
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("compare_runs.py")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base import bounds
 from base.errors import OptionError

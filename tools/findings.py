@@ -11,13 +11,8 @@ after -- is added to every training.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("findings.py")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import os
@@ -26,8 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base.errors import OptionError
 from base.process import command_line

@@ -6,13 +6,8 @@ cnn finetune pictures --logs-path logs/pets --epochs 20 --image-size 192
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("cnn finetune")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import os

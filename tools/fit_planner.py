@@ -9,13 +9,8 @@ logarithms, with bounds. Leave-one-out: each row predicted by constants that wer
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("fit_planner.py")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import math
 import re
@@ -23,10 +18,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 

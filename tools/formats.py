@@ -9,13 +9,8 @@ Each run takes a core of its own; a broken-off call goes on. Everything after --
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("formats.py")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import os
@@ -24,8 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base import plugins
 from base.errors import OptionError

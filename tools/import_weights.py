@@ -14,13 +14,8 @@ may ask for is run), with at most 1 GiB of arrays. timm's config.json beside the
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("import_weights.py")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import os
@@ -32,21 +27,18 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from base import plugins  # noqa: E402
-from base.fields import check_fields  # noqa: E402
-from base.process import command_line  # noqa: E402
-from base.storage import input_files  # noqa: E402
-from Datasets.formats import preprocessing  # noqa: E402
-from Datasets.formats.class_names import IMAGENET_CLASSES  # noqa: E402
-from harness.checkpoints import npz_weights  # noqa: E402
-from harness.commands import hints  # noqa: E402
-from harness.options.sections import DatasetOptions  # noqa: E402
-from tools import architectures, foreign, weight_files  # noqa: E402
-from tools.architectures import Description  # noqa: E402
-from tools.weight_files import ImportFailure  # noqa: E402
+from base import plugins
+from base.fields import check_fields
+from base.process import command_line
+from base.storage import input_files
+from Datasets.formats import preprocessing
+from Datasets.formats.class_names import IMAGENET_CLASSES
+from harness.checkpoints import npz_weights
+from harness.commands import hints
+from harness.options.sections import DatasetOptions
+from tools import architectures, foreign, weight_files
+from tools.architectures import Description
+from tools.weight_files import ImportFailure
 
 IMAGENET = preprocessing.UNIT_MEAN, preprocessing.UNIT_DEVIATION
 WRONG = (ImportFailure, npz_weights.NpzError)

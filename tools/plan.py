@@ -7,13 +7,8 @@ cnn plan --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("cnn plan")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import sys
 from collections.abc import Sequence

@@ -9,13 +9,8 @@ cnn report logs/<run> logs/<other> --html both.html   what differs first, curves
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("cnn report")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import sys

@@ -7,13 +7,8 @@ cnn runs logs --remove RN8_bs8_BN_16.16_YH8
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("cnn runs")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import json

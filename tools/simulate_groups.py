@@ -10,13 +10,8 @@ all-reduce is a ring's: 2 (n - 1) / n of the gradients' bytes, and 2 (n - 1) ste
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("simulate_groups.py")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import itertools
@@ -24,9 +19,6 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base.errors import OptionError
 from base.process import command_line

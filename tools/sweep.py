@@ -20,13 +20,8 @@ The same call resumes a sweep that was stopped or killed. Add values or trials i
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
-    import sys
-
-    sys.path.insert(0, __file__.rpartition("/tools/")[0])
-    from base.process import startup
-
-    startup.begin("cnn sweep")
+if not __package__:  # called by its path
+    import begin  # noqa: F401
 
 import argparse
 import csv

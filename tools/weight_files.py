@@ -13,7 +13,6 @@ import io
 import itertools
 import math
 import re
-import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base import bounds
 from base.fields import brief
