@@ -24,7 +24,6 @@ SCRIPTS = (
     "weight_avg",
     "inference_embedded",
     "poprun",
-    "setup",
     "__init__",
     "__main__",
 )
