@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from base.fields import printable
+from base.fields import escaped
 from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
@@ -69,7 +69,7 @@ class RunLog:
 
     def note(self, text: str = "") -> None:
         """A line for the console and log.txt, from any thread. Control characters of what it quotes become escapes."""
-        text = _CONTROL.sub(lambda found: printable(found[0]), text)
+        text = _CONTROL.sub(lambda found: escaped(found[0]), text)
         with self._one:
             self._bar.clear()
             try:

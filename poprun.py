@@ -134,7 +134,7 @@ def _check(values: Mapping[str, Any], program: list[str], topology: launch.Topol
         )
     script = next((word for word in program[1:] if not word.startswith("-")), "")
     if script.endswith(".py") and topology.local and not Path(script).exists():
-        installed = commands.spoken(f"python {script}")
+        installed = commands.as_invoked(f"python {script}")
         instead = "" if installed == f"python {script}" else f"; {installed} is the command that is installed for it"
         raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path{instead}")
     least = values["min-instances"]

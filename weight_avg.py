@@ -21,7 +21,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import printable
+from base.fields import escaped
 from base.process import command_line, commands, tf_runtime
 from base.storage import files, locks, run_files
 from harness.checkpoints import averages, find, read, write
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     trained = averages.without_initial(candidates)
     left = len(candidates) - len(trained)
     print(
-        f"Found {len(candidates)} checkpoints in {printable(str(folder))}"
+        f"Found {len(candidates)} checkpoints in {escaped(str(folder))}"
         + (", the initial weights, ckpt-0, among them" if left else "")
     )
     _check_leaves_some(options.discard_last, len(trained))
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         values = _average(trained, options)
         target.parent.mkdir(parents=True, exist_ok=True)
         tf_runtime.import_tensorflow()  # which writes the checkpoint
-        print(f"Saved the averaged weights to {printable(write.save_weights_only(target, values).prefix)}")
+        print(f"Saved the averaged weights to {escaped(write.save_weights_only(target, values).prefix)}")
     return 0
 
 

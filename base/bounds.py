@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from base.fields import brief
+from base.fields import short
 
 TEXT = 1 << 20  # bytes of a file with settings
 RANK = 8  # of an array of weights
@@ -36,18 +36,18 @@ def json_value(text: str | bytes) -> Any:
 def elements(name: str, shape: Any, most: int) -> int:
     """The number of elements of the array `name`; ValueError if `shape` is none, or has more than `most` elements."""
     if not isinstance(shape, (tuple, list)) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"{name} claims the shape {brief(shape)}, which is no row of whole numbers from 0 on")
+        raise ValueError(f"{name} claims the shape {short(shape)}, which is no row of whole numbers from 0 on")
     if len(shape) > RANK:
-        raise ValueError(f"{name} claims the shape {brief(shape)} of {len(shape)} dimensions, and at most {RANK} are read")
+        raise ValueError(f"{name} claims the shape {short(shape)} of {len(shape)} dimensions, and at most {RANK} are read")
     if max(shape, default=0) > most or math.prod(shape) > most:
-        raise ValueError(f"{name} claims the shape {brief(shape)}, and at most {most:,} elements are read")
+        raise ValueError(f"{name} claims the shape {short(shape)}, and at most {most:,} elements are read")
     return math.prod(shape)
 
 
 def check_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
     """ValueError unless an array of elements of `each` bytes with this shape takes exactly `size` bytes, at most `most`."""
     if elements(name, shape, most // each) * each != size:
-        raise ValueError(f"{name} claims the shape {brief(shape)} of {each} bytes each, but has {size:,} bytes")
+        raise ValueError(f"{name} claims the shape {short(shape)} of {each} bytes each, but has {size:,} bytes")
 
 
 def total(sizes: Sequence[int], most: int, what: str) -> None:
@@ -60,4 +60,4 @@ def reason(error: BaseException) -> str:
     """The first line of an error's message, without control characters, at most MAX_SHOWN characters."""
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     line = (message.splitlines() or [type(error).__name__])[0]
-    return "".join(map(brief, line[:MAX_SHOWN]))
+    return "".join(map(short, line[:MAX_SHOWN]))

@@ -14,8 +14,8 @@ class Failure(Exception):
     """A failure at run time: exit code 1."""
 
 
-class Told(Exception):
-    """An error that is told to a person. `listed`: lines below the message."""
+class UserError(Exception):
+    """An error for the user. `listed`: lines below the message."""
 
     def __init__(self, message: str = "", listed: str = "") -> None:
         super().__init__(message, *([listed] if listed else []))
@@ -27,13 +27,13 @@ class Told(Exception):
 
 def parts(error: Exception, before: str = "") -> tuple[str, str]:
     """The message of any error, after `before`, and the lines below it."""
-    message, listed = (error.message, error.listed) if isinstance(error, Told) else (str(error), "")
+    message, listed = (error.message, error.listed) if isinstance(error, UserError) else (str(error), "")
     return before + message, listed
 
 
-class OptionError(Told, WrongInput):
+class OptionError(UserError, WrongInput):
     """Options that cannot be met."""
 
 
-class DataError(Told, WrongInput):
+class DataError(UserError, WrongInput):
     """Missing or wrong data."""

@@ -66,7 +66,7 @@ def decimal_number(text: str) -> float:
     return float(text)
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """A text on one line, with escapes for control characters, and for bytes of a file's name that are no UTF-8."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -80,10 +80,10 @@ def is_text(text: str) -> bool:
     return True
 
 
-def brief(value: object) -> str:
+def short(value: object) -> str:
     """A value as one line of a message shows it: without control characters, and cut when it is long."""
     text = str(value)
-    shown = printable(text[:MAX_SHOWN])
+    shown = escaped(text[:MAX_SHOWN])
     return shown if len(text) <= MAX_SHOWN else f"{shown}... ({len(text)} characters)"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from base.errors import OptionError
-from base.fields import brief, decimal_number
+from base.fields import decimal_number, short
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_NAME = 100  # characters of a name that others are compared with: the comparison's time grows with their square
@@ -27,7 +27,7 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
     if name not in names(folder):
         near = _with_size(name, names(folder)) if folder == "Models" else _a_rate(name)
         raise OptionError(
-            f"{where + ': ' if where else ''}no {WHAT[folder]} '{brief(name)}': {folder}/{brief(name)}.py not found"
+            f"{where + ': ' if where else ''}no {WHAT[folder]} '{short(name)}': {folder}/{short(name)}.py not found"
             f"{near or did_you_mean(name, names(folder))}",
             f"There are: {', '.join(names(folder))}",
         )

@@ -180,14 +180,14 @@ def as_cnn(monkeypatch):
 def test_texts_name_commands_as_they_were_called(name, row, as_cnn):
     name = next(first for first, each in commands.COMMANDS.items() if each.module == row.module)
     expected = "poprun" if name == "poprun" else f"cnn {name}"
-    assert commands.spoken(f"see {row.call} --help; or `{row.call}`") == f"see {expected} --help; or `{expected}`"
+    assert commands.as_invoked(f"see {row.call} --help; or `{row.call}`") == f"see {expected} --help; or `{expected}`"
 
 
 def test_names_of_files_are_left_alone(as_cnn, monkeypatch):
     for text in ("my/train.py is a file", "./train.py", "train.py: no such file", "mytrain.py", "train.pyc"):
-        assert commands.spoken(text) == text
+        assert commands.as_invoked(text) == text
     monkeypatch.setattr(commands, "_call", None)
-    assert commands.spoken("python train.py --help") == "python train.py --help"
+    assert commands.as_invoked("python train.py --help") == "python train.py --help"
 
 
 def test_hints_are_calls_of_the_program_that_was_called(as_cnn, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from base import bounds
-from base.fields import brief
+from base.fields import short
 from base.storage import input_files
 
 CONFIG = "config.json"
@@ -51,7 +51,7 @@ class Description:
         found = next((options for pattern, options in _SAME if re.fullmatch(pattern, name)), None)
         if found is None:
             raise UnknownArchitecture(
-                f"{brief(self.architecture)} ({self.source}) is not computed here exactly; tf_efficientnet_b0 to b7, "
+                f"{short(self.architecture)} ({self.source}) is not computed here exactly; tf_efficientnet_b0 to b7, "
                 "efficientnet_b0 to b7, their lite0 to lite4, resnet, wide_resnet and resnext are"
             )
         return found
@@ -84,12 +84,12 @@ def beside(source: Path) -> Description:
     arguments = entries.get("model_args") or {}
     odd = sorted(set(arguments).difference(_ORDINARY)) if isinstance(arguments, dict) else ["model_args"]
     if odd:
-        raise UnknownArchitecture(f"{path} gives {entries['architecture']} the argument {brief(odd[0])}, unknown here")
+        raise UnknownArchitecture(f"{path} gives {entries['architecture']} the argument {short(odd[0])}, unknown here")
     size = pictures.get("input_size", [3, None, None])
     if not isinstance(size, list) or len(size) != 3 or size[0] != 3 or size[1] != size[2]:
-        raise UnknownArchitecture(f"{path} has input_size {brief(size)}; it must be [3, side, side]")
+        raise UnknownArchitecture(f"{path} has input_size {short(size)}; it must be [3, side, side]")
     if size[1] is not None and (type(size[1]) is not int or not 8 <= size[1] <= 4096):
-        raise UnknownArchitecture(f"{path} has input_size {brief(size)}; the side must lie between 8 and 4096")
+        raise UnknownArchitecture(f"{path} has input_size {short(size)}; the side must lie between 8 and 4096")
     return Description(
         entries["architecture"], f"by {CONFIG}", _three(path, pictures, "mean"), _three(path, pictures, "std"), size[1],
         _notes(pictures),
@@ -99,7 +99,7 @@ def beside(source: Path) -> Description:
 def _three(path: Path, pictures: dict[str, Any], name: str) -> tuple[float, ...]:
     values = pictures.get(name) or []
     if not isinstance(values, list) or len(values) not in (0, 3) or any(type(value) not in (int, float) for value in values):
-        raise UnknownArchitecture(f"{path} has {name} {brief(values)}; it must be three numbers")
+        raise UnknownArchitecture(f"{path} has {name} {short(values)}; it must be three numbers")
     return tuple(map(float, values))
 
 
@@ -109,6 +109,6 @@ def _notes(pictures: dict[str, Any]) -> tuple[str, ...]:
     if crop == 0.875 and method == "bilinear":
         return ()
     return (
-        f"timm evaluates it on {brief(crop)} of the shorter side, resized {brief(method)}; here it is 0.875, bilinear: "
+        f"timm evaluates it on {short(crop)} of the shorter side, resized {short(method)}; here it is 0.875, bilinear: "
         "probabilities of photos differ a little",
     )

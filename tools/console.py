@@ -84,7 +84,7 @@ def _run(prog: str, path: str) -> None:
     except OptionError as error:
         from base.process import command_line
 
-        print(f"{prog} {name}: error: {command_line.shown(error)}", file=sys.stderr)
+        print(f"{prog} {name}: error: {command_line.escaped_message(error)}", file=sys.stderr)
         sys.exit(2)
     runpy.run_module(row.module, run_name="__main__", alter_sys=True)
 
@@ -93,7 +93,7 @@ def _answer(words: list[str]) -> int:
     """Help, the version, or OptionError for a command that there is not."""
     from base import plugins, version
     from base.errors import OptionError
-    from base.fields import brief
+    from base.fields import short
     from base.process import commands
 
     first = words[0] if words else _HELP[0]
@@ -103,7 +103,7 @@ def _answer(words: list[str]) -> int:
     if first not in _HELP:
         kind, known = ("option", [_HELP[1], _VERSION, _LIST]) if first.startswith("-") else ("command", [*commands.COMMANDS])
         near = plugins.did_you_mean(first, known) or ";"
-        raise OptionError(f"no {kind} '{brief(first)}'{near} cnn --help lists all")
+        raise OptionError(f"no {kind} '{short(first)}'{near} cnn --help lists all")
     rows = [(name, row.help) for name, row in commands.COMMANDS.items()]
     rows += [("", ""), (_VERSION, "print the versions"), (f"{_LIST} [WORD]", "print the named configurations, a line each")]
     width = max(len(name) for name, _ in rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from base import bounds
 from base.errors import Failure, WrongInput
-from base.fields import printable
+from base.fields import escaped
 from base.process import command_line, tf_runtime
 from base.storage import files
 from harness.commands import answers
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     if request.int8:
         pictures.check_calibration(exported)
     for line in (*exported.notes, exported.title()):
-        print(printable(line))
+        print(escaped(line))
     if not exported.run.options.main.dry_run:
         _export(request, exported, texts)
     return 0
@@ -78,7 +78,7 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
                 raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; nothing was written")
             print(f"  {size_text}: {compared}")
         export_folder.put(staging, request.output, texts)
-    print(f"The export is in {printable(str(request.output))}, with {' and '.join(texts)}")
+    print(f"The export is in {escaped(str(request.output))}, with {' and '.join(texts)}")
 
 
 def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:

@@ -18,7 +18,7 @@ from pathlib import Path
 import train
 from base import bounds
 from base.errors import OptionError
-from base.fields import printable
+from base.fields import escaped
 from base.process import command_line
 from base.process.signals import StopRequest
 from Datasets.sources import locate
@@ -116,18 +116,18 @@ def _report(top: Path, best: Best) -> None:
 def _finished(top: Path, best: Best) -> None:
     """Print where the best weights are, and the commands that use them."""
     path = command_line.as_value(Path(best.checkpoint.prefix))
-    print(f"\nThe best weights: {printable(path)}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
+    print(f"\nThe best weights: {escaped(path)}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
     print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Validate again:   {hints.command('validation', '--restore-path', path)}")
     print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite')}")
-    print(f"The stages are in {printable(str(top))}")
+    print(f"The stages are in {escaped(str(top))}")
 
 
 def _for_these_pictures(given: Sequence[str], pictures: survey.Survey) -> list[str]:
     """The options, after those that the folder asks for: damaged files, each told of, are passed over, and a folder with
     pictures for validation is not split."""
     for bad in pictures.bad:
-        print(f"left out: {printable(str(bad.file))} {bad.advice}")
+        print(f"left out: {escaped(str(bad.file))} {bad.advice}")
     own = ["--skip-bad-records", str(len(pictures.bad))] * bool(pictures.bad)
     own += ["--validation-split", "0"] * bool(pictures.listing.validation)
     return [*own, *given]

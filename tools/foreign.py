@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from base import plugins
-from base.fields import brief
+from base.fields import short
 from emulator.plan.trace import trace
 from tools import keras_layers
 from tools.architectures import UNKNOWN, Description
@@ -197,7 +197,7 @@ def _decided(layout: Layout, described: Description) -> tuple[dict[str, Any], tu
         return {}, ()
     options = described.options()
     if options and ("norm_epsilon" in options) != (layout.model == "efficientnet"):
-        raise ForeignError(f"it is {brief(described.architecture)} {described.source}, but {layout.title} by its variables")
+        raise ForeignError(f"it is {short(described.architecture)} {described.source}, but {layout.title} by its variables")
     if options:
         return options, ()
     taken = (
@@ -215,7 +215,7 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     theirs = {clean(name): array for name, array in arrays.items()}
     if len(theirs) < len(arrays):
         twice = next(name for name, times in Counter(map(clean, arrays)).items() if times > 1)
-        raise ForeignError(f"it holds {brief(twice)} twice, under names that mean the same")
+        raise ForeignError(f"it holds {short(twice)} twice, under names that mean the same")
     found = [
         (name.removesuffix(layout.mark), layout)
         for layout in LAYOUTS
@@ -224,13 +224,13 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     ]
     if not found:
         raise ForeignError(
-            f"no known network names its variables like '{brief(min(arrays, default=''))}'; known are "
+            f"no known network names its variables like '{short(min(arrays, default=''))}'; known are "
             + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
         )
     averages = [each for each in found if _AVERAGE.search(each[0])]
     wanted = averages if average and averages else [each for each in found if each not in averages] or averages
     if len(wanted) > 1:
-        places = " and ".join(sorted(f"'{brief(prefix)}'" for prefix, _ in wanted)[:3])
+        places = " and ".join(sorted(f"'{short(prefix)}'" for prefix, _ in wanted)[:3])
         raise ForeignError(f"it holds {len(wanted)} networks, named with {places} in front; save one of them alone")
     prefix, layout = wanted[0]
     # the longest prefix of a network is whose an array is
@@ -245,7 +245,7 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
         notes.append(f"taken are the {kind}, {prefix.strip('.') or 'without a prefix'}{other}")
     if outside:
         more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
-        notes.append(f"left out as no part of the network: {brief(outside[0])}{more}")
+        notes.append(f"left out as no part of the network: {short(outside[0])}{more}")
     return layout, inside, tuple(notes)
 
 
@@ -259,10 +259,10 @@ def _attempt(
         try:
             ours = layout.ours(name, options)
         except (LookupError, ValueError):
-            problems.append(f"there is no {brief(name)}")
+            problems.append(f"there is no {short(name)}")
             continue
         if ours in values:
-            problems.append(f"two are {ours}, one of them {brief(name)}")
+            problems.append(f"two are {ours}, one of them {short(name)}")
         elif ours is not None:
             values[ours] = layout.value(name, array)
     added = identities(wanted, values) if network["model"] == "resnet" else {}
@@ -275,7 +275,7 @@ def _attempt(
             problems.append(f"{name} is missing")
         elif name in shapes and shapes[name] != tuple(wanted[name]):
             problems.append(f"{name} has shape {list(shapes[name])} instead of {list(wanted[name])}")
-    problems += [f"{brief(name)} is one too many" for name in shapes if name not in wanted]
+    problems += [f"{short(name)} is one too many" for name in shapes if name not in wanted]
     if problems:
         return len(problems), f"{network['model']} {network['model_size']}", problems[0]
     return Match(layout, network, values, without, tuple(added))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from base.fields import brief
+from base.fields import short
 from Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 
 SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"  # input = pixel from 0 to 255 * scale + offset
@@ -77,7 +77,7 @@ def _check_head(settings: Any) -> None:
             head = layer.get("activation") if entry.get("class_name") == "Dense" else head
             waiting = [*(layer["layers"] if isinstance(layer.get("layers"), list) else []), *waiting]
     if isinstance(head, str) and head not in ("softmax", "linear"):
-        raise ValueError(f"its classifier ends in {brief(head)}, and this program's in softmax, with other probabilities")
+        raise ValueError(f"its classifier ends in {short(head)}, and this program's in softmax, with other probabilities")
 
 
 def composed(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
@@ -109,8 +109,8 @@ def _first_layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(layer, dict) and isinstance(layer.get("layers"), list):
             waiting = [*layer["layers"], *waiting]
         elif isinstance(kind, str) and isinstance(layer, dict) and not kind.startswith((*_SCALED, *_NO_ARITHMETIC)):
-            name = brief(str(layer.get("name")))
-            raise ValueError(f"its layer {name} ({brief(kind)}) changes images in a way that is not done here")
+            name = short(str(layer.get("name")))
+            raise ValueError(f"its layer {name} ({short(kind)}) changes images in a way that is not done here")
 
 
 def _numbers(value: Any) -> np.ndarray:

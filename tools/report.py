@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from base.errors import OptionError
-from base.fields import printable
+from base.fields import escaped
 from base.process import command_line
 from base.storage import files
 from harness.checkpoints import find
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         output.write_atomically(given.html, text, output.PAGE, may_replace)
     else:
         files.write_atomically(target, text)
-    print(printable(str(target)))
+    print(escaped(str(target)))
     return 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import brief, printable
+from base.fields import escaped, short
 from base.process import command_line
 from base.storage import locks
 from harness.commands import answers, run_list
@@ -62,7 +62,7 @@ def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]
     for name in names:
         run = by_name.get(os.path.normpath(name)) or by_path.get(os.path.normpath(name))
         if run is None:
-            raise OptionError(f"--remove {brief(name)}: no run of that name{plugins.did_you_mean(name, list(by_name))}")
+            raise OptionError(f"--remove {short(name)}: no run of that name{plugins.did_you_mean(name, list(by_name))}")
         if run.state == RUNNING:
             raise OptionError(f"--remove {run.name}: it is running; stop it first")
         _check_folder(run)
@@ -114,7 +114,7 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
         with locks.lock_folder(Path(run.folder)):
             _check_folder(run)
             _remove_folder(Path(run.folder))
-        print(f"Removed {printable(run.folder)}")
+        print(f"Removed {escaped(run.folder)}")
     return 0
 
 

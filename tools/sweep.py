@@ -44,7 +44,7 @@ from typing import Any
 
 from base import keys, plugins
 from base.errors import DataError, OptionError, parts
-from base.fields import brief, decimal_number, whole_number
+from base.fields import decimal_number, short, whole_number
 from base.process import command_line, orphans
 from base.process.signals import Signals, StopRequest
 from base.storage import files, locks, run_tables
@@ -156,7 +156,7 @@ def _only_sweep(file: ConfigFile) -> str:
     names = [name for name, entries in contents.items() if isinstance(entries, dict) and {"grid", "random"} & entries.keys()]
     if len(names) != 1:
         found = (
-            f"{len(names)} sweeps, {', '.join(map(brief, names))}: name one" if names else "no block with grid: or random:"
+            f"{len(names)} sweeps, {', '.join(map(short, names))}: name one" if names else "no block with grid: or random:"
         )
         raise OptionError(f"{file.path} has {found}")
     return names[0]
@@ -169,9 +169,9 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
     """Return the values of each trial by key: every combination of a grid, or random values."""
     kinds = [kind for kind in ("grid", "random") if kind in entries]
     if len(kinds) != 1 or not isinstance(entries[kinds[0]].value, dict):
-        raise OptionError(f"sweep {brief(name)} needs either grid: or random:, with the options that vary below it")
+        raise OptionError(f"sweep {short(name)} needs either grid: or random:, with the options that vary below it")
     if not re.fullmatch(r"\w[\w-]*", name):
-        raise OptionError(f"'{brief(name)}' becomes a folder: use letters, digits, - and _ alone")
+        raise OptionError(f"'{short(name)}' becomes a folder: use letters, digits, - and _ alone")
     kind, where, axes = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
     own = {key: axes.pop(key) for key in ("trials", "seed") if kind == "random" and key in axes}
     if not axes:
@@ -389,7 +389,7 @@ class Sweep:
         """Return a line per trial, the best first."""
         rows = [(*self.trials[0].values, self.metric.replace("-", " "), "state")]
         for trial, result in self.ordered():
-            why = brief(f"{result.state}: {result.reason}") if result.reason else result.state
+            why = short(f"{result.state}: {result.reason}") if result.reason else result.state
             rows.append((*map(_text, trial.values.values()), self._measure(result), why))
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from base import bounds
-from base.fields import brief
+from base.fields import short
 from base.storage import input_files, zips
 from harness.checkpoints import npz_weights
 from tools import keras_layers
@@ -87,8 +87,8 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
     for name, entry in sorted(entries.items(), key=_begins):
         start, stop = entry["data_offsets"]
         if start != end or not start <= stop <= len(data):
-            raise ValueError(f"{brief(name)} lies from {start:,} to {stop:,}; it must follow the one that ends at {end:,}")
-        arrays_by_name[name], end = _tensor(brief(name), entry, data[start:stop]), stop
+            raise ValueError(f"{short(name)} lies from {start:,} to {stop:,}; it must follow the one that ends at {end:,}")
+        arrays_by_name[name], end = _tensor(short(name), entry, data[start:stop]), stop
     if end != len(data):
         raise ValueError(f"its arrays end at {end:,} of {len(data):,} bytes")
     return arrays_by_name
@@ -99,14 +99,14 @@ def _begins(item: tuple[str, Any]) -> list[int]:
     name, entry = item
     places = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(places, list) or [type(place) for place in places] != [int, int] or min(places) < 0:
-        raise ValueError(f"it does not say where {brief(name)} lies")
+        raise ValueError(f"it does not say where {short(name)} lies")
     return places
 
 
 def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
     called = entry.get("dtype")
     if not isinstance(called, str) or called not in _KINDS:
-        raise ValueError(f"{name} holds {brief(called)}, and only {', '.join(_KINDS)} are read")
+        raise ValueError(f"{name} holds {short(called)}, and only {', '.join(_KINDS)} are read")
     kind = np.dtype(_KINDS[called])
     bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(data), MAX_BYTES)
     value = np.frombuffer(data, kind).reshape(entry["shape"])
@@ -143,7 +143,7 @@ def _opened_hdf5(file: Any, settings: bytes | str | None) -> dict[str, np.ndarra
             bounds.total([_bytes(name, item) for name, item in weights.items()], MAX_BYTES, "its arrays have")
             _check_written(weights)
             for name, item in weights.items():
-                _check_packed(brief(name), item)
+                _check_packed(short(name), item)
             names = _keras_3_names(opened, weights)
             values = {names.get(name, name): item[()] for name, item in weights.items()}
             if len(values) < len(weights):
@@ -194,7 +194,7 @@ def _datasets(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 def _bytes(path: str, item: Any) -> int:
     """Bytes of memory to read a data set; ValueError if parts lie outside the file, or hold no numbers."""
-    name = brief(path)
+    name = short(path)
     if item.shape is None:
         raise ValueError(f"{name} is empty")
     if item.dtype.kind not in "fiu":
@@ -216,7 +216,7 @@ def _check_written(data_sets: dict[str, Any]) -> None:
         else:
             whole = item.size * item.dtype.itemsize == item.id.get_storage_size()
         if not whole:
-            raise ValueError(f"{brief(name)} claims the shape {brief(item.shape)}, but was not wholly written")
+            raise ValueError(f"{short(name)} claims the shape {short(item.shape)}, but was not wholly written")
 
 
 def _check_packed(name: str, item: Any) -> None:
@@ -224,7 +224,7 @@ def _check_packed(name: str, item: Any) -> None:
     properties = item.id.get_create_plist()
     filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
     if filters and tuple(each for each in filters if each != _CHECKSUM) not in _PACKED:
-        raise ValueError(f"{name} is packed by filters {brief(filters)}, and only gzip, shuffle and checksums are read")
+        raise ValueError(f"{name} is packed by filters {short(filters)}, and only gzip, shuffle and checksums are read")
     if _DEFLATE not in filters:
         return
     most = item.dtype.itemsize * math.prod(item.chunks) + 4 * len(filters)  # a checksum has four bytes
@@ -280,7 +280,7 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
     if len(tensors) > _ITEMS:
         raise ValueError(f"it holds more than {_ITEMS:,} arrays")
     for name, value in tensors.items():
-        bounds.elements(brief(name), list(value.shape), MAX_BYTES // 4)
+        bounds.elements(short(name), list(value.shape), MAX_BYTES // 4)
     bounds.total([4 * value.numel() for value in tensors.values()], MAX_BYTES, "in FP32 its arrays have")
     try:
         return {name: value.detach().float().numpy() for name, value in tensors.items()}

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from base.errors import DataError
-from base.fields import printable
+from base.fields import escaped
 
 REMEDY = "mend or remove it, or pass over some with --skip-bad-records NUMBER"
 
@@ -32,7 +32,7 @@ class Tolerance:
         if count > self.most:
             beyond = f"; that makes {count}, and --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
             raise DataError(f"{place} cannot be used: {reason}{beyond}")
-        warning = printable(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})")
+        warning = escaped(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})")
         with self._lock:
             self._warn(warning)
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from base.errors import DataError
-from base.fields import brief, decimal_number
+from base.fields import decimal_number, short
 from base.storage import input_files
 from Datasets._spec import DataSpec
 
@@ -80,11 +80,11 @@ def _read(folder: Path) -> tuple[tuple[str, ...], int]:
         if not name.strip():
             raise DataError(f"{file}, line {number} is empty: every line must hold a class name")
         if name in first_seen:
-            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {brief(name)}; a class has one label")
+            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {short(name)}; a class has one label")
         first_seen[name] = number
     same = same_number(names)
     if same:
-        first, second = (f"line {place + 1} ({brief(names[place])})" for place in same)
+        first, second = (f"line {place + 1} ({short(names[place])})" for place in same)
         raise DataError(f"{file}: {first} and {second} are one number; a class has one label")
     return _numbered(names, file) or (tuple(names), 1)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import bounds
 from base.errors import DataError
-from base.fields import printable
+from base.fields import escaped
 from base.storage import input_files
 from Datasets.formats import class_names
 
@@ -93,7 +93,7 @@ def cuts(split: str, pictures: int, shards: int) -> dict[str, range]:
 
 def names_text(names: Iterable[str]) -> str:
     """Return the content of a file of names: Python escapes characters that do not fit into a line."""
-    return "".join(f"{printable(name)}\n" for name in names)
+    return "".join(f"{escaped(name)}\n" for name in names)
 
 
 def read_names(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from base import errors, plugins, version
-from base.fields import brief, decimal_number, printable
+from base.fields import decimal_number, escaped, short
 from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
@@ -28,15 +28,15 @@ class UsageError(Exception):
     """Wrong words on the command line."""
 
 
-class Spoken(argparse.ArgumentParser):
+class HelpParser(argparse.ArgumentParser):
     """A parser whose help names the commands as they were called."""
 
     def format_help(self) -> str:
         """Return the help."""
-        return commands.spoken(super().format_help())
+        return commands.as_invoked(super().format_help())
 
 
-class Parser(Spoken):
+class Parser(HelpParser):
     """Wrong options as every other wrong input, and --version beside --help."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
@@ -49,9 +49,9 @@ class Parser(Spoken):
         unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
         if unknown:
             flags = [flag for each in self._actions for flag in each.option_strings if flag.startswith("--")]
-            self.error(f"unknown option {brief(unknown[0])}{plugins.did_you_mean(unknown[0], flags)}")
+            self.error(f"unknown option {short(unknown[0])}{plugins.did_you_mean(unknown[0], flags)}")
         if rest:
-            self.error(f"{brief(rest[0])} is one word too many")
+            self.error(f"{short(rest[0])} is one word too many")
         return known
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -75,7 +75,7 @@ def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 11 and least <= int(text) <= largest):
             limits = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{brief(text)} is not a whole number {limits}")
+            raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number {limits}")
         return int(text)
 
     return read
@@ -90,7 +90,7 @@ def number(least: float, most: float, ends: bool = True) -> Callable[[str], floa
         except ValueError:
             value = math.nan
         if not (least <= value <= most and (ends or value not in (least, most))):
-            raise argparse.ArgumentTypeError(f"{brief(text)} must lie between {least:g} and {most:g}")
+            raise argparse.ArgumentTypeError(f"{short(text)} must lie between {least:g} and {most:g}")
         return value
 
     return read
@@ -164,11 +164,11 @@ def _ended(error: BaseException, code: int) -> int:
     return code
 
 
-def shown(text: object) -> str:
+def escaped_message(text: object) -> str:
     """An error, or its message, without control characters: given values break no line and reach no terminal as they are.
     The lists below the message keep their lines."""
     message, listed = errors.parts(text) if isinstance(text, Exception) else (str(text), "")
-    return "\n".join(map(printable, (message, *listed.splitlines())))
+    return "\n".join(map(escaped, (message, *listed.splitlines())))
 
 
 def _give_up_standard_output() -> None:
@@ -180,9 +180,9 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
-        message, *listed = shown(text).split("\n")
-        told = "\n".join((message, *listed))
-        print(f"{prog}: error: {_bounded(commands.spoken(told))}", file=sys.stderr)
+        message, *listed = escaped_message(text).split("\n")
+        text = "\n".join((message, *listed))
+        print(f"{prog}: error: {_bounded(commands.as_invoked(text))}", file=sys.stderr)
         return code
 
     try:
@@ -205,7 +205,7 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     except OSError as error:
         if error.filename == signals.STANDARD_OUTPUT:
             _give_up_standard_output()
-        where = f": {brief(error.filename)}" if error.filename else ""
+        where = f": {short(error.filename)}" if error.filename else ""
         return report(f"{error.strerror or error}{where}", 2 if error.errno in _OF_NAMES else 1)
     except Exception as error:
         if not tf_runtime.is_of_tensorflow(error):

@@ -1,7 +1,7 @@
 """The commands, one row each, and the way that this process was called: a leaf that the first lines of scripts import.
 
-`python train.py` and `cnn train` are the same command. Messages are written in the first form; `spoken` gives them in the
-second one where the command was called so, as those that are pasted must work.
+`python train.py` and `cnn train` are the same command. Messages are written in the first form; `as_invoked` rewrites them in
+the second one where the command was called so, as those that are pasted must work.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def begin(call: Call) -> None:
     _call = call
 
 
-def called() -> Call | None:
+def current_call() -> Call | None:
     """The call, if it was one of `cnn`."""
     return _call
 
@@ -135,12 +135,12 @@ def usage() -> str:
     return COMMANDS[_call.command].usage if _call and _call.command in COMMANDS else ""
 
 
-def named(module: str) -> str | None:
+def command_name(module: str) -> str | None:
     """The command of a script."""
     return next((name for name, row in COMMANDS.items() if row.module in (module, f"tools.{module}")), None)
 
 
-def spoken(text: str) -> str:
+def as_invoked(text: str) -> str:
     """Return a text that names scripts, as `python train.py`, with the names that this call knows them by."""
     call = _call
     if call is None:

@@ -42,7 +42,7 @@ def _watch(marked: tuple[str, ...] | None, parent: int) -> None:
     while os.getppid() == parent and not (marked and _has_ended(*marked)):
         time.sleep(_EVERY)
     signal.alarm(GRACE)  # the kernel ends the process then, whatever it is busy with
-    signals.tell(f"\nthe {'process' if marked else 'mpirun'} that started this has ended")
+    signals.print_error(f"\nthe {'process' if marked else 'mpirun'} that started this has ended")
     signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
 

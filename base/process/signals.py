@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from base.fields import printable
+from base.fields import escaped
 from base.process import startup
 
 URGENT = (signal.SIGINT, signal.SIGTERM)  # which mean "at once" when they come again
@@ -119,7 +119,7 @@ class Signals:
         self._note(number)
         if self._ask is None:
             raise StopRequest(number)
-        tell(f"\n{self._telling}")
+        print_error(f"\n{self._telling}")
         self._outcome = queue.SimpleQueue()
         # The main thread may hold a lock that `_ask` needs: TensorFlow's sessions have one for an instant at each call.
         # Starting a thread by `threading` needs locks as well.
@@ -204,7 +204,7 @@ class TolerantStream:
     def write(self, text: str) -> int:
         """Write text as any stream does."""
         with self._dropping():
-            self._stream.write(_OBEYED.sub(lambda found: printable(found[0]), text))
+            self._stream.write(_OBEYED.sub(lambda found: escaped(found[0]), text))
         return len(text)
 
     def flush(self) -> None:
@@ -238,7 +238,7 @@ def _call(ask: Callable[[], None], outcome: queue.SimpleQueue[BaseException | No
         outcome.put(None)
 
 
-def tell(text: str) -> None:
+def print_error(text: str) -> None:
     """A line on standard error, from a handler too, which may have interrupted another line on that stream."""
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())

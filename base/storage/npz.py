@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from base import bounds
-from base.fields import brief
+from base.fields import short
 from base.storage import input_files, zips
 
 _HEADER = 10_000  # characters that say kind and shape of an array, as NumPy bounds them
@@ -30,10 +30,10 @@ def read(path: Path, most: int, wanted: Callable[[str], bool] = lambda name: Tru
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in arrays:  # once with .npy and once without
-                raise ValueError(f"it holds {brief(name)} twice")
+                raise ValueError(f"it holds {short(name)} twice")
             if wanted(name):
                 with archive.open(info) as member:
-                    arrays[name] = _array(member, info.file_size, brief(name), most)
+                    arrays[name] = _array(member, info.file_size, short(name), most)
     return arrays
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from base import bounds
-from base.fields import brief
+from base.fields import short
 
 LISTED = 1 << 20  # bytes of the table of contents, which are some ten thousand members
 _PART = 1 << 20  # bytes unpacked at once
@@ -47,7 +47,7 @@ def opened(file: BinaryIO, most: int) -> Iterator[zipfile.ZipFile]:
         bounds.total([info.file_size for info in archive.infolist()], most, "it unpacks to")
         seen: set[str] = set()
         for info in archive.infolist():
-            name = brief(info.filename)
+            name = short(info.filename)
             if info.filename in seen:
                 raise ValueError(f"it holds {name} twice")
             if info.flag_bits & 1:

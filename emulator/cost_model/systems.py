@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.plugins import did_you_mean
 from emulator.plan.ipu_ids import group_size
 
@@ -100,7 +100,7 @@ def by_name(name: str) -> System:
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
     if system is None:
         hint = did_you_mean(spelled, list(SYSTEMS))
-        raise OptionError(f"--system {brief(name)}: there is no such system{hint}", f"There are: {', '.join(SYSTEMS)}")
+        raise OptionError(f"--system {short(name)}: there is no such system{hint}", f"There are: {', '.join(SYSTEMS)}")
     return system
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from base.errors import Told
+from base.errors import UserError
 from base.plugins import nearest
 from emulator.plan.trace import Operation, Trace
 
@@ -23,7 +23,7 @@ PASSES = 3  # a multiply-add is paid forward, for the gradient of the input and 
 ELEMENT_COST = 32
 
 
-class PartitionError(Told):
+class PartitionError(UserError):
     """A model cannot be cut as asked. The first line says it all; a line with all segments may follow."""
 
     def __init__(self, message: str, segments: Sequence[str] = ()) -> None:

@@ -22,13 +22,13 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from base.errors import Told
+from base.errors import UserError
 
 FORWARD, BACKWARD = "F", "B"
 MAX_CLOCKS = 20  # in one drawing; a longer timeline is drawn in part
 
 
-class ScheduleError(Told):
+class ScheduleError(UserError):
     """A timeline that does not train the model, with its drawing; or a schedule that nobody knows."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.fields import brief
+from base.fields import short
 from base.storage import files
 from harness.checkpoints import find, manifest, optimiser_state, read, run_record, write
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
@@ -65,7 +65,7 @@ def write_average(
     if not averaged:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     if unscheduled:
-        notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(unscheduled))}")
+        notes.append(f"{name} leaves out what was saved between this call's checkpoints: {short(', '.join(unscheduled))}")
     values = mean(averaged) if name.startswith("weight_avg_N") else exponential(averaged, amount)
     of = {ITERATION: averaged[-1].updates, RUN_ID: run_record.run_id(folder)}
     return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values, of), len(averaged), notes
@@ -113,7 +113,7 @@ def _read(checkpoints: Sequence[Checkpoint]) -> Iterator[Values]:
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         if differing:
             raise CheckpointError(
-                f"checkpoint {checkpoint.prefix} cannot be averaged with {checkpoints[0].prefix}: {brief(differing[0])} is "
+                f"checkpoint {checkpoint.prefix} cannot be averaged with {checkpoints[0].prefix}: {short(differing[0])} is "
                 f"not the same in both (and {len(differing) - 1} more); they are of different networks or optimisers"
             )
         yield values

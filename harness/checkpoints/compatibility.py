@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from base.fields import brief
+from base.fields import short
 from emulator.plan import checkpoint_tensors
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
 from harness.checkpoints import find, optimiser_state, read, run_record
@@ -171,7 +171,7 @@ def _differing_options(run: Run, source: Checkpoint) -> str:
         for name, value in own.items()
         if recorded.get(name) not in (None, value)
     ]
-    return f" ({brief('; '.join(other))})" if other else ""
+    return f" ({short('; '.join(other))})" if other else ""
 
 
 def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:

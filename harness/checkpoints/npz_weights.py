@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base import bounds, plugins
-from base.fields import brief
+from base.fields import short
 from base.storage import files, npz
 from harness.checkpoints.checkpoint import CheckpointError
 
@@ -79,7 +79,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     values = _read(path, lambda name: name != OPTIONS)
     odd = [name for name, value in values.items() if value.dtype.kind not in "fiu"]
     if odd:
-        raise NpzError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
+        raise NpzError(f"weights {path} are damaged: {short(odd[0])} holds no numbers")
     return values
 
 

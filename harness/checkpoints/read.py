@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from base import bounds
-from base.fields import brief
+from base.fields import short
 from base.process import tf_runtime
 from emulator.plan.checkpoint_tensors import STEP
 from harness.checkpoints import find, manifest, npz_weights, run_record
@@ -190,7 +190,7 @@ def _check_finite(checkpoint: Checkpoint) -> Checkpoint:
 
     for name, value in _tensors(checkpoint, verify=False).items():
         if not np.isfinite(value).all():
-            raise CheckpointError(f"{brief(name)} holds values that are not finite")
+            raise CheckpointError(f"{short(name)} holds values that are not finite")
     return checkpoint
 
 
@@ -211,7 +211,7 @@ def _tensors(checkpoint: Checkpoint, verify: bool) -> Tensors:
         values = {name: reader.get_tensor(name) for name in sorted(reader.get_variable_to_shape_map())}
     done, number = values.get(STEP), updates_in_name(checkpoint.name)
     if number is not None and done is not None and done.tolist() != [number]:
-        raise CheckpointError(f"it holds the weights of update {brief(str(done).strip('[]'))}: it was copied or renamed")
+        raise CheckpointError(f"it holds the weights of update {short(str(done).strip('[]'))}: it was copied or renamed")
     return values
 
 
@@ -229,7 +229,7 @@ def _reader(checkpoint: Checkpoint) -> Iterator[Any]:
             for name, shape in reader.get_variable_to_shape_map().items():
                 kind = kinds[name]
                 if not (kind.is_floating or kind.is_integer or kind.is_bool):
-                    raise CheckpointError(f"{brief(name)} holds no numbers")
+                    raise CheckpointError(f"{short(name)} holds no numbers")
                 claimed += math.prod(shape) * kind.size
             there = sum(file.stat().st_size for file in _data_files(Path(checkpoint.prefix)))
             if claimed > there:
@@ -239,7 +239,7 @@ def _reader(checkpoint: Checkpoint) -> Iterator[Any]:
         raise
     except Exception as error:  # TensorFlow's reader raises nearly every kind for damaged bytes
         reason = tf_runtime.telling_line(error) if tf_runtime.is_of_tensorflow(error) else bounds.reason(error)
-        raise CheckpointError(f"TensorFlow cannot read it: {brief(reason)}") from None
+        raise CheckpointError(f"TensorFlow cannot read it: {short(reason)}") from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):([0-9]{1,5})")
 
@@ -60,10 +60,10 @@ def check_addresses(addresses: Sequence[Any], where: str) -> tuple[str, ...]:
     for address in addresses:
         matched = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if not matched or not address.isprintable() or not 0 < int(matched[2]) < 65536:
-            raise OptionError(f"{where}: '{brief(address)}' is not host:port with a port from 1 to 65535, as in host0:2222")
+            raise OptionError(f"{where}: '{short(address)}' is not host:port with a port from 1 to 65535, as in host0:2222")
     twice = next((address for address, count in Counter(addresses).items() if count > 1), None)
     if twice:
-        raise OptionError(f"{where} has {brief(twice)} twice: each process needs a port of its own")
+        raise OptionError(f"{where} has {short(twice)} twice: each process needs a port of its own")
     return tuple(addresses)
 
 
@@ -73,7 +73,7 @@ def number(environ: Mapping[str, str], name: str, launcher: str, default: int | 
     if not re.fullmatch(rf"[0-9]{{1,{digits}}}", text):
         length = f" of at most {digits} digits" if len(text) > digits else ""
         raise OptionError(
-            f"{name} is '{brief(text)}', but must be a whole number{length}; start with {launcher}, which sets it"
+            f"{name} is '{short(text)}', but must be a whole number{length}; start with {launcher}, which sets it"
         )
     return int(text)
 

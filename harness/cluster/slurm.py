@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from harness.cluster.cluster import SLURM, Cluster, check_addresses, number, several
 
 JOB, STEP, RANK = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"
@@ -56,7 +56,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     if not in_step(environ):
         raise OptionError(
             f"--distributed: this process is no task of srun, but the one process of a script or shell of Slurm's job "
-            f"{brief(environ[JOB])}; start it with srun, without --preserve-env, as in `{_CALL}`"
+            f"{short(environ[JOB])}; start it with srun, without --preserve-env, as in `{_CALL}`"
         )
     rank, size = _number(environ, RANK), _number(environ, _name(environ, TASKS))
     nodes = expanded(_text(environ, NODES), _name(environ, NODES))
@@ -73,7 +73,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     ports = _ports(environ, max(counts))
     addresses = [f"{nodes[node]}:{ports[local]}" for node, local in places]
     return Cluster(
-        check_addresses(addresses, f"the nodes and ports of Slurm's job {brief(environ[JOB])}"), rank, source=SLURM
+        check_addresses(addresses, f"the nodes and ports of Slurm's job {short(environ[JOB])}"), rank, source=SLURM
     )
 
 
@@ -101,7 +101,7 @@ def expanded(text: str, name: str = NODES[0]) -> tuple[str, ...]:
             raise _unreadable(name, text, _NODES_FORM)
         choices = [_choices(piece, name, text) for piece in pieces]
         if len(hosts) + math.prod(sum(len(each) for each, _ in ranges) for ranges in choices) > _MAX_NODES:
-            raise OptionError(f"{name} '{brief(text)}' has more than {_MAX_NODES} nodes; use fewer, or give TF_CONFIG")
+            raise OptionError(f"{name} '{short(text)}' has more than {_MAX_NODES} nodes; use fewer, or give TF_CONFIG")
         words = [[f"{each:0{width}}" if width else each for among, width in ranges for each in among] for ranges in choices]
         hosts += ["".join(chosen) for chosen in itertools.product(*words)]
     return tuple(hosts)
@@ -124,7 +124,7 @@ def _ranges(numbers: str, name: str, text: str) -> list[tuple[range, int]]:
 
 
 def _unreadable(name: str, text: str, form: str) -> OptionError:
-    return OptionError(f"{name} '{brief(text)}' is no list as Slurm writes it ({form}); {_AS_GIVEN}")
+    return OptionError(f"{name} '{short(text)}' is no list as Slurm writes it ({form}); {_AS_GIVEN}")
 
 
 def per_node(text: str, name: str = PER_NODE[0]) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def per_node(text: str, name: str = PER_NODE[0]) -> tuple[int, ...]:
         raise _unreadable(name, text, "2(x3),1")
     runs = [(int(match[1]), int(match[2] or 1)) for match in matches if match]
     if max(sum(times for _, times in runs), sum(count * times for count, times in runs)) > _MAX_NODES:
-        raise OptionError(f"{name} '{brief(text)}' has more than {_MAX_NODES} nodes or tasks; use fewer, or give TF_CONFIG")
+        raise OptionError(f"{name} '{short(text)}' has more than {_MAX_NODES} nodes or tasks; use fewer, or give TF_CONFIG")
     return tuple(count for count, times in runs for _ in range(times))
 
 
@@ -144,7 +144,7 @@ def placed(counts: Sequence[int], distribution: str) -> list[tuple[int, int]]:
     kind = re.split("[:,]", distribution)[0]
     if kind not in ("", "*", "block", "cyclic"):
         raise OptionError(
-            f"{DISTRIBUTION} '{brief(distribution)}': which task is on which node is known of block and cyclic only; start "
+            f"{DISTRIBUTION} '{short(distribution)}': which task is on which node is known of block and cyclic only; start "
             "with srun --distribution=block, or give TF_CONFIG"
         )
     by_node = [(node, local) for node, count in enumerate(counts) for local in range(count)]
@@ -157,8 +157,8 @@ def _check_place(environ: Mapping[str, str], rank: int, place: tuple[int, int]) 
     if (node, local) != place:
         raise OptionError(
             f"task {rank} is number {local} on node {node} ({LOCAL}, {NODE}), but number {place[1]} on node {place[0]} by "
-            f"{_name(environ, PER_NODE)} {brief(_text(environ, PER_NODE))} and {DISTRIBUTION} "
-            f"{brief(environ.get(DISTRIBUTION) or 'block')}; start with srun --distribution=block, or give TF_CONFIG"
+            f"{_name(environ, PER_NODE)} {short(_text(environ, PER_NODE))} and {DISTRIBUTION} "
+            f"{short(environ.get(DISTRIBUTION) or 'block')}; start with srun --distribution=block, or give TF_CONFIG"
         )
 
 
@@ -171,7 +171,7 @@ def _ports(environ: Mapping[str, str], most: int) -> Sequence[int]:
     ports = [port for each, _ in _ranges(text, RESERVED, text) for port in each[:most]] if match else []
     if len(ports) < most:
         raise OptionError(
-            f"{RESERVED} '{brief(text)}' has {len(ports)} ports, but a node of this step has {most} tasks; start with srun "
+            f"{RESERVED} '{short(text)}' has {len(ports)} ports, but a node of this step has {most} tasks; start with srun "
             f"--resv-ports={most}"
         )
     return ports

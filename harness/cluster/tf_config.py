@@ -14,7 +14,7 @@ from typing import Any
 
 from base.bounds import json_value
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from harness.cluster import ranks
 from harness.cluster.cluster import Cluster, check_addresses
 
@@ -87,7 +87,7 @@ def _check_jobs(jobs: Mapping[str, Any], task: Any) -> None:
     others = sorted(set(jobs) - {*_LEADERS, _WORKER})
     if others:
         raise OptionError(
-            f"{TF_CONFIG} has the jobs {brief(', '.join(others))}: only cluster.worker is known, whose first one leads, and "
+            f"{TF_CONFIG} has the jobs {short(', '.join(others))}: only cluster.worker is known, whose first one leads, and "
             "cluster.chief with one leader before them"
         )
     if not any(jobs.values()) or not all(isinstance(each, list) for each in jobs.values()):
@@ -107,7 +107,7 @@ def _instance(task: Any, leader: str | None, environ: Mapping[str, str], size: i
     if not isinstance(task, dict) or task.get("type", _WORKER) not in allowed:
         kinds = " or ".join(f'"{kind}"' for kind in allowed)
         raise OptionError(
-            f'{TF_CONFIG}\'s task must be {{"type": {kinds}, "index": ...}}, but is {brief(json.dumps(task))}'
+            f'{TF_CONFIG}\'s task must be {{"type": {kinds}, "index": ...}}, but is {short(json.dumps(task))}'
             + (": cluster has no such job" if not leader else "")
         )
     rank = ranks.of_openmpi(environ) or (task.get("index") is None and ranks.of_launcher(environ))
@@ -129,7 +129,7 @@ def _whole(index: Any, where: str, size: int) -> int:
     number = int(index) if re.fullmatch(r"[0-9]{1,6}", str(index)) else -1
     if isinstance(index, bool) or not 0 <= number < size:
         allowed = f"a whole number from 0 to {size - 1}: there are {size} workers" if size != 1 else "0: there is one"
-        raise OptionError(f"{where} is {brief(index)}, but must be {allowed}")
+        raise OptionError(f"{where} is {short(index)}, but must be {allowed}")
     return number
 
 
@@ -138,6 +138,6 @@ def _check_size(environ: Mapping[str, str], rank: ranks.Rank, size: int) -> None
     text = environ.get(rank.size_name) if rank.size_name else None
     if text and text != str(size):
         raise OptionError(
-            f"{rank.size_name} is {brief(text)}, but {TF_CONFIG} names {size} workers: start as many processes as it names, "
+            f"{rank.size_name} is {short(text)}, but {TF_CONFIG} names {size} workers: start as many processes as it names, "
             "or name as many as are started"
         )

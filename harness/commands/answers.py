@@ -30,7 +30,7 @@ _RECORDED = ("restore_path", "autoresume", "init_path")  # with these, a record 
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """Return the exit code of main(argv), with every foreseeable error as one line on standard error."""
-    row = commands.COMMANDS.get(commands.named(script) or "")
+    row = commands.COMMANDS.get(commands.command_name(script) or "")
     call = row.call if row else f"{script}.py"
     return command_line.run(call.removeprefix("python "), main, argv, (WrongInput,), (FloatingPointError, Failure))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError, WrongInput, parts
-from base.fields import HINT, brief
+from base.fields import HINT, short
 from base.process import command_line, commands
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
@@ -144,7 +144,7 @@ def help_text(parsed: Parsed, prog: str, intro: str) -> str:
     """The assembled parser's help, in argument groups; those of the model and of the schedule are the chosen ones'."""
     known, chosen = parsed.catalogue, parsed.options.main
     usage = f"{prog} {commands.usage()}[options]"
-    parser = command_line.Spoken(prog=prog, description=intro, add_help=False, usage=usage)
+    parser = command_line.HelpParser(prog=prog, description=intro, add_help=False, usage=usage)
     titles: dict[str, tuple[str | None, ...]] = {name: (cls.__doc__,) for name, cls in SECTIONS.items()}
     published = getattr(plugins.load("Models", chosen.model), "TITLE", chosen.model)
     titles["model"] = published, _others("Models", "--model", chosen.model)
@@ -165,7 +165,7 @@ def _others(folder: str, flag: str, chosen: str) -> str:
 def explain(options: RunOptions) -> str:
     """Every value and where it came from."""
     rows = [
-        (name, brief(format_value(value)), options.sources.get(name, "default")) for name, value in options.values().items()
+        (name, short(format_value(value)), options.sources.get(name, "default")) for name, value in options.values().items()
     ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     second = min(second, 36)

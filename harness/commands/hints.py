@@ -18,10 +18,10 @@ from harness.run.run import Run
 
 def command(script: str, *words: str) -> str:
     """The call of a script with these words, from the working directory: as `cnn` calls it, where this process was."""
-    called = commands.called()
+    called = commands.current_call()
     if called:
         program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
-        return commands.in_shell([*program, commands.named(script), *words])
+        return commands.in_shell([*program, commands.command_name(script), *words])
     file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # where make has put it
     if not file.exists() and beside.exists():
         return commands.in_shell([_from_here(str(beside)), script, *words])

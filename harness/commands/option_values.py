@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import HALVES, brief
+from base.fields import HALVES, short
 from harness.options.catalogue import Catalogue
 from harness.options.exclusive import GROUPS, check_exclusive, overridden
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag, with_trait
@@ -69,7 +69,7 @@ def _converted(known: Catalogue, layer: OptionSource, higher: OptionValues) -> d
         if layer.source != RECORDED or recorded is None or model in (None, recorded.raw):
             raise
         raise OptionError(
-            f"model {model} ({higher.sources['model']}) is not that of the recorded run, {brief(recorded.raw)}, whose "
+            f"model {model} ({higher.sources['model']}) is not that of the recorded run, {short(recorded.raw)}, whose "
             f"options do not fit it ({error}); leave the model out, or begin a new run"
         ) from None
 
@@ -125,7 +125,7 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
     where = given.sources["release"]
     if release not in VINTAGES and not (block and block.release) and where.startswith((COMMAND_LINE, CONFIGURATION)):
         near = plugins.did_you_mean(release, list(VINTAGES))
-        raise OptionError(f"{where}: no release '{brief(release)}'{near}", f"There are: {', '.join(VINTAGES)}")
+        raise OptionError(f"{where}: no release '{short(release)}'{near}", f"There are: {', '.join(VINTAGES)}")
     how, source, notes = vintage(release), f"default of release {release}", []
     defaults = {"cutmix_version": how.cutmix_version, "frozen_norm_statistics": "batch"} if release in VINTAGES else {}
     meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
@@ -182,7 +182,7 @@ def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]
         listed = ", ".join(map(str, sizes))
         near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
         raise OptionError(
-            f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}",
+            f"{sources['model_size']}: no model size {short(size)} for {family}-sized data{near}",
             f"There are: {listed}",
         )
     return chosen

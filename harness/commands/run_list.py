@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.storage import locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import run_table
@@ -67,10 +67,10 @@ def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> lis
     def unreadable(error: OSError) -> None:
         if Path(error.filename) == top:
             raise OptionError(f"{top} cannot be read: {error.strerror}; make it readable, or give another folder")
-        warn(f"warning: {brief(str(error.filename))} cannot be read ({error.strerror}): its runs are not listed")
+        warn(f"warning: {short(str(error.filename))} cannot be read ({error.strerror}): its runs are not listed")
 
     def half_removed(folder: Path) -> None:
-        warn(f"warning: {brief(str(folder))} is what an interrupted removal has left of a run: delete it")
+        warn(f"warning: {short(str(folder))} is what an interrupted removal has left of a run: delete it")
 
     return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable, half_removed)]
 
@@ -238,4 +238,4 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
     updates = "" if run.state == VALIDATION else updates
     changed = _date(run.changed).strftime("%Y-%m-%d %H:%M")
     state = f"{run.state}: {run.damage}" if run.damage else run.state
-    return tuple(map(brief, (run.name, run.network, run.dataset, updates, best, changed, state)))
+    return tuple(map(short, (run.name, run.network, run.dataset, updates, best, changed, state)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from base import bounds
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.storage import files, input_files
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import find, npz_weights, run_record
@@ -52,7 +52,7 @@ def check_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
     if not other_class_names(recorded, run.data_source.spec):
         return
     pairs = zip(recorded_names(folder, recorded), run.data_source.spec.class_names)
-    changed = next((f", as {brief(now)} for {brief(before)}" for before, now in pairs if before != now), "")
+    changed = next((f", as {short(now)} for {short(before)}" for before, now in pairs if before != now), "")
     raise OptionError(
         f"the classes of the data have other names, or another order, than those that the network has learnt{changed}: give "
         "them their earlier names, or begin a new run, which --init-path can give weights to"

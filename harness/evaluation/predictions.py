@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
-from base.fields import brief, printable
+from base.fields import escaped, short
 from base.process import tf_runtime
 from Datasets._spec import ReadRequest
 from harness.checkpoints import compatibility, read
@@ -152,7 +152,7 @@ def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[ImagePredic
 
 def table(path: str, answer: Sequence[ImagePrediction]) -> str:
     """A photograph's name, and a line for each of its most probable classes."""
-    return "\n".join([printable(path), *(f"  {100 * each.probability:5.1f} %  {brief(each.name)}" for each in answer)])
+    return "\n".join([escaped(path), *(f"  {100 * each.probability:5.1f} %  {short(each.name)}" for each in answer)])
 
 
 def name_of(label: int, names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.process import command_line
 from harness.checkpoints import find, npz_weights
 from harness.export.file_formats import FORMATS
@@ -28,7 +28,7 @@ _NEAREST = {  # what other tools call it, or what leads to it
 }  # fmt: skip
 
 
-class _Parser(command_line.Spoken):
+class _Parser(command_line.HelpParser):
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; cnn export --help lists the options")
 
@@ -99,10 +99,10 @@ def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
         bundled = " or ".join(npz_weights.BUNDLED)
         raise OptionError(f"nothing to export: give a run folder, a checkpoint, a .npz file or {bundled} first")
     if None not in (first, flag) and first != flag:
-        raise OptionError(f"{brief(first)} and --restore-path {brief(flag)} are two networks; export one, then the other")
+        raise OptionError(f"{short(first)} and --restore-path {short(flag)} are two networks; export one, then the other")
     if rest and not rest[0].startswith("-"):
         raise OptionError(
-            f"'{brief(rest[0])}' is one word too many: one RUN is exported, and formats have commas between them"
+            f"'{short(rest[0])}' is one word too many: one RUN is exported, and formats have commas between them"
         )
     return path
 
@@ -114,7 +114,7 @@ def _format(word: str) -> str:
         return name
     near = f"; did you mean {_NEAREST[name]}?" if name in _NEAREST else plugins.did_you_mean(name, list(FORMATS))
     listed = f"{near} There are" if near else "; there are"
-    raise OptionError(f"--to: no format '{brief(word.strip())}'{listed}: {', '.join(FORMATS)}")
+    raise OptionError(f"--to: no format '{short(word.strip())}'{listed}: {', '.join(FORMATS)}")
 
 
 def _check_spelling(rest: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ def _check_spelling(rest: Sequence[str]) -> None:
             raise OptionError(f"unknown option {word}; did you mean {_OTHER_FLAGS[word]}?")
         near = difflib.get_close_matches(word[:_LONGEST_FLAG], own, 1, 0.75)
         if near and not any(flag.startswith(word) for flag in known):
-            raise OptionError(f"unknown option {brief(word)}; did you mean {near[0]}?")
+            raise OptionError(f"unknown option {short(word)}; did you mean {near[0]}?")
 
 
 def _beside(path: Path) -> Path:

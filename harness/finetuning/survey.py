@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from base.errors import DataError
-from base.fields import brief
+from base.fields import short
 from base.process import tf_runtime
 from base.storage import input_files
 from Datasets.formats import image_headers
@@ -52,7 +52,7 @@ class Survey:
         lines = [
             f"{self.top}: {count:,} pictures in {len(listing.classes)} classes, {_range(min(per_class), max(per_class))} "
             f"each{held_out}",
-            f"classes: {brief(', '.join(listing.classes))}",
+            f"classes: {short(', '.join(listing.classes))}",
         ]
         if self.sides:
             (w, h), (wide, high) = self.sides
@@ -70,18 +70,18 @@ class Survey:
         lines = list(self.listing.notes)
         few = [f"{name} ({counts[k]})" for k, name in enumerate(self.listing.classes, 1) if counts[k] < FEW]
         if few:
-            lines.append(f"warning: classes of fewer than {FEW} pictures: {brief(', '.join(few))}")
+            lines.append(f"warning: classes of fewer than {FEW} pictures: {short(', '.join(few))}")
         if self.copies:
             number = sum(len(group) - 1 for group in self.copies)
             first, second = (os.path.relpath(path, self.top) for path in self.copies[0][:2])
             copies = f"{number} pictures are copies" if number > 1 else "1 picture is a copy"
             lines.append(
-                f"warning: {copies} of others, as {brief(second)} of {brief(first)}; a copy in validation makes accuracy "
+                f"warning: {copies} of others, as {short(second)} of {short(first)}; a copy in validation makes accuracy "
                 "look better than it is"
             )
         across = self._in_several_classes()
         if across:
-            lines.append(f"warning: {brief(across)} lies in several classes")
+            lines.append(f"warning: {short(across)} lies in several classes")
         return lines
 
     def _in_several_classes(self) -> Path | None:

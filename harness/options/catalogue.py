@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import META, brief, decimal_number, is_text, whole_number
+from base.fields import META, decimal_number, is_text, short, whole_number
 from base.plugins import did_you_mean
 from harness.options.sections import SECTIONS, flag
 
@@ -53,13 +53,13 @@ class Option:
             items = raw if isinstance(raw, (list, tuple)) else str(raw).split() if isinstance(raw, str) else [raw]
             value: Any = tuple(self._one(item, where) for item in items)
         elif isinstance(raw, (list, tuple)):
-            raise OptionError(f"{where}: {self.name} takes one value, not the list {brief(list(raw))}")
+            raise OptionError(f"{where}: {self.name} takes one value, not the list {short(list(raw))}")
         else:
             value = self._one(raw, where)
         broken = self.meta["check"](value) if self.meta["check"] else None
         if broken:
             given = " ".join(map(str, value)) if self.several else raw
-            raise OptionError(f"{where}: {self.name} is '{brief(given)}' but {broken}")
+            raise OptionError(f"{where}: {self.name} is '{short(given)}' but {broken}")
         return value
 
     def _one(self, raw: Any, where: str) -> Any:
@@ -68,9 +68,9 @@ class Option:
         try:
             value = CONVERSIONS[self.base](raw)
         except OverflowError:
-            raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be at most {LARGEST:.2g} in size") from None
+            raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be at most {LARGEST:.2g} in size") from None
         except (ValueError, TypeError):
-            raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be {KINDS[self.base]}") from None
+            raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be {KINDS[self.base]}") from None
         if self.base is str and self.meta["read"]:
             value = self.meta["read"](value)
         return value
@@ -82,7 +82,7 @@ class Option:
         if isinstance(raw, bool) or str(raw).lower() not in lowered:
             known = ", ".join(self.meta["choices"])
             hint = did_you_mean(str(raw), list(self.meta["choices"]))
-            raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be one of {known}{hint}")
+            raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be one of {known}{hint}")
         return self.base(lowered[str(raw).lower()])
 
 

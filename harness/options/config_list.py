@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.plugins import did_you_mean
 from harness.options import releases
 from harness.options.configs import ConfigFile
@@ -26,7 +26,7 @@ def text(path: str, word: str) -> str:
     if not shown:
         hint = did_you_mean(word, names, cutoff=0.3)
         raise OptionError(
-            f"--list-configs {brief(word)}: no configuration of the {len(names)} in {path} has that word{hint}"
+            f"--list-configs {short(word)}: no configuration of the {len(names)} in {path} has that word{hint}"
         )
     width = max(map(len, shown))
     return "\n".join(f"{name:<{width}}  {lines[name]}" for name in shown)

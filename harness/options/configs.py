@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from base.errors import OptionError, parts
-from base.fields import brief
+from base.fields import short
 from base.plugins import did_you_mean
 from base.storage import input_files
 from harness.options import releases
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
             first = found.get(meant(key.value), (key,))[0]
             if first is not key and not self.is_old:
                 raise OptionError(
-                    f"{self.at(key)}: '{brief(key.value)}' is given twice, first at {self.at(first)}; keep one of them"
+                    f"{self.at(key)}: '{short(key.value)}' is given twice, first at {self.at(first)}; keep one of them"
                 )
             found[meant(key.value)] = key, value
         return found
@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
         """Return the entries of a mapping. Own keys win over merged ones, later merges win over earlier ones, and the first
         mapping of a list wins."""
         if not isinstance(node, yaml.MappingNode):
-            raise OptionError(f"{self.at(node)}: '{brief(node.value)}' is no mapping")
+            raise OptionError(f"{self.at(node)}: '{short(node.value)}' is no mapping")
 
         def meant(key: str) -> str:
             return key if self.is_old else key.replace("-", "_")
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
             merged = self.construct_object(value, deep=True) or {}
             for source in reversed(merged) if isinstance(merged, list) else [merged]:
                 if not isinstance(source, dict):
-                    raise OptionError(f"{self.at(value)}: << merges mappings of options, not '{brief(source)}'")
+                    raise OptionError(f"{self.at(value)}: << merges mappings of options, not '{short(source)}'")
                 found |= {meant(key): (key, entry) for key, entry in source.items()}
         own = self.unique([pair for pair in node.value if pair[0].tag != MERGE], meant)
         for name, (key, value) in own.items():
@@ -152,7 +152,7 @@ class ConfigFile:
             return {}
         if not isinstance(entries, dict):
             where = self._loader.at(self._blocks[name])
-            raise OptionError(f"{where}: configuration '{brief(name)}' must be a mapping of options")
+            raise OptionError(f"{where}: configuration '{short(name)}' must be a mapping of options")
         _check_values(entries, depth)
         return entries
 
@@ -190,12 +190,12 @@ class ConfigFile:
         if name not in self.names:
             plain = [name for name in self.names if releases.divided(name)[1] is None]
             if not plain:
-                raise OptionError(f"{self.path}: no configuration '{brief(name)}'; the file has none at all")
+                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has none at all")
             shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
             more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
             raise OptionError(
-                f"{self.path}: no configuration '{brief(name)}'{did_you_mean(name, plain, cutoff=0.3)}",
-                f"There are: {', '.join(map(brief, shown))}{more}",
+                f"{self.path}: no configuration '{short(name)}'{did_you_mean(name, plain, cutoff=0.3)}",
+                f"There are: {', '.join(map(short, shown))}{more}",
             )
 
 
@@ -206,7 +206,7 @@ def _check_values(entries: dict[str, Entry], depth: int) -> None:
         if depth and isinstance(entry.value, dict):
             _check_values(entry.value, depth - 1)
         elif any(isinstance(value, dict | list) and not (depth and _is_flat(value)) for value in values):
-            raise OptionError(f"{entry.where}: '{brief(name)}' must be a value or a list of values")
+            raise OptionError(f"{entry.where}: '{short(name)}' must be a value or a list of values")
 
 
 def _is_flat(value: Any) -> bool:
@@ -245,8 +245,8 @@ def _yaml_errors(path: str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
+        raise OptionError(f"{path}{line}: not valid YAML: {short(error.problem or error.context)}") from None
     except RecursionError:
         raise OptionError(f"{path}: lists and mappings are too deeply nested") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise OptionError(f"{path}: not valid YAML: {brief((str(error) or type(error).__name__).splitlines()[0])}") from None
+        raise OptionError(f"{path}: not valid YAML: {short((str(error) or type(error).__name__).splitlines()[0])}") from None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from harness.options.catalogue import Catalogue, format_value
 from harness.options.sections import ACCUMULATION
 from harness.options.sources import OptionSource
@@ -47,7 +47,7 @@ def check_exclusive(known: Catalogue, layer: OptionSource, values: Mapping[str, 
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]
         if len(chosen) > 1:
             place = layer.values[chosen[1]].where
-            flags = " and ".join(f"{known.options[name].flag} {brief(format_value(values[name]))}" for name in chosen)
+            flags = " and ".join(f"{known.options[name].flag} {short(format_value(values[name]))}" for name in chosen)
             raise OptionError(f"{place}: {flags} exclude each other; give one of them")
 
 

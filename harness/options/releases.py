@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.plugins import did_you_mean
 
 TABLE = "releases"
@@ -87,11 +87,11 @@ def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[st
     if name in spans and release not in spans[name]:
         others = [other for other, span in spans.items() if release in span]
         raise OptionError(
-            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(release)}{did_you_mean(name, others)}",
+            f"configuration '{short(name)}' exists in {spans[name]}, not in {shown(release)}{did_you_mean(name, others)}",
             f"Release {shown(release)} has: {', '.join(others)}",
         )
     block = next((block for last, block in own.items() if release <= last), name)
-    return Choice(block, shown(release), f"configuration {brief(name)} as release {shown(release)} has it")
+    return Choice(block, shown(release), f"configuration {short(name)} as release {shown(release)} has it")
 
 
 def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
@@ -99,7 +99,7 @@ def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
         return Choice(name, None)
     last = shown(span.last)
     others = " and ".join(f"up to {shown(release)}" for release in own)
-    note = f"configuration {brief(name)} as release {last} has it; {others} it had other values, which --release gives"
+    note = f"configuration {short(name)} as release {last} has it; {others} it had other values, which --release gives"
     return Choice(name, last, note if own else "")
 
 
@@ -108,6 +108,6 @@ def _known(text: str, known: list[Version]) -> Version:
     if release not in known:
         listed = [shown(release) for release in known]
         if not listed:
-            raise OptionError(f"the file says nothing of releases; leave out --release {brief(text)}")
-        raise OptionError(f"no release '{brief(text)}'{did_you_mean(text, listed)}", f"There are: {', '.join(listed)}")
+            raise OptionError(f"the file says nothing of releases; leave out --release {short(text)}")
+        raise OptionError(f"no release '{short(text)}'{did_you_mean(text, listed)}", f"There are: {', '.join(listed)}")
     return release

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from harness.options.catalogue import Catalogue, Option, Spelling, format_value, section_options
 from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, flag
@@ -79,7 +79,7 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
             if not words:
                 if lenient:
                     continue
-                raise OptionError(f"{COMMAND_LINE}: '{brief(token)}' is not an option; options begin with --")
+                raise OptionError(f"{COMMAND_LINE}: '{short(token)}' is not an option; options begin with --")
             words[-1][1].append(token)
             continue
         written, equals, value = token.partition("=")
@@ -103,7 +103,7 @@ def _beginning_with(written: str, flags: Mapping[str, Spelling]) -> list[str]:
 
 def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
     elsewhere = OTHER_NAMES.get(written.removeprefix("--")) if written.startswith("--") else None
-    matches, shown_flag = _beginning_with(written, flags), brief(written)
+    matches, shown_flag = _beginning_with(written, flags), short(written)
     if matches:
         other_name = f"; {written} of other tools is {elsewhere} here" if elsewhere else ""
         return f"{shown_flag} could be {', '.join(sorted(matches)[:6])}; write one of them out{other_name}"
@@ -143,7 +143,7 @@ def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
     switched = spelling.option.base is bool and words[0].lower() in ("true", "false")
     if len(words) > 1 or (takes == "nothing" and not switched):
         allowed = "no value" if takes == "nothing" else "one value"
-        raise OptionError(f"{where}: takes {allowed}, but was given {brief(' '.join(words))}")
+        raise OptionError(f"{where}: takes {allowed}, but was given {short(' '.join(words))}")
     return words[0]
 
 
@@ -154,7 +154,7 @@ def _add(
     try:
         rewritten = spelling.rewrite(raw)
     except ValueError:
-        raise OptionError(f"{where}: {spelling.option.name} is '{brief(raw)}' but must be true or false") from None
+        raise OptionError(f"{where}: {spelling.option.name} is '{short(raw)}' but must be true or false") from None
     for name, value in rewritten.items():
         values.setdefault(name, []).append((word, GivenValue(value, where, word.lstrip("-").replace("-", "_"))))
     return list(rewritten)
@@ -164,7 +164,7 @@ def _resolved_spellings(option: Option, given: list[tuple[str, GivenValue]]) -> 
     """The last value of one spelling; two spellings must agree, but for those that are factors of the value."""
     last = dict(given)
     distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
-    pairs = " and ".join(f"{flag} {brief(format_value(value))}" for flag, value in distinct.items())
+    pairs = " and ".join(f"{flag} {short(format_value(value))}" for flag, value in distinct.items())
     where = given[-1][1].where.split(": --")[0]
     if len(last) > 1 and all(entry.spelling in option.meta["factors"] for entry in last.values()):
         above = [flag for flag, value in distinct.items() if value > 1]
@@ -211,7 +211,7 @@ def from_config(known: Catalogue, block: Block) -> OptionSource:
         if spelling is None:
             if not _plugins_with_option(plain) and key not in all_options(None).spellings:
                 near = plugins.did_you_mean(key, list(known.spellings))
-                raise OptionError(f"{where}: {name}: unknown key '{brief(key)}'{near}")
+                raise OptionError(f"{where}: {name}: unknown key '{short(key)}'{near}")
             unused.append(key)
             continue
         names = _add(values, key, spelling, entry.value, where)

@@ -30,7 +30,7 @@ RANDOM = "--generated-data"  # a plan reads no data,
 FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
 
 
-class _Parser(command_line.Spoken):
+class _Parser(command_line.HelpParser):
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; cnn plan --help lists the options")
 

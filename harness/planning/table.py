@@ -33,7 +33,7 @@ def report(planned: Sequence[Planned]) -> str:
     """Every plan, and a table of all where there are several; notes and number formats once for each configuration."""
     parts = ["\n".join(comparison(planned))] if len(planned) > 1 else []
     parts += [one(each, each.run is not before) for each, before in zip(planned, (None, *(p.run for p in planned)))]
-    return "\n\n".join([*parts, commands.spoken(NOTE)])
+    return "\n\n".join([*parts, commands.as_invoked(NOTE)])
 
 
 def comparison(planned: Sequence[Planned]) -> list[str]:

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from harness.cluster.cluster import Cluster, host_of
 
 ALL = "all"
@@ -74,13 +74,13 @@ def _can_filter(addresses: Sequence[Address]) -> bool:
 def _asked(text: str) -> tuple[Address, ...]:
     addresses = _resolved(text)
     if not addresses:
-        raise OptionError(f"--bind {brief(text)}: no address, and no name of one; give an address of this host, or {ALL}")
+        raise OptionError(f"--bind {short(text)}: no address, and no name of one; give an address of this host, or {ALL}")
     here = tuple(filter(_is_here, addresses))
     if not here:
         also = "" if f"{addresses[0]}" == text else f" ({', '.join(map(str, addresses))})"
-        raise OptionError(f"--bind {brief(text)}{also} is no address of this host; give one that it has, or {ALL}")
+        raise OptionError(f"--bind {short(text)}{also} is no address of this host; give one that it has, or {ALL}")
     if not _can_filter(here):
-        raise OptionError(f"--bind {brief(text)}: this system lets no program filter a socket's packets; leave it out")
+        raise OptionError(f"--bind {short(text)}: this system lets no program filter a socket's packets; leave it out")
     return here
 
 

@@ -125,7 +125,7 @@ def check_no_run(folder: Path, anew: bool = False) -> None:
         if anew and not locked and unsaved_run(folder):
             return
         command = (
-            f"{commands.spoken('python restore.py')} --restore-path {commands.in_shell([command_line.as_value(folder)])}"
+            f"{commands.as_invoked('python restore.py')} --restore-path {commands.in_shell([command_line.as_value(folder)])}"
         )
         instead = (
             f"go on with it, and for longer if it is done: {command} --epochs NUMBER"

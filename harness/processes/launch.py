@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from base.process import orphans
 from base.process.signals import URGENT
 from base.storage import locks
@@ -190,7 +190,7 @@ def check_startable(topology: Topology, program: Sequence[str], environ: Mapping
             f"{_MAX_PER_CORE * cores} at most, {_MAX_PER_CORE} each; give fewer, or more hosts"
         )
     if topology.local and shutil.which(program[0], path=environ.get("PATH")) is None:
-        raise OptionError(f"no program '{brief(program[0])}' is found; check its name and PATH")
+        raise OptionError(f"no program '{short(program[0])}' is found; check its name and PATH")
 
 
 def mpi_command(

@@ -15,7 +15,7 @@ import yaml
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import short
 from harness.options import configs
 
 
@@ -125,11 +125,11 @@ def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
         option = OPTIONS.get(name)
         if option is None:
             raise OptionError(
-                f"unknown option {brief(written)}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS], 0.3)}"
+                f"unknown option {short(written)}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS], 0.3)}"
             )
         if option.read is None:
             if equals:
-                raise OptionError(f"--{name} takes no value, but was given {brief(text)}")
+                raise OptionError(f"--{name} takes no value, but was given {short(text)}")
             given[name] = True
             continue
         if not equals:
@@ -147,7 +147,7 @@ def _read(name: str, option: PoprunOption, text: str) -> Any:
     try:
         return option.read(text)
     except ValueError as error:
-        raise OptionError(f"--{name} is '{brief(text)}' but must be {error}") from None
+        raise OptionError(f"--{name} is '{short(text)}' but must be {error}") from None
 
 
 def _kind(option: PoprunOption) -> str:
@@ -176,7 +176,7 @@ def imported(given: Mapping[str, Any]) -> dict[str, Any]:
         option = OPTIONS.get(name)
         if option is None or option.read is None:
             raise OptionError(
-                f"--import-config {path}: unknown option {brief(key)}{plugins.did_you_mean(name, list(OPTIONS))}"
+                f"--import-config {path}: unknown option {short(key)}{plugins.did_you_mean(name, list(OPTIONS))}"
             )
         if value is None:
             raise OptionError(f"--import-config {path}: {key} must have one value, not {value}")

@@ -38,7 +38,7 @@ class Reported:
 def write(folder: Path) -> Path:
     """Write the page of a run, from its rows alone, beside them, whole or not at all."""
     target = folder / FILE
-    files.write_atomically(target, of([Reported(run_folder.read(folder), missing=commands.spoken(_AT_THE_END))]))
+    files.write_atomically(target, of([Reported(run_folder.read(folder), missing=commands.as_invoked(_AT_THE_END))]))
     return target
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from base import bounds
 from base.errors import OptionError
-from base.fields import brief, whole_number
+from base.fields import short, whole_number
 from base.storage import input_files, tables
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES
@@ -116,7 +116,7 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     for k, line in enumerate(lines, 2):
         cells = line[: tables.LONGEST].split(",")
         if not _is_row(head, cells):
-            raise _damaged(path, f"line {k} is no row: {brief(line)}")
+            raise _damaged(path, f"line {k} is no row: {short(line)}")
         rows.append(dict(zip(head, cells)))
     return rows
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from base import plugins
 from base.errors import DataError, OptionError
-from base.fields import brief
+from base.fields import short
 from Datasets._spec import DataSource, OpenRequest
 from Datasets.sources.catalogue import published_spec, table
 from Datasets.sources.generated import GeneratedSource
@@ -35,7 +35,7 @@ def name_of(
         if dataset.lower() not in known:
             prefix = f"{where}: " if where else ""
             hint = plugins.did_you_mean(dataset, known)
-            raise OptionError(f"{prefix}no data set '{brief(dataset)}'{hint}", f"There are: {', '.join(known)}")
+            raise OptionError(f"{prefix}no data set '{short(dataset)}'{hint}", f"There are: {', '.join(known)}")
         return dataset.lower(), None
     if train_dir:
         return "imagefolder", f"which --train-dir {train_dir} is for"

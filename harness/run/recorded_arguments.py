@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from base.fields import LARGEST_COUNT, brief
+from base.fields import LARGEST_COUNT, short
 from Datasets._spec import DataSource, DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
@@ -204,4 +204,4 @@ def invalid_entry(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> str |
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else brief(repr(value))
+    return "null" if value is None else short(repr(value))

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from base.errors import DataError
-from base.fields import printable
+from base.fields import escaped
 from base.process import command_line, commands
 from Datasets.formats import conversion_info
 from Datasets.sources import image_folder, locate, splits
@@ -97,7 +97,7 @@ def _split_folders(arguments: argparse.Namespace) -> list[Path | None]:
 
 
 def _lines(bad: list[BadFile]) -> str:
-    return "\n".join(f"  {printable(str(file))} {reason}" for file, reason in bad)
+    return "\n".join(f"  {escaped(str(file))} {reason}" for file, reason in bad)
 
 
 def _check_target(read: list[Path], target: Path) -> None:

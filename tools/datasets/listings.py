@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from base.errors import DataError
-from base.fields import brief
+from base.fields import short
 from base.process import tf_runtime
 from base.process.progress import Progress
 from Datasets.formats import class_names
@@ -111,7 +111,7 @@ def check_every_class(listing: Listing) -> None:
     with_some = {picture.label for picture in listing.train}
     for label, name in enumerate(listing.classes, 1):
         if label not in with_some:
-            raise DataError(f"class {brief(name)} has no picture for training left; add one or remove the class")
+            raise DataError(f"class {short(name)} has no picture for training left; add one or remove the class")
 
 
 def _of_rows(file: Path, rows: list[_Row]) -> Listing:
@@ -138,7 +138,7 @@ def _classes(file: Path, rows: list[_Row]) -> tuple[str, ...]:
     if same:
         first, second = (names[place] for place in same)
         raise DataError(
-            f"{file}, line {lines[second]}: the label {brief(second)} is the number of {brief(first)} in line "
+            f"{file}, line {lines[second]}: the label {short(second)} is the number of {short(first)} in line "
             f"{lines[first]}; write it one way"
         )
     return class_names.ordered(names)
@@ -150,10 +150,10 @@ def _columns(first: list[str], where: str) -> Sequence[int]:
         return range(len(first))
     unknown = [cell for cell in first if cell.lower() not in _HEADINGS]
     if unknown:
-        raise DataError(f"{where}: no heading is called '{brief(unknown[0])}'; the columns are path, label and maybe split")
+        raise DataError(f"{where}: no heading is called '{short(unknown[0])}'; the columns are path, label and maybe split")
     order = [_HEADINGS[cell.lower()] for cell in first]
     if len(set(order)) != len(order) or not {0, 1} <= set(order):
-        raise DataError(f"{where}: the headings {brief(', '.join(first))} must be path, label and maybe split, each once")
+        raise DataError(f"{where}: the headings {short(', '.join(first))} must be path, label and maybe split, each once")
     return order
 
 
@@ -168,8 +168,8 @@ def _row(cells: list[str], order: Sequence[int], line: int, where: str) -> _Row:
         if not value:
             raise DataError(f"{where}: the {what} is empty")
         if not value.isprintable():
-            raise DataError(f"{where}: the {what} '{brief(value)}' has unprintable characters")
+            raise DataError(f"{where}: the {what} '{short(value)}' has unprintable characters")
     known = _SPLITS.get(split_folders.split_of(split) or "") if split is not None else ""
     if known is None:
-        raise DataError(f"{where}: the split is '{brief(split)}', neither {TRAIN} nor {VALIDATION}")
+        raise DataError(f"{where}: the split is '{short(split)}', neither {TRAIN} nor {VALIDATION}")
     return _Row(line, path, class_names.normal(label), known)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from base.errors import DataError
-from base.fields import brief
+from base.fields import short
 from base.process.progress import Progress
 from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, tf_example, tfrecord
@@ -172,8 +172,8 @@ def _check_content(target: Path, plan: Plan) -> None:
     names = [name for name in {**there, **plan.manifest} if there.get(name) != plan.manifest.get(name)]
     names = [name for name in names if name not in (conversion_info.DIGESTS, conversion_info.BYTES)]  # which follow
     if names:
-        found, wanted = (brief(described.get(names[0])) for described in (there, plan.manifest))
-        changed = f"its {brief(names[0])} is {found}, not {wanted}"
+        found, wanted = (short(described.get(names[0])) for described in (there, plan.manifest))
+        changed = f"its {short(names[0])} is {found}, not {wanted}"
         if names == ["listing"]:
             changed = "the source's files have changed since (names, sizes or times)"
         raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")

@@ -260,7 +260,7 @@ def test_a_release_that_had_no_such_name():
     ):  # fmt: skip
         with pytest.raises(OptionError) as caught:
             cli.parse(["--config", name, "--release", release], "train", None, {})
-        assert first in command_line.shown(caught.value)  # with its lists on lines of their own
+        assert first in command_line.escaped_message(caught.value)  # with its lists on lines of their own
 
 
 def of_release(release: str | None, words: str) -> Run:
