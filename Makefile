@@ -1,9 +1,9 @@
 # make train   set up .venv and run the main job on the embedded photographs
-# make test    set up .venv and run the tests, of the long ones a part, 10 minutes on two cores of an EPYC
+# make test    set up .venv and run the tests, of the long ones every sixteenth, 6 minutes on two cores of an EPYC
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
 # make test-slow      all tests, an hour and a half on two slow cores
 # make test-speed     a ResNet-8 beside the same in plain TensorFlow: fails where a quarter of the usual ratio is lost; half a minute
-# make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
+# make findings  the paper's three findings in miniature: table and picture in logs/findings, 36 minutes on two slow cores
 # make kernels compile the kernels in C++, if there is a compiler; the other targets do so at their first call
 # make bench   this harness beside Keras and PyTorch, in an environment of its own; SHORT=1 for some rows in three rounds
 # make lint    ruff

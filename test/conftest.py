@@ -34,29 +34,23 @@ os.environ.pop("DATA_DIR", None)  # the tests say themselves where data lies
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run all tests, also those that take minutes or are sampled")
-    parser.addoption("--slow-for", type=float, metavar="SECONDS", help="run only those, from the sample's on, for so long")
-    parser.addoption("--store-durations", action="store_true", help="note in test/durations.csv how long the tests took")
-    parser.addoption("--phases", metavar="FILE", help="note where the time goes: python test/phases.py FILE prints it")
+    parser.addoption("--slow", action="store_true", help="run all tests")
     parser.addoption(
-        "--sample",
-        type=int,
-        default=_changes(),
-        help="which part of the long tests and large grids runs (the commits so far)",
+        "--slow-for", type=float, metavar="SECONDS", help="run for so long the tests that a plain call leaves out"
     )
+    parser.addoption(
+        "--sample", type=int, default=_commits(), help="which of the long tests run (default: the commits so far)"
+    )
+    parser.addoption("--store-durations", action="store_true", help="update test/durations.csv")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--phases") and getattr(config.option, "dist", "no") == "no":
-        import phases
-
-        config.pluginmanager.register(phases.Recorder(Path(config.getoption("--phases"))))
     if config.getoption("--store-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Durations())
 
 
-def _changes() -> int:
-    """A number that the next commit adds 1 to; the day, where there is no history."""
+def _commits() -> int:
+    """The number of commits so far; the day, where there is no history."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
     with suppress(OSError, ValueError, subprocess.CalledProcessError):
         return int(subprocess.run(command, capture_output=True, check=True).stdout)
@@ -65,63 +59,46 @@ def _changes() -> int:
 
 def pytest_report_header(config: pytest.Config) -> str:
     sample = config.getoption("--sample")
-    return f"sample {sample} of the long tests and large grids: --sample {sample} runs the same, --slow runs all of them"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    sample, limit = config.getoption("--sample"), config.getoption("--slow-for")
-    left_out = {item for item in items if item.get_closest_marker("slow")} | _not_sampled(items, sample)
-    if {Path(name).resolve() for name in config.args} <= {config.rootpath, config.rootpath / "test"}:
-        left_out |= _of_other_parts(items, sample)
-    if limit is not None:
-        chosen = [item for item in items if item in left_out]
-        first = sample * _STEP % max(1, len(chosen))
-        items[:] = chosen[first:] + chosen[:first]
-        config.slow_until = time.time() + limit
-        return
-    for item in left_out:
-        item.add_marker(pytest.mark.skip(reason="slow, or not in this sample: give --slow"))
-
-
-_STEP = 25  # slow tests that one call of --slow-for does at least, by which the next commit's begin later
-
-
-def _not_sampled(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
-    """Of the grids marked `sampled(every)`, and of the tests marked `sampled(every, grid)`, which make a grid together: all
-    but every `every`-th, from one on that changes with the sample."""
-    grids: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
-            grid = item.get_closest_marker("sampled").args[1:]
-            grids.setdefault(grid[0] if grid else item.nodeid.split("[")[0], []).append(item)
-    return {
-        item
-        for rows in grids.values()
-        for k, item in enumerate(rows)
-        if (k - sample) % item.get_closest_marker("sampled").args[0]
-    }
+    return f"sample {sample} of the long tests: --sample {sample} runs the same, --slow runs all of them"
 
 
 _DURATIONS = Path(__file__).with_name("durations.csv")
-_LONG = 1  # second, from which on a test is one of the long ones
-_PARTS = 8  # of the long tests, one of which runs after each commit
+_LONG = 1  # second
+_EVERY = 16  # long tests, one of which runs in a plain call
+_STEP = 25  # tests that one call of --slow-for runs at least
 
 
-def _of_other_parts(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
-    """Of the long tests, which no marker names, all but one part, another with the next sample. The longest are dealt out first,
-    each to the part that has least to do, so that all parts take as long."""
-    seconds = _stored_durations()
-    markers = ("slow", "sampled", "always", "hypothesis")
-    long = [item for item in items if item.nodeid in seconds and not any(map(item.get_closest_marker, markers))]
-    parts: list[set[pytest.Item]] = [set() for _ in range(_PARTS)]
-    loads = [0.0] * _PARTS
-    for item in sorted(long, key=lambda item: (-seconds[item.nodeid], item.nodeid)):
-        least = loads.index(min(loads))
-        parts[least].add(item)
-        loads[least] += seconds[item.nodeid]
-    return set(long) - parts[sample % _PARTS]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests that run.
+
+    A test is long if it took over a second when last measured (durations.csv) or is marked `sampled`, as grids are.
+    Call number `--sample` runs every 16th of the long tests, sorted by seconds: sixteen commits run them all.
+    Where files are named on the command line, only those marked `sampled` count as long.
+    Tests marked `slow` take minutes and run only with `--slow`, which runs everything.
+    `--slow-for SECONDS` runs the rest for so long, beginning 25 tests later at each commit.
+    """
+    if config.getoption("--slow"):
+        return
+    sample, limit = config.getoption("--sample"), config.getoption("--slow-for")
+    whole = {Path(name).resolve() for name in config.args} <= {config.rootpath, config.rootpath / "test"}
+    seconds = _stored_durations() if whole else {}
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    long = [item for item in items if item not in slow and (item.nodeid in seconds or item.get_closest_marker("sampled"))]
+    long.sort(key=lambda item: (seconds.get(item.nodeid, 0), item.nodeid))
+    rest = slow | set(long) - set(long[sample % _EVERY :: _EVERY])
+    if limit is None:
+        for item in rest:
+            item.add_marker(pytest.mark.skip(reason="long, and not in this sample: give --slow"))
+        return
+    chosen = [item for item in items if item in rest]
+    first = sample * _STEP % max(1, len(chosen))
+    items[:] = chosen[first:] + chosen[:first]
+    config.slow_until = time.time() + limit
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > getattr(item.config, "slow_until", float("inf")):
+        pytest.skip("the time of --slow-for is over")
 
 
 def _stored_durations() -> dict[str, float]:
@@ -131,30 +108,19 @@ def _stored_durations() -> dict[str, float]:
 
 
 class _Durations:
-    """A plug-in of pytest that writes the file anew: with the seconds of the tests that ran, those of before for the tests that
-    were left out, and nothing of tests that are no more."""
+    """A plug-in that rewrites durations.csv: skipped tests keep their seconds, tests that no longer exist go."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
-        self._left_out: set[str] = set()
+        self._before, self._seconds = _stored_durations(), Counter[str]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += report.duration
-        if report.skipped:
-            self._left_out.add(report.nodeid)
+        self._seconds[report.nodeid] += self._before.get(report.nodeid, 0) if report.skipped else report.duration
 
     def pytest_sessionfinish(self) -> None:
-        before = _stored_durations()
-        now = {**self._seconds, **{name: before.get(name, 0) for name in self._left_out}}
         with open(_DURATIONS, "w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(["seconds", "test"])
-            rows.writerows([f"{now[name]:.1f}", name] for name in sorted(now) if now[name] >= _LONG)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time.time() > getattr(item.config, "slow_until", float("inf")):
-        pytest.skip("the time of --slow-for is over")
+            rows.writerows([f"{s:.1f}", name] for name, s in sorted(self._seconds.items()) if s >= _LONG)
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,6 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(10, "distributed")
 @pytest.mark.parametrize(
     ("network", "launcher", "more"),
     [
@@ -130,7 +129,6 @@ def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, more
         assert one == pytest.approx(other, rel=1e-6)
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_another_number_of_instances_goes_on(alone, tmp_path):
     """Two instances stop after 4 updates; one process of four replicas does 4 more, two instances the rest. Their names differ,
     so that each has a folder of its own, and both are moved."""
@@ -175,7 +173,6 @@ def test_gradients_in_fp32_differ_in_the_last_places_only(network, tmp_path):
 HALF = f"{BASE} --model-size 8 --batch-norm --iterations 6 --warmup-epochs 0 --ckpt-all-instances".split()
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_path):
     """16.16 with narrower products and slots that are BF16, pipelined, and the scales that a run finds; validated together,
     afterwards by each way of starting, and alone."""
@@ -199,7 +196,6 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
     assert scores[1] == scores[2] and scores[0].items() <= scores[1].items() and len(scores[0]) == 2
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkeypatch):
     """The first momentum is the gradient: the sum of half of each instance's, which lies on the format's grid. The instances
     have a job's token, and ask no proxy of the environment for one another."""
@@ -226,7 +222,6 @@ def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkey
 
 @pytest.mark.parametrize("wire", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.sampled(10, "distributed")
 def test_sums_in_narrow_formats_round_once_an_addition(size, wire, tmp_path):
     """To the bit against numpy. Around the ring, a part of the bucket is added up from one instance on: with three there are
     as many orders."""
@@ -458,7 +453,6 @@ def goes_on(folder: Path, instances: int = 2) -> None:
     assert (folder / f"ckpt-{last}.index").exists()
 
 
-@pytest.mark.sampled(10, "distributed")
 @pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_instance_ends_the_others(lost, tmp_path):
     processes = running(tmp_path / "run", 3)
@@ -471,7 +465,6 @@ def test_a_killed_instance_ends_the_others(lost, tmp_path):
     goes_on(tmp_path / "run", 1)
 
 
-@pytest.mark.sampled(10, "distributed")
 @pytest.mark.parametrize("launcher", ["tf_config", pytest.param("poprun", marks=needs_mpi)])
 def test_a_bad_record_of_one_instance_ends_all_with_its_name(launcher, tmp_path):
     """And what was done before is saved: the printed command goes on past the record."""
@@ -502,7 +495,6 @@ def of_poprun(script: str, given: Sequence[object]) -> list[subprocess.Popen]:
     return [started(script, given, path, [os.sys.executable, "poprun.py", "--num-instances", "2", "--num-replicas=2"])]
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_a_frozen_instance_ends_the_others(tmp_path):
     processes = running(tmp_path / "run")
     processes[1].send_signal(signal.SIGSTOP)
@@ -513,7 +505,6 @@ def test_a_frozen_instance_ends_the_others(tmp_path):
     assert first.code == 1 and "error: instance 1 (localhost:" in first.err and "has not answered for" in first.err
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_a_slow_instance_is_named(tmp_path):
     """Half of the time one of them is stopped, as by a neighbour who takes a core of its host, often in each update. Instances
     of a list of localhost are reached from this host alone."""
@@ -541,7 +532,6 @@ def test_a_slow_instance_is_named(tmp_path):
             each.kill()
 
 
-@pytest.mark.sampled(10, "distributed")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_one_stops_all_and_saves(number, tmp_path):
     """A scheduler's SIGUSR1 comes to one first, and its script asks whether the exit codes are that signal's."""
@@ -554,7 +544,6 @@ def test_a_signal_to_one_stops_all_and_saves(number, tmp_path):
     goes_on(tmp_path / "run")
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_a_process_of_another_run_disturbs_nothing(tmp_path):
     """The newcomer names one address where the run listens, and one where nobody of that run is."""
     *team, wrong = free_addresses(3)
@@ -658,7 +647,6 @@ def test_instances_that_wait_for_each_other_for_good_end(tmp_path):
     assert all(done or "UnavailableError" in each.err for each, done in zip(both, said)), both
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_what_breaks_between_the_instances_is_told(tmp_path):
     """A process that calls collectives in the instances' name makes TensorFlow refuse the next ones, of a validation here."""
     *team, wrong = free_addresses(3)
@@ -675,7 +663,6 @@ def test_what_breaks_between_the_instances_is_told(tmp_path):
     goes_on(tmp_path / "run", 1)
 
 
-@pytest.mark.sampled(10, "distributed")
 @pytest.mark.parametrize("script", ["train", "validation"])
 @pytest.mark.parametrize("line", ["Validation program ready", "listening on port"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -695,7 +682,6 @@ def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, number
     assert "val_acc" not in (tmp_path / "run" / "log.txt").read_text().split("ready")[-1]
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     """Every pass waits for the other's batch norm, so neither may leave the loop over passes alone; and no collective may
     leave a thread behind."""
@@ -711,7 +697,6 @@ def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     assert len(list(folder.glob("ckpt-*.index"))) == 2  # the initial one, and that of the end
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_fewer_validation_batches_than_instances(tmp_path):
     given = [*FEW.split(), "--valid-batch-size", 2000, "--latency", "--logs-path", tmp_path / "run"]
     succeeded(by_tf_config("train.py", [given] * 2))
@@ -804,7 +789,6 @@ def namespaces(names: Sequence[str]) -> bool:
     return all(subprocess.run(["ip", *command.split()], capture_output=True).returncode == 0 for command in commands)
 
 
-@pytest.mark.sampled(10, "distributed")
 def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
     names = [f"h{os.getpid() % 100_000}{k}" for k in "ab"]
     try:

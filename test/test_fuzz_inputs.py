@@ -13,7 +13,6 @@ from pathlib import Path
 import fuzzing
 import numpy as np
 import photos
-import pytest
 from commands import framed
 from PIL import Image
 from slurm_tasks import TASK, task
@@ -34,7 +33,6 @@ from harness.processes import poprun_options
 from tools.datasets import dataset_checks, listings
 from tools.datasets.example_checks import ExampleChecker
 
-pytestmark = pytest.mark.always
 MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
 ODD = (
     "１２", "٣", "1_000", "3 ", "0x10", "-0", "1e999", "-1e-999", "nan", "inf", "9" * 400, "1:30", ".", "-", "--", "=", "\0", "\n",

@@ -45,7 +45,6 @@ AXES = {
 }
 GRID = list(covering(AXES))
 RATES = {"LARS": 0.03, "Adam": 0.001, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others
-EVERY = 20  # so that twenty commits run all of it
 
 
 def words(row: Row) -> list[str]:
@@ -59,7 +58,7 @@ def words(row: Row) -> list[str]:
 
 
 @pytest.mark.usefixtures("short_efficientnet")
-@pytest.mark.sampled(EVERY)
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", GRID)
 def test_stopped_and_restored_is_unbroken(row, tmp_path):
     succeed("train", *words(row), "--logs-path", tmp_path / "whole")
@@ -92,7 +91,6 @@ def test_the_grid_names_every_choice():
 # --- The same call again ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(6, "commands")
 def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     """As a scheduler repeats it: after a kill before the first checkpoint, after a stop, and after the end."""
     words = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3,

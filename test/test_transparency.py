@@ -142,7 +142,7 @@ def grid() -> Iterator[Any]:
 LAYOUTS = list(grid())
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
 def test_no_layout_changes_a_bit(family, norm, row, pictures):
     expected = plain(family, norm, row["fold"], pictures)
@@ -150,7 +150,6 @@ def test_no_layout_changes_a_bit(family, norm, row, pictures):
     assert_same_bits(expected, found)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("family", "norm"), [("resnet", GROUP), ("resnet", SPAN), ("efficientnet", GROUP)])
 def test_the_weights_really_moved(family, norm, pictures):
     expected = plain(family, norm, "1", pictures)
@@ -241,7 +240,6 @@ def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorLayers, "_keep", keep)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fault", "norm"),
     [
@@ -259,7 +257,6 @@ def test_the_grid_notices(fault, norm, pictures, monkeypatch):
         assert_same_bits(expected, found)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
 def test_the_grid_notices_what_is_drawn_anew(kind, two_updates, pictures, monkeypatch):
     """Which neither would be that is off."""
@@ -277,7 +274,6 @@ def in_float64(monkeypatch):
     monkeypatch.setattr(ipu_utils, "TrainingSpec", partial(ipu_utils.TrainingSpec, dtype=tf.float64))
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("words", "one", "others"),
     [

@@ -56,8 +56,8 @@ def test_trainings_of_a_walk_can_begin(walk, tmp_path):
     "walk",
     [
         "quickstart",
-        pytest.param("pictures", marks=pytest.mark.sampled(6)),
-        pytest.param("mini", marks=pytest.mark.sampled(6)),
+        "pictures",
+        "mini",
         pytest.param("meme", marks=pytest.mark.slow),
         pytest.param("installed", marks=pytest.mark.slow),
     ],

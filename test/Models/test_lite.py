@@ -141,7 +141,6 @@ def test_bundled_weights_name_what_photographs_show():
         assert {name for _, name in cats[:3]} == CATS
 
 
-@pytest.mark.sampled(6, "programs")
 def test_training_begins_with_the_bundled_weights(tmp_path, kept):
     words = f"--precision 32.32 --model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --batch-size 2 --iterations 1 --no-validation"
     words += " --image-size 64 --ckpts-per-epoch 1 --seed 1"

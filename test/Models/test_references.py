@@ -81,7 +81,6 @@ def assert_close(ours, theirs, dtype):
 # --- timm ---
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "model", "size"),
     [

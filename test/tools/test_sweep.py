@@ -125,7 +125,6 @@ def test_trials_are_ranked_by_the_metric(tmp_path):
     assert board.results["c"].row["name"] == "ckpt-2"
 
 
-@pytest.mark.always
 def test_a_killed_sweep_resumes_to_the_same_bits(tmp_path):
     """One trial fails, is a row with its reason, and leaves the others alone; other options in the same folders are refused."""
     data = "--dataset fashion-mnist --model-size 8 --batch-size 50 --warmup-epochs 0 --iterations 60 --ckpts-per-epoch 100"

@@ -380,7 +380,6 @@ def halves(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.sampled(6, "programs")
 @pytest.mark.parametrize(
     "precision", ["16.16", "16.32", "32.32", "8.16 --master-format e4m3fnuz --slot-format bf16 --format-scaling"]
 )
@@ -453,7 +452,6 @@ def test_ways_of_rounding_differ_and_options_say_what_they_do(halves, tmp_path):
             assert any(found[one][name].tobytes() != found[other][name].tobytes() for name in found[one]), (one, other)
 
 
-@pytest.mark.sampled(6, "programs")
 @pytest.mark.parametrize(("precision", "option", "forced"), [("16.16", "fp32", np.float32), ("32.32", "fp16", np.float16)])
 def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, forced, tmp_path):
     words = f"{BASE} --precision {precision} --force-weight-to-{option} fc1 batch_norm --logs-path {tmp_path / 'run'}"
@@ -505,7 +503,6 @@ def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
     assert not representable(found[f"{name}/fp32"])
 
 
-@pytest.mark.sampled(6, "programs")
 def test_overflow_is_nan_or_saturates(tmp_path):
     """A loss scale that no half can hold: gradients are lost, or cut off."""
     words = [*BASE.split(), "--loss-scaling", "1e7", "--iterations", "1"]

@@ -41,7 +41,6 @@ def planted(program, name: str, value: float) -> None:
     program.load(values)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("net", "precision", "value", "what"),
     [
@@ -70,7 +69,6 @@ def test_a_planted_overflow_of_the_backward_pass_is_named():
         program.step([1e-3])
 
 
-@pytest.mark.sampled(6, "programs")
 def test_saturation_is_an_exception(tmp_path):
     words = f"{BASE} --loss-scaling 1e7 --saturate-on-overflow --iterations 1 --log-dir {tmp_path}"
     stopped = run("train", *words.split(), "--fp-exceptions")
@@ -85,7 +83,6 @@ def test_saturation_is_an_exception(tmp_path):
     assert unsaturated.code == 1 and "invalid operation (NaN) in" in unsaturated.err and ", in update 1" in unsaturated.err
 
 
-@pytest.mark.sampled(6, "programs")
 @pytest.mark.parametrize(
     "words", ["--gradient-accumulation-count 4 --fold 1", pytest.param("--precision 32.32", marks=slow)]
 )

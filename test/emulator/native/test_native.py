@@ -70,7 +70,7 @@ def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: 
 
 
 @needs_kernels
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_group_norm_is_that_of_float64(shape, activation):
@@ -331,7 +331,6 @@ def test_what_is_no_number_stays_none(activation):
 
 
 @needs_kernels
-@pytest.mark.sampled(6, "programs")
 def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
     words = (
         "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.2 --width-coefficient 0.25 --image-size 32 "

@@ -28,7 +28,6 @@ MODULES = (
     not hasattr(library.load(), "emulator_winograd_conv2d"),
     reason="the kernels are not built, or the processor has no AVX-512",
 )
-@pytest.mark.sampled(6, "commands")
 def test_no_number_of_threads_changes_a_bit():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))}
     calls = [

@@ -157,7 +157,6 @@ def test_a_fine_tuning_that_is_stopped_says_how_to_go_on(during, tmp_path, monke
     assert re.search(rf"^Go on with the whole: .*cnn finetune {' '.join(map(str, call[1:]))}$", result.out, re.M)
 
 
-@pytest.mark.sampled(6, "commands")
 def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     top = write_pictures(tmp_path / "pictures")
     logs = top / "logs"  # as of a call in the folder of pictures itself

@@ -659,7 +659,7 @@ def outcomes():
     return find
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", BUILT)
 def test_option_changes_what_the_program_does(key, outcomes):
     base, words, expected = BUILT[key]

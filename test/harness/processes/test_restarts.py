@@ -233,7 +233,7 @@ SERIES = [
 @pytest.mark.timeout(3600)  # on a machine that is busy with other tests
 @pytest.mark.parametrize(
     ("count", "updates", "kills", "with_mpi", "seed"),
-    [pytest.param(2, 120, ["instance", "poprun"], False, 0, marks=pytest.mark.sampled(10, "distributed")), *SERIES],
+    [(2, 120, ["instance", "poprun"], False, 0), *SERIES],
 )
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     count, updates, kills, with_mpi, seed, whole, tmp_path

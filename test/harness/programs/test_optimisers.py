@@ -99,7 +99,6 @@ def test_twenty_updates_against_float64(rule, name):
         assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
     found = []
@@ -115,7 +114,6 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
             assert np.abs(one[name] - other[name]).max() <= 0.02 * np.abs(one[name] - start[name]).max() + 1e-6, name
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("rule", "precision"),
     [
@@ -138,7 +136,6 @@ def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
     assert all(np.isfinite(value).all() for value in whole.values())
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -38,7 +38,6 @@ def prepared(*words: object) -> Run:
     return prepare(cli.parse([*map(str, SMALL), *map(str, words)], "train", environ={}).options, {})
 
 
-@pytest.mark.sampled(6, "programs")
 def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
     """A seed's program serves another seed; from another folder; and without one."""
     words, said = [*SMALL, "--executable-cache-path", tmp_path / "first"], {}
@@ -57,7 +56,6 @@ def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.sampled(6, "programs")
 def test_kernels_are_kept_with_the_program(tmp_path):
     """Two processes: the second one compiles nothing, writes nothing, and neither leaves anything or says a word of it."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TF_XLA_FLAGS", "TF_POPLAR_FLAGS", "TF_CPP_MIN_LOG_LEVEL")}
@@ -273,7 +271,6 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
         )
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "metadata": {}, "keys": {}}'}]
 )

@@ -270,7 +270,6 @@ def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
     assert told.count("0") >= 2 and {"clock", "ms"} <= {*told}
 
 
-@pytest.mark.sampled(6)
 def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
     """Bytes, not time: tensors that are alive at once in a recorded update."""
     words = (

@@ -281,7 +281,6 @@ def test_restoring_drops_rows_that_will_come_again(unbroken, tmp_path):
     assert_same_bits(variables(folder, 240), variables(unbroken.folder, 240))
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["--generated-data", "--synthetic-data"])
 @pytest.mark.parametrize("dataset", ["cifar-10", "imagenet --model-size 10 --image-size 32"])
 def test_generated_and_synthetic_data_are_learnt_at_once(kind, dataset, tmp_path):
@@ -293,7 +292,6 @@ def test_generated_and_synthetic_data_are_learnt_at_once(kind, dataset, tmp_path
     assert float(rows(result.folder / "training.csv")[0]["lr"]) == pytest.approx(0.05)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("words", "checkpoints", "validated"), [
     (("--ckpts-per-epoch", 0), [], ["final"]),
     (("--ckpts-per-epoch", 2), [0, 5, 10, 15, 20], ["ckpt-5", "ckpt-10", "ckpt-15", "ckpt-20"]),
@@ -415,7 +413,6 @@ def photographs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "model",
     [("--model-size", 18, "--image-size", 96), ("--model", "efficientnet", "--image-size", 64, "--depth-coefficient", 0.2)],
