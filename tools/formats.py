@@ -1,10 +1,11 @@
-"""Trains one network in several number formats, with the same seeds, and compares the accuracies: a table and a picture.
+"""Train one network in several number formats, with the same seeds, and compare the accuracies: a table and a picture.
 
 python tools/formats.py                      the quickstart, three seeds
 python tools/formats.py --network efficientnet     a small EfficientNet-B0 with groups of 16, on the embedded photographs
 python tools/formats.py --only FP32 16.16 8.16 --seeds 5 --output logs/five
 
-Each run takes a core of its own; a broken-off call goes on. Everything after -- is added to every training.
+Each run takes a core of its own. Repeat a call to resume a study that was stopped. Everything after -- is added to every
+training.
 """
 
 from __future__ import annotations
@@ -13,20 +14,17 @@ if not __package__:  # called by its path
     import begin  # noqa: F401
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line
-from harness.checkpoints import find
-from harness.processes.folders import FolderError
-from tools import trainings
-from tools.trainings import COLOURS, Dots, Failed, call, clear, headline, rows_of, run_all, same_words, summary
+from tools import study
+from tools.study import COLOURS, Dots, Result
 
 NETWORKS: Mapping[str, tuple[str, ...]] = {
     "quickstart": ("--config", "quickstart"),
@@ -52,81 +50,50 @@ POLICIES: Mapping[str, str] = {
 REFERENCE = "16.16"
 
 
-@dataclass(frozen=True)
-class Result:
-    """A network at the end of its training."""
-
-    policy: str
-    seed: int
-    accuracy: float  # top-1 of the last checkpoint, %; of chance if the training did not end
-
-    def line(self) -> str:
-        """The result in a line."""
-        return f"{self.policy}, seed {self.seed}: {self.accuracy:.2f} %"
+def train(policy: str, seed: int, folder: Path, words: Sequence[str], core: int) -> Iterator[Result]:
+    """Train in a policy, or resume, and yield the top-1 accuracy of the last checkpoint: that of chance if the training
+    diverged."""
+    if not _accuracies(folder):
+        study.train(core, folder, [*words, "--seed", seed], ["--keep-going"])
+    yield Result(policy, seed, _accuracies(folder)[-1])
 
 
-@dataclass(frozen=True)
-class Job:
-    """The training of a policy and a seed."""
-
-    policy: str
-    seed: int
-    folder: Path
-    words: tuple[str, ...]
-
-    def run(self, core: int) -> Iterator[Result]:
-        """Train, or go on."""
-        if not self._accuracies():
-            if find.numbered(self.folder):
-                call(core, "restore.py", "--restore-path", self.folder, "--keep-going")
-            else:
-                clear(self.folder)
-                call(core, "train.py", *self.words, "--seed", self.seed, "--keep-going", "--logs-path", self.folder)
-        yield Result(self.policy, self.seed, self._accuracies()[-1])
-
-    def _accuracies(self) -> list[float]:
-        """The top-1 accuracies of a run that has ended, of its checkpoints in their order."""
-        rows = rows_of(self.folder / "validation.csv")
-        ended = (self.folder / "report.html").exists()
-        return [float(row["val_acc"]) for row in rows if row["name"].startswith("ckpt-")] if ended else []
+def _accuracies(folder: Path) -> list[float]:
+    """Return the top-1 accuracies of the checkpoints of a run that is complete."""
+    rows = study.rows_of(folder / "validation.csv") if (folder / "report.html").exists() else []
+    return [float(row["val_acc"]) for row in rows if row["name"].startswith("ckpt-")]
 
 
-def grouped(results: Sequence[Result]) -> dict[str, list[float]]:
-    """The accuracies of each policy, by seed."""
-    ordered = sorted(results, key=lambda result: result.seed)
-    names = [name for name in POLICIES if any(result.policy == name for result in results)]
-    return {name: [result.accuracy for result in ordered if result.policy == name] for name in names}
+def _by_policy(results: Sequence[Result]) -> dict[str, list[float]]:
+    accuracies = study.by_seed(results)
+    return {name: accuracies[name] for name in POLICIES if name in accuracies}
 
 
 def table(results: Sequence[Result]) -> str:
-    """A row for each policy, with the difference from 16.16, seed by seed."""
-    accuracies = grouped(results)
+    """Return a row for each policy, with the difference from 16.16, seed by seed."""
+    accuracies = _by_policy(results)
     reference = accuracies.get(REFERENCE)
-    lines = [
-        "| policy | options | top-1 | difference from 16.16 |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = ["| policy | options | top-1 | difference from 16.16 |", "| --- | --- | --- | --- |"]
     for name, values in accuracies.items():
         differences = [a - b for a, b in zip(values, reference)] if reference and name != REFERENCE else []
-        compared = summary(differences, " points") if differences else ""
-        lines.append(f"| {name} | `{POLICIES[name]}` | {summary(values)} | {compared} |")
+        compared = study.summary(differences, " points") if differences else ""
+        lines.append(f"| {name} | `{POLICIES[name]}` | {study.summary(values)} | {compared} |")
     return "\n".join(lines)
 
 
-def picture(results: Sequence[Result], network: str) -> str:
-    """A row for each policy; those far below the others are off the scale."""
-    accuracies = grouped(results)
+def picture(network: str, results: Sequence[Result]) -> str:
+    """Draw a row for each policy. Accuracies far below the others are off the scale."""
+    accuracies = _by_policy(results)
     best = max(mean(values) for values in accuracies.values())
     rows = [
-        Dots(f"{name}: {headline(values)}", COLOURS[k % len(COLOURS)], values, scaled=mean(values) > best - 5)
+        Dots(f"{name}: {study.average(values)}", COLOURS[k % len(COLOURS)], values, scaled=mean(values) > best - 5)
         for k, (name, values) in enumerate(accuracies.items())
     ]
-    seeds = max(len(values) for values in accuracies.values())
-    return trainings.picture(f"Accuracy of the {network} in number formats, top-1, %", rows, seeds)
+    return study.picture(f"Accuracy of the {network} in number formats, top-1, %", rows)
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
-    """Return the policies asked for; OptionError for one that does not exist."""
+    """Return the policies to train; OptionError for one that does not exist."""
     for name in names:
         if name not in POLICIES:
             near = plugins.did_you_mean(name, list(POLICIES))
@@ -134,33 +101,26 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return [name for name in POLICIES if not names or name in names]
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
+def main(argv: list[str]) -> int:
+    """Train a network in every policy and compare the accuracies."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=tuple(NETWORKS), default="quickstart", help="what is trained [quickstart]")
     parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"some of: {', '.join(POLICIES)}")
-    parser.add_argument(
-        "--seeds", type=command_line.int_between(1), default=3, metavar="N", help="seeds 1 to N of every policy [3]"
-    )
-    parser.add_argument("--output", metavar="DIR", help="where runs, table and picture go [logs/formats-NETWORK]")
-    training_words = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
-    parsed = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    folder = Path(parsed.output or f"logs/formats-{parsed.network}").resolve()
-    trainings.end_by_signals("formats.py")
+    given, words = study.parse(parser, argv, "policy")
+    folder = Path(given.output or f"logs/formats-{given.network}").resolve()
     jobs = [
-        Job(name, seed, folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}",
-            (*NETWORKS[parsed.network], *POLICIES[name].split(), *training_words))
-        for seed in range(1, parsed.seeds + 1)
-        for name in _chosen(parsed.only)
-    ]  # fmt: skip
-    same_words(folder, [parsed.network, *training_words])
-    results = run_all(jobs, sorted(os.sched_getaffinity(0)))
-    text = table(results)
-    (folder / "formats.md").write_text(text + "\n", encoding="utf-8")
-    (folder / "formats.svg").write_text(picture(results, parsed.network), encoding="utf-8")
-    print(f"\n{text}\n\nThe picture is {folder / 'formats.svg'}")
-    return 0
+        partial(
+            train,
+            name,
+            seed,
+            folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}",
+            (*NETWORKS[given.network], *POLICIES[name].split(), *words),
+        )
+        for seed in range(1, given.seeds + 1)
+        for name in _chosen(given.only)
+    ]
+    return study.run("formats", folder, [given.network, *words], jobs, table, partial(picture, given.network))
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("formats.py", main, None, (OptionError,), (Failed, FolderError)))
+    sys.exit(study.script("formats", main))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from figures import checked
 
 from base import plugins
 from base.errors import OptionError
-from tools import findings, trainings
-from tools.findings import HALVED, RECIPES, TUNED, Job, Result
-from tools.trainings import Failed
+from tools import findings, study
+from tools.findings import HALVED, RECIPES, TUNED
+from tools.study import Failed, Result
 
 ROOT = plugins.ROOT
 RESULTS = [
@@ -38,10 +39,10 @@ def test_table_and_picture():
 
 
 def test_other_options_do_not_come_into_one_table(tmp_path):
-    trainings.same_words(tmp_path / "x", ["--epochs", "1"])
-    trainings.same_words(tmp_path / "x", ["--epochs", "1"])
+    study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
+    study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
     with pytest.raises(OptionError, match="has runs with '--epochs 1' after --, not with ''"):
-        trainings.same_words(tmp_path / "x", [])
+        study.check_unchanged(tmp_path / "x", [])
 
 
 def test_a_run_without_the_average_is_said(tmp_path):
@@ -56,11 +57,13 @@ def test_what_is_done_is_not_done_again_and_failures_are_told(tmp_path):
     (done / "validation.csv").write_text("name,val_acc\nckpt-3,50\nweight_avg_exp_0.5,61.5\n")
     (done / "training.csv").write_text("epoch,img_per_sec\n1,500\n2,1000\n3,1500\n")
     label = next(iter(RECIPES))
-    (result,) = trainings.run_all([Job(label, RECIPES[label], 1, tmp_path, ())], sorted(os.sched_getaffinity(0)))
+    (result,) = study.run_all(
+        [partial(findings.train, label, RECIPES[label], 1, tmp_path, ())], sorted(os.sched_getaffinity(0))
+    )
     assert result == Result(label, 1, 61.5, 3 * 10_000 / 1000 / 60)
-    broken = Job(label, RECIPES[label], 2, tmp_path, ("--epochs", "none"))
+    broken = partial(findings.train, label, RECIPES[label], 2, tmp_path, ("--epochs", "none"))
     with pytest.raises(Failed, match="train.py: error: command line: --epochs: epochs is 'none'"):
-        trainings.run_all([broken], sorted(os.sched_getaffinity(0))[:1])
+        study.run_all([broken], sorted(os.sched_getaffinity(0))[:1])
 
 
 def test_the_command_line():
