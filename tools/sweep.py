@@ -83,6 +83,22 @@ class Trial:
     output: Path
 
 
+@dataclass(frozen=True)
+class Range:
+    """Random values between two ends, evenly, or evenly over powers of ten if `log`."""
+
+    low: float
+    high: float
+    log: bool
+
+    def at(self, fraction: float) -> float:
+        """Return the value at a fraction of the range: a whole number if both ends are."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        end = self.high + whole  # both ends of a range of whole numbers are as likely as the others
+        value = self.low * (end / self.low) ** fraction if self.log else self.low + fraction * (end - self.low)
+        return min(math.floor(value), self.high) if whole else min(max(float(f"{value:.4g}"), self.low), self.high)
+
+
 @dataclass
 class Result:
     """A trial's state and measure. `row`: its best validation, or its last training row."""
@@ -172,24 +188,25 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
         raise OptionError(f"sweep {short(name)} needs either grid: or random:, with the options that vary below it")
     if not re.fullmatch(r"\w[\w-]*", name):
         raise OptionError(f"'{short(name)}' becomes a folder: use letters, digits, - and _ alone")
-    kind, where, axes = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
-    own = {key: axes.pop(key) for key in ("trials", "seed") if kind == "random" and key in axes}
+    kind, where, given = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
+    own = {key: _number(given.pop(key).value) for key in ("trials", "seed") if kind == "random" and key in given}
+    axes = {key: _axis(key, entry, kind) for key, entry in given.items()}
     if not axes:
         raise OptionError(f"{where}: no option varies; give one, as momentum: [0.8, 0.9]")
-    for key, given in axes.items():
-        _check_key(key, given, kind)
     if kind == "grid":
-        total = math.prod(len(entry.value) for entry in axes.values())
+        total = math.prod(map(len, axes.values()))
         if total > MAX_TRIALS:
             raise OptionError(f"{where}: the grid has {total:,} trials; {MAX_TRIALS:,} are the most")
-        return [dict(zip(axes, chosen)) for chosen in itertools.product(*(entry.value for entry in axes.values()))]
-    count, seed = (_number(own[key].value) if key in own else default for key, default in (("trials", None), ("seed", 0)))
+        return [dict(zip(axes, chosen)) for chosen in itertools.product(*axes.values())]
+    count, seed = own.get("trials"), own.get("seed", 0)
     if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
         raise OptionError(f"{where}: random: needs trials, from 1 to {MAX_TRIALS}; its seed is a whole number from 0 on")
-    return [
-        {key: _drawn(entry, keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{k}")) for key, entry in axes.items()}
-        for k in range(count)
-    ]
+
+    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # more trials keep the values of the earlier ones
+        fraction = keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{trial}")
+        return axis.at(fraction) if isinstance(axis, Range) else axis[int(fraction * len(axis))]
+
+    return [{key: drawn(key, axis, trial) for key, axis in axes.items()} for trial in range(count)]
 
 
 def _number(value: Any) -> Any:
@@ -204,33 +221,23 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _check_key(key: str, entry: Entry, kind: str) -> None:
+def _axis(key: str, entry: Entry, kind: str) -> list[Any] | Range:
+    """Return the values of an option that varies; OptionError for anything but a list or, for random values, a range."""
     if key.replace("-", "_") in (*DECIDED, *QUESTIONS):
         raise OptionError(f"{entry.where}: {key} cannot vary: the sweep itself decides it")
     if isinstance(entry.value, list) and entry.value and None not in entry.value:
-        return
+        return entry.value
     if kind == "grid" or not isinstance(entry.value, dict):
         ranges = "" if kind == "grid" else ", or a range, as {low: 0.01, high: 1, scale: log}"
         raise OptionError(f"{entry.where}: {key} needs a list of values{ranges}")
-    span = {name: _number(bound.value) for name, bound in entry.value.items()}
-    low, high, scale = span.pop("low", None), span.pop("high", None), span.pop("scale", "linear")
+    given = {"scale": "linear"} | {name: _number(bound.value) for name, bound in entry.value.items()}
+    low, high, scale = given.get("low"), given.get("high"), given["scale"]
     numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
-    if span or not numbers or scale not in ("linear", "log") or not 0 * (scale == "log") <= high - low < math.inf:
+    if len(given) > 3 or not numbers or scale not in ("linear", "log") or not 0 <= high - low < math.inf:
         raise OptionError(f"{entry.where}: {key}: a range has numbers low <= high, and scale linear or log")
     if scale == "log" and low <= 0:
         raise OptionError(f"{entry.where}: {key}: low must be above 0 where scale is log")
-
-
-def _drawn(entry: Entry, fraction: float) -> Any:
-    """Return the value at `fraction` of an axis: a function of seed, key and trial, so more trials keep the earlier ones."""
-    if isinstance(entry.value, list):
-        return entry.value[int(fraction * len(entry.value))]
-    low, high = (_number(entry.value[bound].value) for bound in ("low", "high"))
-    whole = isinstance(low, int) and isinstance(high, int)
-    end = high + whole  # both ends of a range of whole numbers are as likely as the others
-    log = "scale" in entry.value and entry.value["scale"].value == "log"
-    value = low * (end / low) ** fraction if log else low + fraction * (end - low)
-    return min(math.floor(value), high) if whole else min(max(float(f"{value:.4g}"), low), high)
+    return Range(low, high, scale == "log")
 
 
 def _trial(values: Mapping[str, Any], entries: Mapping[str, Entry], words: Sequence[str], top: Path) -> Trial:
@@ -307,6 +314,7 @@ class Sweep:
         self.trials, self.metric, self.target = trials, metric, target
         self.results = {trial.name: Result() for trial in trials}
         self._running: dict[subprocess.Popen, tuple[Trial, list[int]]] = {}
+        self._stopped: set[subprocess.Popen] = set()
 
     def run(self, jobs: int) -> None:
         """Train all. A signal is passed on to running trials, which save and end; then StopRequest."""
@@ -316,13 +324,13 @@ class Sweep:
         with Signals() as signals, signals.deferred(self._stop):
             try:
                 while self._running or (waiting and signals.received is None):
-                    ready = [trial for trial in waiting if not locks.is_locked(trial.folder)]  # by a killed sweep's trial
-                    while ready and free and signals.received is None:
-                        trial = ready.pop(0)
-                        waiting.remove(trial)
-                        self._start(trial, free.pop())
                     if signals.received is not None:
                         self._stop()
+                    elif free:  # a killed sweep's trial may still run
+                        ready = next((trial for trial in waiting if not locks.is_locked(trial.folder)), None)
+                        if ready:
+                            waiting.remove(ready)
+                            self._start(ready, free.pop())
                     free += self._collect(signals.received is not None)
                     time.sleep(_EVERY)
             finally:
@@ -331,35 +339,35 @@ class Sweep:
                     process.wait()
 
     def _start(self, trial: Trial, cores: list[int]) -> None:
-        self._say(trial, "starts")
+        self._print(trial, "starts")
         seed = [] if any(re.match("--seed(=|$)", word) for word in trial.words) else [f"--seed={SEED}"]
         with files.append(trial.output) as output:
             output.truncate(0)
             process = subprocess.Popen(
                 [sys.executable, str(plugins.ROOT / "train.py"), *trial.words, *seed], stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_placed(cores),
-                env={**os.environ, orphans.MARK: orphans.mark()},
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: orphans.mark()},
             )  # fmt: skip
+        with suppress(ProcessLookupError):  # it has ended already
+            os.sched_setaffinity(process.pid, cores)
         self._running[process] = (trial, cores)
 
     def _stop(self) -> None:
-        for process in list(self._running):
-            if process.poll() is None and not getattr(process, "asked", False):  # a second request would not save
-                process.asked = True
-                process.send_signal(signal.SIGTERM)
+        for process in self._running.keys() - self._stopped:  # a second request would not save
+            self._stopped.add(process)
+            process.send_signal(signal.SIGTERM)
 
     def _collect(self, stopping: bool) -> list[list[int]]:
         """Record the trials that have ended; return their cores."""
-        ended = [process for process in self._running if process.poll() is not None]
         freed = []
-        for process in ended:
+        for process in [process for process in self._running if process.poll() is not None]:
             trial, cores = self._running.pop(process)
             freed.append(cores)
             code = process.returncode
             state = COMPLETE if code == 0 else STOPPED if stopping and (code < 0 or code > 128) else FAILED
             result = self.results[trial.name] = self._read(trial, state)
             result.reason = _reason(trial.output, code) if state == FAILED else ""
-            self._say(trial, f"{state}{': ' * bool(result.reason)}{result.reason}  {self._measure(result)}")
+            self._print(trial, f"{state}{': ' * bool(result.reason)}{result.reason}  {self._measure(result)}")
             files.write_atomically(self.target, self._csv())
         return freed
 
@@ -404,14 +412,12 @@ class Sweep:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(("trial", *self.trials[0].values, self.metric, "checkpoint", "state", "reason", "folder"))
         for trial, result in self.ordered():
-            value = f"{result.value:.6g}" if math.isfinite(result.value) else ""
-            name = (result.row or {}).get("name", "")
-            writer.writerow(
-                (trial.name, *map(_text, trial.values.values()), value, name, result.state, result.reason, trial.folder)
-            )
+            value, name = f"{result.value:.6g}" if math.isfinite(result.value) else "", (result.row or {}).get("name", "")
+            cells = (*map(_text, trial.values.values()), value, name, result.state, result.reason, trial.folder)
+            writer.writerow((trial.name, *cells))
         return out.getvalue()
 
-    def _say(self, trial: Trial, text: str) -> None:
+    def _print(self, trial: Trial, text: str) -> None:
         print(f"[{self.trials.index(trial) + 1}/{len(self.trials)}] {trial.name}  {text.rstrip()}", flush=True)
 
 
@@ -420,18 +426,6 @@ def _reason(output: Path, code: int) -> str:
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.partition("error: ")[2] for line in lines if line.startswith("train.py: error: ")]
     return errors[-1] if errors else f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _placed(cores: list[int]) -> Any:
-    """Return the function that a child calls before its program begins."""
-    ends_with_this = launch.ending_with_this_process()
-
-    def begin() -> None:
-        os.sched_setaffinity(0, cores)
-        if ends_with_this:
-            ends_with_this()
-
-    return begin
 
 
 if __name__ == "__main__":
