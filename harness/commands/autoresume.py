@@ -11,10 +11,9 @@ from base.storage.run_tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.diagnostics import record
-from harness.evaluation import early_stopping
 from harness.options import sources
 from harness.processes import folders
-from harness.reports import validated_rows
+from harness.reports import validations
 from harness.run.run import Run
 
 
@@ -55,7 +54,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         rows = run_table(folder, "validation.csv").read()
     except (OSError, ValueError):  # resuming mends rows, or tells of them
         return False
-    checkpoints = validated_rows.of_checkpoints(rows, updates)
+    checkpoints = validations.by_update(rows, updates)
     validates = bool(checkpoint.validation and run.data_source.spec.validation_images)
     validated = any(int(row["iteration"]) == updates for row in checkpoints)
     if validates and run.length.is_checkpoint(updates) and not validated:
@@ -63,7 +62,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     every = run.options.logging.numerics
     if every and record.is_missing(folder, updates, every):
         return False
-    if updates == run.length.iterations or early_stopping.patience_is_over(checkpoints, checkpoint.patience):
+    if updates == run.length.iterations or validations.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]
         wanted = [name for name, _ in averages.requested_averages(training)]
         if not _has_averages(folder, updates, listed, wanted) or (validates and not set(listed) >= set(wanted)):

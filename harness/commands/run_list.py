@@ -22,8 +22,7 @@ from base.storage.tables import Row, Table
 from harness.checkpoints import find, manifest, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import STAGING_PREFIX
-from harness.evaluation import early_stopping
-from harness.reports import validated_rows
+from harness.reports import validations
 from harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
@@ -143,11 +142,11 @@ def _summary(folder: Path, name: str) -> RunSummary:
     damage = damage or _damage(folder)
     running = locks.is_locked(folder)
     validated = _validated(folder)
-    updates, best = _updates(folder, running), next(iter(validated_rows.ranked(validated)), None)
+    updates, best = _updates(folder, running), next(iter(validations.ranked(validated)), None)
     trained = bool(updates or recorded.get(RUN_ID) or (running and not validated) or damage)
     total = recorded.get("total_iterations") if trained else None
-    checkpoints = validated_rows.of_checkpoints(validated, updates)
-    ended = early_stopping.patience_is_over(checkpoints, recorded.get("patience") or 0)
+    checkpoints = validations.by_update(validated, updates)
+    ended = validations.patience_is_over(checkpoints, recorded.get("patience") or 0)
     done = total is not None and (updates >= total or ended)
     whole = COMPLETE if done else STOPPED if trained else VALIDATION
     return RunSummary(

@@ -14,7 +14,7 @@ from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.options import sources
 from harness.options.sections import with_trait
-from harness.reports import validated_rows
+from harness.reports import validations
 
 # options of the call that are the network's training alone: its length, its rates, and what moves
 _LAST_ONLY = frozenset(
@@ -101,7 +101,7 @@ def best(place: Path) -> Best | None:
         return None
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in run_table(place, "validation.csv").read() if row["name"] in there]
-    for row in validated_rows.ranked(rows):
+    for row in validations.ranked(rows):
         whole, damaged = read.usable_checkpoints([there[row["name"]]])
         print(*damaged, sep="\n", end="\n" * bool(damaged))
         if whole:

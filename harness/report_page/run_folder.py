@@ -16,8 +16,7 @@ from base.storage import input_files, tables
 from base.storage.run_files import ARGUMENTS
 from base.storage.run_tables import TABLES
 from harness.checkpoints import run_record
-from harness.evaluation import early_stopping
-from harness.reports import titles, validated_rows
+from harness.reports import plot, validations
 
 Row = Mapping[str, str]
 _REQUIRED = ("iteration", "epoch")
@@ -43,12 +42,12 @@ class RunFolder:
     @property
     def network(self) -> str:
         """Model, size and data set for people; the folder's name where nothing records them."""
-        return titles.of_run(self.options) or self.name
+        return plot.run_title(self.options) or self.name
 
     @property
     def best(self) -> Row | None:
         """The row of the best validation; None without any."""
-        return next(iter(validated_rows.ranked(self._validated)), None)
+        return next(iter(validations.ranked(self._validated)), None)
 
     @property
     def done(self) -> int:
@@ -59,8 +58,8 @@ class RunFolder:
     @property
     def out_of_patience(self) -> bool:
         """Whether --patience ended the run: the last validations brought no better accuracy."""
-        checkpoints, patience = validated_rows.of_checkpoints(self._validated), self.arguments.get("patience")
-        return isinstance(patience, int) and early_stopping.patience_is_over(checkpoints, patience)
+        checkpoints, patience = validations.by_update(self._validated), self.arguments.get("patience")
+        return isinstance(patience, int) and validations.patience_is_over(checkpoints, patience)
 
     @property
     def _validated(self) -> list[Row]:

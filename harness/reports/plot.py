@@ -14,11 +14,17 @@ from typing import Any
 
 from base import bounds
 from base.storage import files, input_files, tables
-from harness.reports import chart, output, validated_rows
+from harness.reports import chart, output, validations
 from harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
 from LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
+# as their authors write them; a plug-in that is not here goes by its own name
+_NETWORKS = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
+_DATA = {
+    "fashion-mnist": "Fashion-MNIST", "fashion-mnist-full": "all of Fashion-MNIST", "cifar-10": "CIFAR-10",
+    "cifar-100": "CIFAR-100", "imagenet": "ImageNet", "imagefolder": "a folder of pictures",
+}  # fmt: skip
 BLOCKS = " ▁▂▃▄▅▆▇█"
 # colours and widths of runs in one chart: none hides the first
 PENS = ((PALE, 6.0), *((colour, 2.2) for colour in (BLUE, ORANGE, GREEN, PURPLE, SAND, RED, "#00808a")))
@@ -30,6 +36,15 @@ _COMPARED = (
     ("Validation accuracy, %", "", "val_acc", 0.0),
     ("Learning rate", "lr", "", 0.0),
 )
+
+
+def run_title(options: Mapping[str, Any]) -> str:
+    """Return network, size and data of the run with such options; an empty text where they are not known."""
+    model, data, size = (options.get(name) for name in ("model", "dataset", "model_size"))
+    if not model:
+        return ""
+    network = f"{_NETWORKS.get(model, model)}{f'-{size}' if size else ''}"
+    return f"{network} on {_DATA.get(data, data) if data else 'unknown data'}"
 
 
 def text_curve(
@@ -109,7 +124,7 @@ def _best(training: Points, validation: Rows) -> str:
     """The best accuracy of a run and its place, in words; an empty text if nothing is known."""
     placed = [row for row in validation if of_epochs([row])]
     if placed:
-        ((epoch, value),) = of_epochs(validated_rows.ranked(placed)[:1])
+        ((epoch, value),) = of_epochs(validations.ranked(placed)[:1])
         return f"best validation top-1: {value:.2f} % at epoch {epoch:.4g}"
     return f"training top-1: {training[-1][1]:.2f} %, not validated" if training else ""
 

@@ -7,7 +7,7 @@ from base.process import commands
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.report_page import page
-from harness.reports import plot, prediction, titles
+from harness.reports import plot, prediction
 from harness.training.context import TrainingContext
 from harness.training.validating import Validator
 
@@ -29,7 +29,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
-    note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
+    note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, plot.run_title(run.options.values()))}")
     _write_page(context)
     if not context.team.is_first:  # instance 0's folder is the one to resume
         return

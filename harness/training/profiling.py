@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.reports import compilation, profile, titles
+from harness.reports import compilation, plot, profile
 from harness.reports.compilation import Compilation, FirstUpdates
 from harness.training.context import TrainingContext
 
@@ -52,7 +52,7 @@ class UpdateProfiler:
         """Carry the update out, and write when its cells and operations ran."""
         run, request = self._context.run, self._request
         profiled = self._program.profile(learning_rate, request.operations, report)
-        title = f"{titles.of_run(run.options.values())}: update {update + 1} of {run.name}"
+        title = f"{plot.run_title(run.options.values())}: update {update + 1} of {run.name}"
         self._note(profile.write(request, run.plan, title, profiled.cells, profiled.operations, profiled.most_alive))
         return profiled.metrics
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
-from harness.evaluation import early_stopping
 from harness.evaluation.validate import validate
 from harness.programs import compiling
-from harness.reports import validated_rows
+from harness.reports import validations
 from harness.training.context import TrainingContext
 
 if TYPE_CHECKING:
@@ -65,27 +64,27 @@ class Validator:
     @property
     def _of_updates(self) -> list[Mapping[str, Any]]:
         """The rows of checkpoints in order of their updates, averages aside."""
-        return validated_rows.of_checkpoints(self.rows.values())
+        return validations.by_update(self.rows.values())
 
     @property
     def best(self) -> Mapping[str, Any] | None:
         """The row of the best checkpoint, averages aside."""
-        return next(iter(validated_rows.ranked(self._of_updates)), None)
+        return next(iter(validations.ranked(self._of_updates)), None)
 
     @property
     def unbeaten(self) -> Mapping[str, Any] | None:
         """The row that --patience counts from: the first of the best accuracy, whatever its loss."""
-        return validated_rows.best(self._of_updates)
+        return validations.best(self._of_updates)
 
     @property
     def without_gain(self) -> int:
         """The number of validations since that one."""
-        return early_stopping.validations_without_gain(self._of_updates)
+        return validations.without_gain(self._of_updates)
 
     @property
     def ends_run(self) -> bool:
         """True if validations have brought no better accuracy for longer than --patience."""
-        return early_stopping.patience_is_over(self._of_updates, self._context.run.options.checkpoint.patience)
+        return validations.patience_is_over(self._of_updates, self._context.run.options.checkpoint.patience)
 
     @property
     def newest(self) -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from figures import SVG, checked
 
-from harness.reports import chart, plot, titles, validated_rows
+from harness.reports import chart, plot, validations
 from harness.reports.plot import of_runs, run_svg, text_curve, whole_steps, write_run_svg
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
@@ -81,8 +81,8 @@ def test_early_losses_of_validation_and_outliers_do_not_flatten_the_curves():
 
 def test_a_title_is_in_words():
     known = {"model": "efficientnet", "model_size": "B0", "dataset": "fashion-mnist"}
-    assert titles.of_run(known) == "EfficientNet-B0 on Fashion-MNIST" and titles.of_run({}) == ""
-    assert titles.of_run({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
+    assert plot.run_title(known) == "EfficientNet-B0 on Fashion-MNIST" and plot.run_title({}) == ""
+    assert plot.run_title({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
@@ -163,5 +163,5 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best():
     losses = ("", "nan", "0.5", "0.25", "0.25", "-")
     rows = [{"name": str(k), "epoch": k, "val_acc": "90.0", "loss": loss} for k, loss in enumerate(losses)]
     rows.append({"name": "6", "epoch": 6, "val_acc": "89.9", "loss": "0.1"})
-    assert [row["name"] for row in validated_rows.ranked(rows)] == ["3", "4", "2", "0", "1", "5", "6"]
+    assert [row["name"] for row in validations.ranked(rows)] == ["3", "4", "2", "0", "1", "5", "6"]
     assert plot._best([], rows) == "best validation top-1: 90.00 % at epoch 3"

@@ -1,0 +1,46 @@
+"""Rows of validation.csv: in order, ranked, and against --patience."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def by_update(rows: Iterable[Row], most: int | None = None) -> list[Row]:
+    """Return the rows of checkpoints in order of their updates, averages aside; with `most` those up to that update. A later
+    row has no checkpoint: a kill came before it, or it is damaged."""
+    own = [row for row in rows if 0 <= int(row["iteration"]) <= (math.inf if most is None else most)]
+    return sorted(own, key=lambda row: int(row["iteration"]))
+
+
+def ranked(rows: Iterable[Row], cost: Callable[[Row], float] = lambda row: -float(row["val_acc"])) -> list[Row]:
+    """Return the rows, the lowest cost (the best accuracy) first; of equal ones the lowest loss, and the earliest."""
+    return sorted(rows, key=lambda row: (cost(row), _loss(row)))
+
+
+def _loss(row: Row) -> float:
+    """Return the loss, infinity where a row has none."""
+    try:
+        loss = float(row["loss"])
+    except (KeyError, ValueError):
+        return math.inf
+    return math.inf if math.isnan(loss) else loss
+
+
+def best(ordered: Sequence[Row]) -> Row | None:
+    """Return the row with the best accuracy, the first of equals: an equal one is no gain to be patient for."""
+    return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
+
+
+def without_gain(ordered: Sequence[Row]) -> int:
+    """Return the number of rows since the best one."""
+    top = best(ordered)
+    return sum(int(row["iteration"]) > int(top["iteration"]) for row in ordered) if top else 0
+
+
+def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
+    """Return whether a run ends with these rows: the last `patience` brought no better accuracy. 0 ends none."""
+    return bool(patience) and without_gain(ordered) >= patience
