@@ -71,7 +71,7 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
             content = _content(exported, graph, texts, quantised)
             with files.naming(request.output / file):
                 answers = _answers(name, content, staging / file, checked.images)
-            compared = agreement.of(expected, answers)
+            compared = agreement.compare(expected, answers)
             size_text = f"{file}, {export_folder.size(staging / file) / 1e6:.1f} MB"
             bound = agreement.bound(exported, quantised)
             if not compared.keeps(bound):

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         parsed = cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train").options
         asks = entry.only_asks(parsed)
     places = {flag(name): getattr(parsed.dataset, name) for name in data.SPLIT_FOLDERS}
-    pictures = survey.of(
+    pictures = survey.scan_folder(
         folder, *(locate.split_folder(place, str(folder), word) if place else None for word, place in places.items())
     )
     for line in pictures.lines:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
     if request.html:
-        output.write_atomically(request.html, page.of(planned), output.PAGE)
+        output.write_atomically(request.html, page.render(planned), output.PAGE)
     if request.json:
         json_text.json_file(planned, request.json)
     if request.json != "-":

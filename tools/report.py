@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     kind = output.ANY if target.is_symlink() and not given.html else output.PAGE  # the page takes the link's place
     output.check(str(target), kind, "give --html FILE elsewhere, or make the folder writable", may_replace)
     left_out = "--no-evaluation was given"
-    text = page.of([Reported(each[0], missing=left_out) if given.no_evaluation else _evaluated(*each) for each in runs])
+    text = page.render([Reported(each[0], missing=left_out) if given.no_evaluation else _evaluated(*each) for each in runs])
     if given.html:  # through a link, or into a pipe
         output.write_atomically(given.html, text, output.PAGE, may_replace)
     else:

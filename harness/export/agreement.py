@@ -68,7 +68,7 @@ class Agreement:
         )
 
 
-def of(expected: np.ndarray, given: np.ndarray) -> Agreement:
+def compare(expected: np.ndarray, given: np.ndarray) -> Agreement:
     """Return how a table of probabilities [n, classes] agrees with another one."""
     if given.shape != expected.shape:
         raise ExportError(f"it answers with the shape {list(given.shape)} instead of {list(expected.shape)}")

@@ -93,7 +93,7 @@ class Survey:
         return [*self.listing.train, *(self.listing.validation or ())]
 
 
-def of(top: Path, train: Path | None = None, validation: Path | None = None) -> Survey:
+def scan_folder(top: Path, train: Path | None = None, validation: Path | None = None) -> Survey:
     """Return the survey of a folder of classes, or of given splits. DataError for a folder that nothing can be learnt from:
     one without classes, with one alone, with nothing but copies, or with nothing but damage in a class or for validation."""
     if not top.is_dir():

@@ -22,7 +22,7 @@ PARTS = {
 SHOWN = 3  # micro-batches for each stage that a timeline shows
 
 
-def of(planned: Sequence[Planned]) -> str:
+def render(planned: Sequence[Planned]) -> str:
     """Return the whole page."""
     parts = []
     if len(planned) > 1:

@@ -38,16 +38,16 @@ class Reported:
 def write(folder: Path) -> Path:
     """Write the page of a run, from its rows alone, beside them, whole or not at all."""
     target = folder / FILE
-    files.write_atomically(target, of([Reported(run_folder.read(folder), missing=commands.as_invoked(_AT_THE_END))]))
+    files.write_atomically(target, render([Reported(run_folder.read(folder), missing=commands.as_invoked(_AT_THE_END))]))
     return target
 
 
-def of(reported: Sequence[Reported]) -> str:
+def render(reported: Sequence[Reported]) -> str:
     """Return the whole page."""
-    return _of_one(reported[0]) if len(reported) == 1 else _of_several(reported)
+    return _one_run(reported[0]) if len(reported) == 1 else _several_runs(reported)
 
 
-def _of_one(reported: Reported) -> str:
+def _one_run(reported: Reported) -> str:
     run = reported.run
     title, result = _title(run), _results(run)
     parts = [
@@ -55,10 +55,10 @@ def _of_one(reported: Reported) -> str:
         markup.paragraph(f"{run.name}: {_state(run)}", "soft"),
         markup.facts((value, name) for name, value in result.items()),
     ]
-    return markup.page(title, [*parts, *_sections(reported, 2, _charts(plot.of_run(run.training, run.validation)))])
+    return markup.page(title, [*parts, *_sections(reported, 2, _charts(plot.run_panels(run.training, run.validation)))])
 
 
-def _of_several(reported: Sequence[Reported]) -> str:
+def _several_runs(reported: Sequence[Reported]) -> str:
     runs = [each.run for each in reported]
     labels, results = _labels(runs), [_results(run) for run in runs]
     options = [(name, *values) for name, values in differences.between(runs)]
@@ -71,7 +71,7 @@ def _of_several(reported: Sequence[Reported]) -> str:
         markup.heading(2, "Results"),
         markup.table(("", *labels), figures),
         markup.heading(2, "Curves"),
-        _charts(plot.of_runs([(label, run.training, run.validation) for label, run in zip(labels, runs)])),
+        _charts(plot.comparison_panels([(label, run.training, run.validation) for label, run in zip(labels, runs)])),
     ]
     for label, each in zip(labels, reported):
         parts += [markup.heading(2, label), markup.paragraph(f"{_title(each.run)}. {_state(each.run)}", "soft")]

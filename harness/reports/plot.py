@@ -77,31 +77,31 @@ def _text_axis(epochs: float, width: int) -> list[str]:
 def run_svg(training_rows: Rows, validation_rows: Rows, title: str, name: str = "") -> str:
     """Return the picture of a run, from rows with the CSV's columns. `name`: of the run."""
     notes = filter(None, (_best(points(training_rows, "train_acc_avg"), validation_rows), name))
-    return chart.figure(of_run(training_rows, validation_rows), title, list(notes))
+    return chart.figure(run_panels(training_rows, validation_rows), title, list(notes))
 
 
-def of_run(training: Rows, validation: Rows) -> list[Curves]:
+def run_panels(training: Rows, validation: Rows) -> list[Curves]:
     """Return loss, top-1 accuracy and learning rate over the epochs."""
     average = points(training, "loss_avg")
     return _panels(
         ("Loss", None, (
             Line("each host step", points(training, "loss_batch"), PALE, 1.2, trim=True),
             Line("average over an epoch", average, BLUE),
-            Line("validation", of_epochs(validation, "loss"), ORANGE, dots=True, ceiling=_ceiling(training)))),
+            Line("validation", validation_points(validation, "loss"), ORANGE, dots=True, ceiling=_ceiling(training)))),
         ("Top-1 accuracy, %", 0.0, (
             Line("training, over an epoch", points(training, "train_acc_avg"), BLUE),
-            Line("validation", of_epochs(validation), ORANGE, dots=True))),
+            Line("validation", validation_points(validation), ORANGE, dots=True))),
         ("Learning rate", 0.0, [Line("at each log row", points(training, "lr"), GREEN)]),
     )  # fmt: skip
 
 
-def of_runs(runs: Sequence[tuple[str, Rows, Rows]]) -> list[Curves]:
+def comparison_panels(runs: Sequence[tuple[str, Rows, Rows]]) -> list[Curves]:
     """Return a panel for each measure that a run has, of (label, training rows, validation rows) each."""
     panels: list[tuple[str, float | None, Sequence[Line]]] = []
     for title, trained, validated, floor in _COMPARED:
         lines = []
         for k, (label, training, validation) in enumerate(runs):
-            values = points(whole_steps(training), trained) if trained else of_epochs(validation, validated)
+            values = points(whole_steps(training), trained) if trained else validation_points(validation, validated)
             pen, again = PENS[k % len(PENS)], k >= len(PENS)
             most = _ceiling(training) if validated == "loss" else math.inf
             lines.append(Line(label, values, *pen, bool(validated), again, trained == "loss_batch", most))
@@ -122,9 +122,9 @@ def _panels(*panels: tuple[str, float | None, Sequence[Line]]) -> list[Curves]:
 
 def _best(training: Points, validation: Rows) -> str:
     """The best accuracy of a run and its place, in words; an empty text if nothing is known."""
-    placed = [row for row in validation if of_epochs([row])]
+    placed = [row for row in validation if validation_points([row])]
     if placed:
-        ((epoch, value),) = of_epochs(validations.ranked(placed)[:1])
+        ((epoch, value),) = validation_points(validations.ranked(placed)[:1])
         return f"best validation top-1: {value:.2f} % at epoch {epoch:.4g}"
     return f"training top-1: {training[-1][1]:.2f} %, not validated" if training else ""
 
@@ -143,7 +143,7 @@ def write_comparison(
     `replaces`: how files begin whose place it may take."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
     target.parent.mkdir(parents=True, exist_ok=True)
-    output.write_atomically(str(target), chart.figure(of_runs(rows), title), replaces)
+    output.write_atomically(str(target), chart.figure(comparison_panels(rows), title), replaces)
     return target
 
 
@@ -158,7 +158,7 @@ def write_run_svg(run_dir: str | Path, title: str = "") -> Path:
     return target
 
 
-def of_epochs(rows: Rows, column: str = "val_acc") -> Points:
+def validation_points(rows: Rows, column: str = "val_acc") -> Points:
     """A measure of validation. Averaged weights have no place on the epoch axis; their rows carry a negative iteration."""
     return sorted(p for p in points(rows, column) if p[0] >= 0 and math.isfinite(p[1]))
 

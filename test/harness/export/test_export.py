@@ -290,7 +290,7 @@ def test_help_and_errors_answer_without_tensorflow():
     ],
 )
 def test_bounds(given, fits):
-    found = agreement.of(np.array([[0.6, 0.4], [0.3, 0.7]]), np.array(given, np.float32))
+    found = agreement.compare(np.array([[0.6, 0.4], [0.3, 0.7]]), np.array(given, np.float32))
     assert tuple(bound for bound in (FP32, FP16, INT8) if found.keeps(bound)) == fits
 
 

@@ -50,7 +50,7 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
     (top / "blue" / "notes.txt").write_text("no picture")
     (top / "green" / "broken.png").write_bytes(b"")
     (top / "green" / "cut.png").write_bytes((top / "green" / "3.png").read_bytes()[:-40])
-    found = survey.of(top)
+    found = survey.scan_folder(top)
     assert found.lines[:3] == [
         f"{top}: 29 pictures in 2 classes, 14 to 15 each",
         "classes: blue, green",
@@ -63,7 +63,7 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
     )
     assert "lies in several classes" in rest and "fewer than" not in rest
     assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
-    few = "\n".join(survey.of(write_pictures(tmp_path / "few", 3)).lines)
+    few = "\n".join(survey.scan_folder(write_pictures(tmp_path / "few", 3)).lines)
     assert "warning: classes of fewer than 10 pictures: blue (3), green (3)" in few
 
 
@@ -85,7 +85,7 @@ def test_folders_that_nothing_can_be_learnt_from(tmp_path):
         (unseen, "the only picture of validation cannot be used, as .*: put others there"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=said):
-            survey.of(top)
+            survey.scan_folder(top)
         refused = finetuned(top)
         assert refused.code == 2 and refused.err.count("\n") == 1 and not refused.out
 

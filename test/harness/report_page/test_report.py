@@ -230,7 +230,7 @@ def test_any_number_of_classes_makes_a_page(plain, classes):
     answers = (draw.integers(0, classes, n)[:, None] + np.arange(k)) % classes
     probabilities = np.tile(np.linspace(0.4, 0.1, k), (n, 1))
     made = evaluation.Evaluation("ckpt-20", classes, (), labels, np.arange(n), answers, probabilities)
-    whole = page.of([page.Reported(run_folder.read(plain), made)])
+    whole = page.render([page.Reported(run_folder.read(plain), made)])
     cells = whole.count('<td class="right') + whole.count('<td class="wrong') + whole.count("<td>·</td>")
     assert cells == (classes**2 if classes in (2, 10) else 0)  # of one class nothing can be confused
     assert ("<details>" in whole) == (classes == 1000)

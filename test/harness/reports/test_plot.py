@@ -8,7 +8,7 @@ import pytest
 from figures import SVG, checked
 
 from harness.reports import chart, plot, validations
-from harness.reports.plot import of_runs, run_svg, text_curve, whole_steps, write_run_svg
+from harness.reports.plot import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE, LOSS = (0, "#a9c4e4"), (0, "#1f5a99"), (0, "#c4561a")
@@ -48,22 +48,22 @@ def test_picture_holds_every_series():
 def test_runs_are_compared_by_each_measure_that_they_have():
     """Twelve runs have more pens than colours: the further ones are dashed."""
     runs = [(f"run {k}", training(30), validation(3) if k else []) for k in range(12)]
-    panels = of_runs(runs)
+    panels = comparison_panels(runs)
     assert [panel.title.split(",")[0] for panel in panels] == [
         "Training loss", "Validation loss", "Training accuracy", "Validation accuracy", "Learning rate"
     ]  # fmt: skip
     assert all(len({(line.colour, line.dashed) for line in panel.lines}) == 12 for panel in panels)
     told = checked(chart.figure(panels, "t"))
     assert "run 0 (none)" in told and "run 3 (last: 20)" in told
-    assert len(of_runs([("a", training(30), [])])) == 3
-    assert "no rows yet" in checked(chart.figure(of_runs([("a", [], [])])))
+    assert len(comparison_panels([("a", training(30), [])])) == 3
+    assert "no rows yet" in checked(chart.figure(comparison_panels([("a", [], [])])))
 
 
 def test_the_rest_of_a_host_step_ends_no_compared_curve():
     """Three batches after host steps of ten would be a corner in the curve and another last value than the network's."""
     rest = {**training(1)[0], "iteration": 123, "epoch": 12.3 / 16, "loss_batch": 9.0, "train_acc_batch": 0.0}
     whole, longer = training(13), [*training(13), rest]
-    assert of_runs([("a", longer, [])]) == of_runs([("a", whole, [])])
+    assert comparison_panels([("a", longer, [])]) == comparison_panels([("a", whole, [])])
     assert whole_steps(training(2)) == training(2)
 
 
