@@ -3,6 +3,7 @@ what else the machine does falls on both. Ratios are of neighbouring rounds; the
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -10,12 +11,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from base.process import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 _SPINNING = 0.5  # seconds; OpenMP's threads wait for 0.2 before they sleep
@@ -110,15 +113,49 @@ class Worker:
         return json.loads(line)
 
 
+class Instances:
+    """Workers that train together, one for each address of the cluster."""
+
+    def __init__(self, words: Sequence[str], updates: int, addresses: Sequence[str], prefixes: Sequence[Sequence[str]] = ()):
+        """`prefixes`: of the workers' commands, which place them."""
+        command = ours([*words, "--distributed"], updates)
+        self._workers = [
+            Worker(
+                [*(prefixes[k] if prefixes else ()), *command],
+                {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})},
+            )
+            for k in range(len(addresses))
+        ]
+
+    def round(self) -> float:
+        """Run a round of all together; return the slowest one's samples per second."""
+        for worker in self._workers:
+            worker.begin_round()
+        return min(worker.end_round() for worker in self._workers)
+
+    def end(self) -> None:
+        """End all of them."""
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            worker.end()
+
+
+def turns(ways: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+    """Return what each way gives in `rounds` rounds, in turn, the first one first and last by turns."""
+    found: list[list[float]] = [[] for _ in ways]
+    for i in range(rounds):
+        for which in range(len(ways))[:: 1 if i % 2 == 0 else -1]:
+            found[which].append(ways[which]())
+    return found
+
+
 def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measured, Measured]:
     """Measure both ways, `rounds` rounds each after one that does not count."""
     workers = Worker(ours(one)), Worker(ours(other))
     for worker in workers:
         worker.round()
-    speeds: tuple[list[float], list[float]] = ([], [])
-    for i in range(rounds):
-        for which in (0, 1) if i % 2 == 0 else (1, 0):
-            speeds[which].append(workers[which].round())
+    speeds = turns([worker.round for worker in workers], rounds)
     first, second = (Measured(tuple(s), w.peak(), w.built) for s, w in zip(speeds, workers))
     for worker in workers:
         worker.end()
@@ -135,28 +172,21 @@ def alone(words: Sequence[str], rounds: int = 2) -> Measured:
     return Measured(speeds, peak, worker.built, alive)
 
 
-def table(rows: Sequence[tuple[str, str, str, float | None]], words: Sequence[str], rounds: int) -> None:
-    """Prints (name, one, other, least times as fast) for the rows whose name contains all the words."""
-    print(machine())
-    print(f"{'what':<60} {'times as fast':<22} {'img/s':>14} {'MB':>14}  at least")
-    for name, one, other, least in rows:
-        if not all(word in name for word in words):
-            continue
-        first, second = pair(one.split(), other.split(), rounds)
-        speeds = f"{statistics.median(first.speeds):.1f} -> {statistics.median(second.speeds):.1f}"
-        memory = f"{first.peak:.0f} -> {second.peak:.0f}"
-        bound = "" if least is None else f"{least:.2f}"
-        print(f"{name:<60} {spread(ratios(first, second)):<22} {speeds:>14} {memory:>14}  {bound}", flush=True)
-
-
-def ratios(one: Measured, other: Measured) -> list[float]:
-    """Return the speed of the second relative to the first, round by round."""
-    return [b / a for a, b in zip(one.speeds, other.speeds)]
-
-
 def spread(values: Sequence[float]) -> str:
     """Median, and the range."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def arguments(description: str, rounds: int = 0, words: bool = False, **counts: int) -> argparse.Namespace:
+    """Read a benchmark's command line, and print the machine. `rounds`, `counts`: defaults of options."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if words:
+        parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+    for name, default in ({**({"rounds": rounds} if rounds else {}), **counts}).items():
+        parser.add_argument(f"--{name}", type=command_line.int_between(1), default=default)
+    asked = parser.parse_args()
+    print(machine(), flush=True)
+    return asked
 
 
 def machine() -> str:

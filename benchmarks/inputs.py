@@ -1,6 +1,5 @@
 """The input pipeline at 224 px from real JPEGs, against TensorFlow's bare kernels and a loader of PIL in worker processes;
-the second epoch, kept in memory, against the first from a slow disk; a position in an epoch of 1.28 million records; how
-long saving stalls.
+the second epoch, kept in memory, against the first from a slow disk; how long saving stalls.
 
 python benchmarks/inputs.py [--rounds 7] [--pictures 512]
 
@@ -9,7 +8,6 @@ Each loader runs in turn in this process, a round after a round of the other; ra
 
 from __future__ import annotations
 
-import argparse
 import io
 import multiprocessing
 import os
@@ -19,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -26,12 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.process import command_line
 from benchmarks import _paired
 from Datasets._spec import OpenRequest, ReadRequest
 from Datasets.formats.tfrecord import RecordIndex
 from Datasets.imagenet import open_imagenet
-from Datasets.pipeline import batching
 
 SIDE, BATCH = 224, 32
 Loader = Iterator[int]  # pictures of each batch
@@ -131,10 +128,7 @@ def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, 
     """Measure the speed of `other` relative to `one`."""
     for loader in (one, other):
         _speed(loader, seconds)
-    speeds: tuple[list[float], list[float]] = ([], [])
-    for i in range(rounds):
-        for which in (0, 1) if i % 2 == 0 else (1, 0):
-            speeds[which].append(_speed((one, other)[which], seconds))
+    speeds = _paired.turns([partial(_speed, loader, seconds) for loader in (one, other)], rounds)
     found = [b / a for a, b in zip(*speeds)]
     told = f"{statistics.median(speeds[0]):.0f} -> {statistics.median(speeds[1]):.0f} img/s"
     print(f"{name:<58} {_paired.spread(found):<22} {told:<24} at least {least}", flush=True)
@@ -173,18 +167,6 @@ def slow_disk(folder: Path, rounds: int) -> None:
     print(f"{'second epoch against the first, every read waiting 5 ms':<58} {_paired.spread(found):<22}", flush=True)
 
 
-def position(rounds: int) -> None:
-    """Seconds until the record at the end of an epoch of 1,281,167 is known, in a new graph each time."""
-    times, size = [], 1_281_167
-    for k in range(rounds):
-        started = time.perf_counter()
-        with tf.Graph().as_default(), tf.Session() as session:
-            last = tf.constant([(k + 1) * size - 1], tf.int64)
-            session.run(batching.record_and_epoch(last, size, 1))
-        times.append(time.perf_counter() - started)
-    print(f"{'position at the end of an epoch of 1.28 million records':<58} {_paired.spread(times)} s", flush=True)
-
-
 def saving(rounds: int) -> None:
     """Seconds that training waits for a checkpoint of ResNet-50 with momentum in 32.32, and until it is on the disk."""
     from harness.checkpoints import write
@@ -211,15 +193,10 @@ def saving(rounds: int) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
-    parser.add_argument("--pictures", type=command_line.int_between(1), default=512)
-    parser.add_argument("--seconds", type=command_line.number(0, 86400, ends=False), default=3.0, help="of a round")
-    asked = parser.parse_args()
-    print(_paired.machine())
+    asked = _paired.arguments(__doc__, rounds=7, pictures=512, seconds=3)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        writer = Path(__file__).resolve().parent.parent / "test" / "photos.py"
+        writer = Path(__file__).resolve().parent.parent / "test" / "helpers" / "photos.py"
         words = ["--train", str(asked.pictures), "--validation", "0"]
         subprocess.run([sys.executable, str(writer), made, *words], check=True)
         pil_loader = pil(folder)  # its processes are forked before this one's TensorFlow has threads
@@ -227,7 +204,6 @@ def main() -> None:
         compare("our stream against a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
         compare("our stream against TensorFlow's bare kernels", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
         slow_disk(folder, max(2, asked.rounds // 2))
-    position(asked.rounds)
     saving(asked.rounds)
 
 

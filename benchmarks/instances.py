@@ -6,8 +6,6 @@ python benchmarks/instances.py [--rounds 9]
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -15,7 +13,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line
 from benchmarks import _paired
 from harness.commands import cli
 from harness.processes import launch
@@ -34,32 +31,9 @@ COMMON = "--precision 32.32 --optimiser momentum --seed 1"
 STARTS = 3
 
 
-class Instances:
-    """Two workers that train together, on ports that are free now."""
-
-    def __init__(self, words: list[str], updates: int) -> None:
-        self.updates = updates
-        addresses = [f"localhost:{port}" for port in launch.free_ports(2)]
-        self.workers = [
-            _paired.Worker(
-                _paired.ours([*words, "--distributed"], updates),
-                {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})},
-            )
-            for k in range(2)
-        ]
-
-    def round(self) -> float:
-        """Samples per second of both together."""
-        for worker in self.workers:
-            worker.begin_round()
-        return min(worker.end_round() for worker in self.workers)
-
-    def end(self) -> None:
-        """End both instances."""
-        for worker in self.workers:
-            worker.close()
-        for worker in self.workers:
-            worker.end()
+def two_instances(words: list[str], updates: int) -> _paired.Instances:
+    """Two that train together, on ports that are free now."""
+    return _paired.Instances(words, updates, [f"localhost:{port}" for port in launch.free_ports(2)])
 
 
 def received() -> int:
@@ -74,20 +48,22 @@ def speed(rounds: int) -> None:
     print(f"{'what':<58} {'times one instance':<22} {'img/s':>15} {'MB an update':>13} {'of the optimum':>15}")
     for name, (options, updates) in ROWS.items():
         words = [*COMMON.split(), *options.split()]
-        one, both = _paired.Worker(_paired.ours([*words, "--replicas", "2"], updates)), Instances(words, updates)
+        one, both = _paired.Worker(_paired.ours([*words, "--replicas", "2"], updates)), two_instances(words, updates)
         one.round()
         both.round()
-        speeds: tuple[list[float], list[float]] = ([], [])
-        sent = 0
-        for i in range(rounds):
-            for which in (0, 1) if i % 2 == 0 else (1, 0):
-                before = received()
-                speeds[which].append((one, both)[which].round())
-                sent += which * (received() - before)
+        sent: list[int] = []
+
+        def counted(both: _paired.Instances = both, sent: list[int] = sent) -> float:
+            before = received()
+            speed = both.round()
+            sent.append(received() - before)
+            return speed
+
+        speeds = _paired.turns([one.round, counted], rounds)
         one.end()
         both.end()
         parameters = prepare(cli.parse(words, "train", environ={}).options, {}).trace.trainable_parameters
-        each, best = sent / (rounds * updates), 2 * 4 * parameters
+        each, best = sum(sent) / (rounds * updates), 2 * 4 * parameters
         ratio = [b / a for a, b in zip(*speeds)]
         shown = " -> ".join(f"{statistics.median(s):.1f}" for s in speeds)
         print(f"{name:<58} {_paired.spread(ratio):<22} {shown:>15} {each / 1e6:>13.2f} {each / best:>15.2f}", flush=True)
@@ -100,7 +76,7 @@ def starts() -> None:
     for _ in range(STARTS):
         for which in (0, 1):
             begun = time.perf_counter()
-            worker = Instances(words, 1) if which else _paired.Worker(_paired.ours([*words, "--replicas", "2"]))
+            worker = two_instances(words, 1) if which else _paired.Worker(_paired.ours([*words, "--replicas", "2"]))
             worker.round()
             taken[which].append(time.perf_counter() - begun)
             worker.end()
@@ -111,10 +87,7 @@ def starts() -> None:
 
 def main() -> None:
     """Everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.int_between(1), default=9)
-    rounds = parser.parse_args().rounds
-    print(_paired.machine())
+    rounds = _paired.arguments(__doc__, rounds=9).rounds
     speed(rounds)
     starts()
 

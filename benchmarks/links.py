@@ -7,20 +7,18 @@ python benchmarks/links.py [--instances 4] [--rounds 7]
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line
 from benchmarks import _paired
 from harness.commands import cli
 from harness.run.resolve import prepare
@@ -88,37 +86,6 @@ def switched(hosts: int) -> Iterator[Switch]:
         switch.remove()
 
 
-class Instances:
-    """Workers that train together, each on its host and on one core."""
-
-    def __init__(self, switch: Switch, words: Sequence[str], samples: int) -> None:
-        """`samples`: of an update, over all instances."""
-        self._samples = samples
-        cores, hosts = sorted(os.sched_getaffinity(0)), switch.hosts
-        addresses = [f"{switch.address(k + 1)}:{PORT}" for k in range(len(hosts))]
-        command = _paired.ours([*words, "--distributed", "--replicas", "1"])
-        self._workers = [
-            _paired.Worker(
-                ["ip", "netns", "exec", host, "taskset", "-c", str(cores[k % len(cores)]), *command],
-                {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})},
-            )
-            for k, host in enumerate(hosts)
-        ]
-
-    def seconds(self) -> float:
-        """An update of all together."""
-        for worker in self._workers:
-            worker.begin_round()
-        return max(self._samples / worker.end_round() for worker in self._workers)
-
-    def end(self) -> None:
-        """End all of them."""
-        for worker in self._workers:
-            worker.close()
-        for worker in self._workers:
-            worker.end()
-
-
 def _ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True)
 
@@ -129,13 +96,19 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
     words = f"{COMMON} {RN50} {options}".split()
     run = prepare(cli.parse(words, "train", environ={}).options, {})
     size = len(switch.hosts)
-    instances = Instances(switch, words, size * run.plan.global_batch)  # `run` is one of them alone
-    instances.seconds()
-    seconds: dict[float | None, list[float]] = {link: [] for link in LINKS}
-    for i in range(rounds):
-        for link in LINKS if i % 2 == 0 else LINKS[::-1]:
-            switch.limit(link)
-            seconds[link].append(instances.seconds())
+    addresses = [f"{switch.address(k + 1)}:{PORT}" for k in range(size)]
+    cores = sorted(os.sched_getaffinity(0))
+    places = [
+        ["ip", "netns", "exec", host, "taskset", "-c", str(cores[k % len(cores)])] for k, host in enumerate(switch.hosts)
+    ]
+    instances = _paired.Instances([*words, "--replicas", "1"], 1, addresses, places)
+    instances.round()
+
+    def of_update(link: float | None) -> float:
+        switch.limit(link)
+        return size * run.plan.global_batch / instances.round()  # `run` is one of them alone
+
+    seconds = dict(zip(LINKS, _paired.turns([partial(of_update, link) for link in LINKS], rounds)))
     instances.end()
     free = seconds[None]
     for link in LINKS[1:]:
@@ -151,13 +124,9 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
 
 def main() -> None:
     """Everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=command_line.int_between(2), default=4)
-    parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
-    given = parser.parse_args()
+    given = _paired.arguments(__doc__, rounds=7, instances=4)
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
-        parser.error("network namespaces need Linux, the superuser, and the programs ip and tc (Debian: iproute2)")
-    print(_paired.machine())
+        raise SystemExit("network namespaces need Linux, the superuser, and the programs ip and tc (Debian: iproute2)")
     print(f"{given.instances} instances, ResNet-50 with group norm, 224 px, micro-batch 4")
     print(f"{'':<42} Gbit/s formula     free  measured  c + t  at least  efficiency")
     with switched(given.instances) as switch:

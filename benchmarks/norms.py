@@ -5,7 +5,6 @@ python benchmarks/norms.py [--rounds 15]
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -19,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.process import command_line
 from benchmarks import _paired
 from emulator.layers.proxy_norm import initial
 from emulator.layers.tensor_layers import TensorLayers
@@ -87,10 +85,7 @@ def seconds(session: tf.Session, gradients: list[tf.Tensor]) -> float:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.int_between(1), default=15)
-    rounds = parser.parse_args().rounds
-    print(_paired.machine())
+    rounds = _paired.arguments(__doc__, rounds=15).rounds
     print(f"{'tensor':<18} {'batch norm':>10}  {'group / batch':<20} {'proxy / group':<20} {'scaled proxy / group':<20}")
     for shape in SHAPES:
         with new_graph().as_default(), tf.Session(config=session_config()) as session:

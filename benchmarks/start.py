@@ -7,7 +7,6 @@ Seconds differ between machines; the ratio to `python -c "import tensorflow"`, t
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import statistics
@@ -19,7 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line
 from benchmarks import _paired
 from benchmarks._paired import ROOT
 
@@ -59,11 +57,7 @@ def bare_import() -> float:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
-    parser.add_argument("--rounds", type=command_line.int_between(1), default=3)
-    asked = parser.parse_args()
-    print(_paired.machine())
+    asked = _paired.arguments(__doc__, rounds=3, words=True)
     print(f"{'seconds to the first row':<44} {'first time':>22} {'with a cached program':>22} {'times the import':>18}")
     for name, words in ROWS:
         if not all(word in name for word in asked.words):
