@@ -65,14 +65,6 @@ class PrecisionPolicy:
 
     # Variables
 
-    def stored_dtype(self, variable: Variable) -> tf.DType:
-        """Return the dtype that a variable is stored in."""
-        return self._dtype_of(self.precision.stored_format(variable))
-
-    def slot_dtype(self, variable: Variable) -> tf.DType:
-        """Return the dtype that a variable's slots are stored in."""
-        return self._dtype_of(self.precision.slot_format(variable))
-
     def _dtype_of(self, number_format: Format) -> tf.DType:
         if number_format == FP32:
             return self._dtype

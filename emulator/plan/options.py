@@ -6,6 +6,7 @@ The plan carries the section, and whatever a field concerns reads the field ther
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from base import plugins
 from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
@@ -26,6 +27,10 @@ def _format(value: str) -> str | None:
     except number_formats.FormatError as error:
         return f"must be a number format, and {value} {error}{plugins.did_you_mean(value, number_formats.NAMES)}"
     return None
+
+
+def _format_option(help: str, *traits: str, **more: str) -> Any:
+    return opt(None, help, check=_format, read=str.lower, traits=(HALVES, *traits), **more)
 
 
 def _layer_formats(values: tuple[str, ...]) -> str | None:
@@ -93,20 +98,11 @@ class DeviceOptions:
         "16.16", "compute.master (32.32 where the data are one's own, or Fashion-MNIST)",
         choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32"),
     )  # fmt: skip
-    weight_format: str | None = opt(
-        None, "of weights in convolutions and matrix products (default: that of --precision), as e4m3fnuz or e5m2b16",
-        check=_format, read=str.lower, traits=(HALVES,),
-    )  # fmt: skip
-    activation_format: str | None = opt(
-        None, "of activations in convolutions and matrix products", check=_format, read=str.lower, traits=(HALVES,)
+    weight_format: str | None = _format_option(
+        "of weights in convolutions and matrix products (default: that of --precision), as e4m3fnuz or e5m2b16"
     )
-    gradient_format: str | None = opt(
-        None,
-        "of gradients in convolutions and matrix products",
-        check=_format,
-        read=str.lower,
-        traits=(HALVES, TRAINING_ONLY),
-    )
+    activation_format: str | None = _format_option("of activations in convolutions and matrix products")
+    gradient_format: str | None = _format_option("of gradients in convolutions and matrix products", TRAINING_ONLY)
     weight_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES,))
     activation_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES,))
     gradient_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES, TRAINING_ONLY))
@@ -118,25 +114,11 @@ class DeviceOptions:
         (), "layers with another format in their products, as Stem=fp16 or last=fp32 (default with 8.16 and 8.32: "
         "first=fp16 last=fp16)", check=_layer_formats, traits=(HALVES,),
     )  # fmt: skip
-    accumulator_format: str | None = opt(
-        None,
-        "of sums of gradients (default: that of results)",
-        check=_format,
-        read=str.lower,
-        traits=(HALVES, TRAINING_ONLY),
-        needs="half precision",
+    accumulator_format: str | None = _format_option(
+        "of sums of gradients (default: that of results)", TRAINING_ONLY, needs="half precision"
     )
-    master_format: str | None = opt(
-        None,
-        "of the weights that updates move (default: that of --precision)",
-        check=_format,
-        read=str.lower,
-        traits=(HALVES,),
-    )
-    slot_format: str | None = opt(
-        None, "of the optimiser's slots (default: that of the weights)", check=_format, read=str.lower,
-        traits=(HALVES, TRAINING_ONLY),
-    )  # fmt: skip
+    master_format: str | None = _format_option("of the weights that updates move (default: that of --precision)")
+    slot_format: str | None = _format_option("of the optimiser's slots (default: that of the weights)", TRAINING_ONLY)
     native_arithmetic: bool = opt(
         False, "with bf16.32 and bf16.16: convolutions and matrix products in the processor's own BF16, whose sums have "
         "another order", traits=(HALVES,),

@@ -114,11 +114,6 @@ class Precision:
         """True if a convolution or matrix product may round what it multiplies."""
         return any(not each.contains(self.compute) for each in (*self.operands, *(e for _, e in self.exceptions)))
 
-    @property
-    def rounds_weights(self) -> bool:
-        """True if weights and slots are rounded to a narrower format, unless a name is forced."""
-        return self.master != FP32
-
     def operands_of(self, kernel: str) -> Operands:
         """Return the formats of what the layer with a kernel of this name multiplies."""
         exception = next((each for part, each in self.exceptions if part in kernel), None)
@@ -180,27 +175,26 @@ class Precision:
 
     def summary(self, variables: Collection[Variable]) -> str:
         """Formats and rounding in a few words, for a network of these variables."""
-        updates = self.rounds_updates(variables)
+        updates, of, slot = self.rounds_updates(variables), self.operands, self.slot
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
-        forced = (("FP16", self.force_weight_to_fp16), ("FP32", self.force_weight_to_fp32))
-        rest = [f"weights in {kind}: {' '.join(names)}" for kind, names in forced if names]
-        rest += [stops[self.checks]] if self.checks else []
-        words = [self._rounding(updates)] * (updates or self.rounds_results or self.rounds_operands)
-        if self.rounds_operands:
-            of = self.operands
-            words += ["formats that follow the largest numbers"] * bool(self.scaled_kernels)
-            words.append(
-                f"products of {of.weight.name} weights, {of.activation.name} activations, {of.gradient.name} gradients"
-            )
-        if self.rounds_results:
-            words += ["overflow saturates"] * self.saturate_on_overflow
-            words += ["products in the processor's own BF16"] * self.native_arithmetic
-        words += ["FP32 copy of the weights"] * any(v.trainable and self.has_fp32_copy(v) for v in variables)
-        words += [f"{self.accumulator.name} accumulators"] * (self.accumulator != self.compute)
-        usual = NAMED[self.name]
-        words += [f"{self.master.name} weights"] * (self.master != usual.master)
-        words += [f"{self.slot.name} slots"] if self.slot else []
-        words += rest
+        said = (
+            (updates or self.rounds_results or self.rounds_operands, self._rounding(updates)),
+            (self.rounds_operands and self.scaled_kernels, "formats that follow the largest numbers"),
+            (
+                self.rounds_operands,
+                f"products of {of.weight.name} weights, {of.activation.name} activations, {of.gradient.name} gradients",
+            ),
+            (self.rounds_results and self.saturate_on_overflow, "overflow saturates"),
+            (self.rounds_results and self.native_arithmetic, "products in the processor's own BF16"),
+            (any(v.trainable and self.has_fp32_copy(v) for v in variables), "FP32 copy of the weights"),
+            (self.accumulator != self.compute, f"{self.accumulator.name} accumulators"),
+            (self.master != NAMED[self.name].master, f"{self.master.name} weights"),
+            (slot, f"{slot and slot.name} slots"),
+            (self.force_weight_to_fp16, f"weights in FP16: {' '.join(self.force_weight_to_fp16)}"),
+            (self.force_weight_to_fp32, f"weights in FP32: {' '.join(self.force_weight_to_fp32)}"),
+            (self.checks, stops.get(self.checks)),
+        )
+        words = [text for holds, text in said if holds]
         return f"{self.name} ({', '.join(words)})" if words else self.name
 
     def _rounding(self, updates: bool) -> str:
