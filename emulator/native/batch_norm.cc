@@ -86,16 +86,11 @@ class BatchNorm : public CheckedKernel<NormRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels, samples = walk.batch / norm.parts;
-    const float* shortcut = norm.shortcut ? context->input(norm.shortcut).flat<float>().data() : nullptr;
-    Tensor *output, *means, *variances;
+    const float* shortcut = norm.shortcut ? numbers(context, norm.shortcut) : nullptr;
+    const float *x = numbers(context, 0), *gamma = numbers(context, 1), *beta = numbers(context, 2);
     const TensorShape rows({norm.parts, channels});
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
-    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &means));
-    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &variances));
-    const float *x = input.flat<float>().data(), *gamma = context->input(1).flat<float>().data(),
-                *beta = context->input(2).flat<float>().data();
-    float *y = output->flat<float>().data(), *mean = means->flat<float>().data(),
-          *variance = variances->flat<float>().data();
+    float *y, *mean, *variance;
+    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &y}, {rows, &mean}, {rows, &variance}}));
     BlockSums block_means(walk), squares(walk);
     run(context, walk,
         [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
@@ -113,8 +108,8 @@ class BatchNorm : public CheckedKernel<NormRules> {
       for (int64_t c = 0; c < channels; ++c) {
         own_mean[c] = static_cast<float>(own.means[c]);
         own_variance[c] = static_cast<float>(own.variances[c]);
-        r[c] = 1.0f / std::sqrt(own_variance[c] + norm.epsilon);
       }
+      invert(channels, own_variance, norm.epsilon, r.data());
       scale(channels, gamma, beta, own_mean, r.data(), factor.of(part), shift.of(part));
     }
     const std::vector<Noise> noise = norm.rounding.noise(context, 3, walk.batch);
@@ -140,20 +135,17 @@ class BatchNormGradient : public CheckedKernel<GradientRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels, samples = walk.batch / norm.parts;
-    Tensor *of_input, *of_gamma, *of_beta;
+    const float *x = numbers(context, 0), *dy = numbers(context, 1), *gamma = numbers(context, 2),
+                *beta = numbers(context, 3), *mean = numbers(context, 4), *variance = numbers(context, 5);
     const TensorShape rows({norm.parts, channels});
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
-    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
-    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
-    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
-    const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *variance = data(5);
-    float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
-          *dbeta = of_beta->flat<float>().data();
+    float *dx, *dgamma, *dbeta;
+    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &dx}, {rows, &dgamma}, {rows, &dbeta}}));
     Rows r(norm.parts, channels), factor(norm.parts, channels), shift(norm.parts, channels), b(norm.parts, channels),
         k(norm.parts, channels);
     for (int64_t part = 0; part < norm.parts; ++part) {
-      for (int64_t c = 0; c < channels; ++c) r.of(part)[c] = 1.0f / std::sqrt(variance[part * channels + c] + norm.epsilon);
-      scale(channels, gamma, beta, mean + part * channels, r.of(part), factor.of(part), shift.of(part));
+      const int64_t start = part * channels;
+      invert(channels, variance + start, norm.epsilon, r.of(part));
+      scale(channels, gamma, beta, mean + start, r.of(part), factor.of(part), shift.of(part));
     }
     auto channels_of = [&](int64_t part) {
       return Channels{factor.of(part), shift.of(part), mean + part * channels, b.of(part), k.of(part)};
@@ -221,12 +213,11 @@ class BatchNormInference : public CheckedKernel<InferenceRules> {
     const Walk walk(input);
     Tensor* output;  // x itself where nothing else reads it: a value is read before it is written
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
-    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
-    const float *x = data(0), *gamma = data(1), *beta = data(2), *mean = data(3), *variance = data(4);
+    const float* x = numbers(context, 0);
     float* y = output->flat<float>().data();
     std::vector<float> r(last), factor(last), shift(last);
-    for (int64_t c = 0; c < last; ++c) r[c] = 1.0f / std::sqrt(variance[c] + rules_.epsilon);
-    scale(last, gamma, beta, mean, r.data(), factor.data(), shift.data());
+    invert(last, numbers(context, 4), rules_.epsilon, r.data());
+    scale(last, numbers(context, 1), numbers(context, 2), numbers(context, 3), r.data(), factor.data(), shift.data());
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first;

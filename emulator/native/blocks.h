@@ -9,11 +9,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "emulator/native/checks.h"
+#include "emulator/native/threads.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace native {
 
@@ -21,6 +22,19 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 constexpr int64_t kBlockPixels = 128;
+
+// The numbers of input `k`.
+inline const float* numbers(OpKernelContext* context, int k) { return context->input(k).flat<float>().data(); }
+
+// Allocates the outputs, one of each shape, and points to their numbers.
+inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pair<TensorShape, float**>>& outputs) {
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    Tensor* output;
+    TF_RETURN_IF_ERROR(context->allocate_output(k, outputs[k].first, &output));
+    *outputs[k].second = output->flat<float>().data();
+  }
+  return absl::OkStatus();
+}
 
 // A tensor's shape, as the kernels walk over it.
 struct Walk {
@@ -54,28 +68,26 @@ struct Phase {
 // as what a phase has read is in the cache for the next one; with fewer samples than threads, phase by phase.
 // `cost`: nanoseconds an element takes, roughly.
 inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Phase>& phases, int64_t cost) {
-  auto* threads = context->device()->tensorflow_cpu_worker_threads();
   auto do_blocks = [&](const Phase& phase, int64_t sample, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       phase.blocks(sample, block, walk.start_of(block), walk.pixels_of(block));
     }
   };
-  if (walk.batch >= threads->num_threads) {
-    auto do_samples = [&](int64_t begin, int64_t end) {
+  if (walk.batch >= context->device()->tensorflow_cpu_worker_threads()->num_threads) {
+    in_threads(context, walk.batch, walk.sample_size() * cost, [&](int64_t begin, int64_t end) {
       for (int64_t sample = begin; sample < end; ++sample) {
         for (const Phase& phase : phases) {
           do_blocks(phase, sample, 0, walk.blocks);
           if (phase.then) phase.then(sample);
         }
       }
-    };
-    tensorflow::Shard(threads->num_threads, threads->workers, walk.batch, walk.sample_size() * cost, do_samples);
+    });
     return;
   }
   for (int64_t sample = 0; sample < walk.batch; ++sample) {
     for (const Phase& phase : phases) {
-      auto some = [&](int64_t begin, int64_t end) { do_blocks(phase, sample, begin, end); };
-      tensorflow::Shard(threads->num_threads, threads->workers, walk.blocks, kBlockPixels * walk.channels * cost, some);
+      in_threads(context, walk.blocks, kBlockPixels * walk.channels * cost,
+                 [&](int64_t begin, int64_t end) { do_blocks(phase, sample, begin, end); });
       if (phase.then) phase.then(sample);
     }
   }
@@ -83,15 +95,12 @@ inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Ph
 
 // Carries one step out over the blocks of all samples.
 inline void run(OpKernelContext* context, const Walk& walk, const BlockStep& step, int64_t cost) {
-  auto* threads = context->device()->tensorflow_cpu_worker_threads();
-  auto some = [&](int64_t begin, int64_t end) {
+  in_threads(context, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       const int64_t block = k % walk.blocks;
       step(k / walk.blocks, block, walk.start_of(block), walk.pixels_of(block));
     }
-  };
-  tensorflow::Shard(threads->num_threads, threads->workers, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost,
-                    some);
+  });
 }
 
 // Sums of every block of every sample, for each channel.

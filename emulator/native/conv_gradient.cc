@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "emulator/native/products.h"
-#include "emulator/native/threads.h"
 
 namespace native {
 namespace {
@@ -72,7 +71,6 @@ struct Sizes {
         pixel(channels % kPage || windows == 1 ? channels : channels + kVector),
         line(((columns.out - 1) * stride + kernel) * pixel) {}
 
-  TensorShape out() const { return TensorShape({batch, rows.out, columns.out, all_filters}); }
   TensorShape weights() const { return TensorShape({rows.kernel, columns.kernel, channels, all_filters}); }
   int64_t numbers() const { return rows.kernel * columns.kernel * channels * panel; }  // weights of a panel
 
@@ -114,9 +112,9 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
   void compute(OpKernelContext* context) override {
     const Tensor &input = context->input(0), &above = context->input(1);
     const Sizes sizes(input.shape(), above.dim_size(3), rules_.kernel, rules_.stride, rules_.groups);
-    Tensor* output;
-    OP_REQUIRES_OK(context, context->allocate_output(0, sizes.weights(), &output));
-    const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
+    const float *x = numbers(context, 0), *dy = numbers(context, 1);
+    float* dw;
+    OP_REQUIRES_OK(context, allocate(context, {{sizes.weights(), &dw}}));
     const int64_t pixels = sizes.rows.out * sizes.columns.out, size = sizes.numbers(), panels = sizes.groups * sizes.panels;
     const int64_t shared = std::min((kItems + sizes.groups - 1) / sizes.groups, kSums / (4 * panels * size));
     const int64_t wanted = std::max<int64_t>({sizes.batch * pixels / kChunkPixels, shared, 1});
@@ -136,7 +134,6 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
         }
       }
     });
-    float* const dw = output->flat<float>().data();
     const int64_t weights = size / sizes.panel;  // of a filter
     in_threads(context, panels * weights, chunks * sizes.panel + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {

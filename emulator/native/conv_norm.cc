@@ -13,7 +13,6 @@
 
 #include "emulator/native/norms.h"
 #include "emulator/native/products.h"
-#include "emulator/native/threads.h"
 
 namespace native {
 namespace {
@@ -204,11 +203,9 @@ class ConvNorm : public CheckedKernel<Rules> {
     const Axis rows(x.dim_size(1), weights.dim_size(0), stride), columns(x.dim_size(2), weights.dim_size(1), stride);
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({x.dim_size(0), rows.out, columns.out, filters}), &y));
     if (y->NumElements() == 0) return;
-    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
-    const float *gamma = data(2), *beta = data(3), *mean = data(4), *variance = data(5);
     std::vector<float> r(filters), factor(filters), shift(filters);
-    for (int64_t c = 0; c < filters; ++c) r[c] = 1.0f / std::sqrt(variance[c] + this->rules_.epsilon);
-    scale(filters, gamma, beta, mean, r.data(), factor.data(), shift.data());
+    invert(filters, numbers(context, 5), this->rules_.epsilon, r.data());
+    scale(filters, numbers(context, 2), numbers(context, 3), numbers(context, 4), r.data(), factor.data(), shift.data());
     float* place = y->flat<float>().data();
     const bool past_cache = y->TotalBytes() > kOfCaches && filters % kVector == 0 && reinterpret_cast<uintptr_t>(place) % 64 == 0;
     convolve(context, rows, columns, {factor.data(), shift.data(), place, filters, past_cache});

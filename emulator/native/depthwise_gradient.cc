@@ -7,7 +7,6 @@
 #ifdef __AVX512F__
 
 #include "emulator/native/products.h"
-#include "emulator/native/threads.h"
 
 namespace native {
 namespace {
@@ -28,7 +27,6 @@ struct Sizes {
       : batch(x.dim_size(0)), channels(x.dim_size(3)), rows(x.dim_size(1), kernel, stride),
         columns(x.dim_size(2), kernel, stride) {}
 
-  TensorShape out() const { return TensorShape({batch, rows.out, columns.out, channels}); }
   TensorShape weights() const { return TensorShape({rows.kernel, columns.kernel, channels, 1}); }
 
   int64_t batch, channels;

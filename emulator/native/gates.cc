@@ -33,13 +33,10 @@ class GateGradient : public CheckedKernel<Rules> {
 
  protected:
   void compute(OpKernelContext* context) override {
-    const Tensor &input = context->input(0), &gate = context->input(1), &above = context->input(2);
-    const Walk walk(input);
-    Tensor *of_input, *of_factor;
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
-    OP_REQUIRES_OK(context, context->allocate_output(1, gate.shape(), &of_factor));
-    const float *x = input.flat<float>().data(), *factor = gate.flat<float>().data(), *dy = above.flat<float>().data();
-    float *dx = of_input->flat<float>().data(), *dfactor = of_factor->flat<float>().data();
+    const Walk walk(context->input(0));
+    const float *x = numbers(context, 0), *factor = numbers(context, 1), *dy = numbers(context, 2);
+    float *dx, *dfactor;
+    OP_REQUIRES_OK(context, allocate(context, {{context->input(0).shape(), &dx}, {context->input(1).shape(), &dfactor}}));
     BlockSums sums(walk);
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {

@@ -85,15 +85,11 @@ class GroupNorm : public CheckedKernel<NormRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels;
-    Tensor *output, *means, *inverses;
+    const float *x = numbers(context, 0), *gamma = numbers(context, 1), *beta = numbers(context, 2),
+                *centre = numbers(context, 3), *outer = numbers(context, 4);
     const TensorShape rows({walk.batch, 1, 1, channels});
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
-    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &means));
-    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &inverses));
-    const float *x = input.flat<float>().data(), *gamma = context->input(1).flat<float>().data(),
-                *beta = context->input(2).flat<float>().data(), *centre = context->input(3).flat<float>().data(),
-                *outer = context->input(4).flat<float>().data();
-    float *y = output->flat<float>().data(), *mean = means->flat<float>().data(), *r = inverses->flat<float>().data();
+    float *y, *mean, *r;
+    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &y}, {rows, &mean}, {rows, &r}}));
     BlockSums first_moments(walk), second_moments(walk);
     Rows factor(walk.batch, channels), shift(walk.batch, channels);
     const std::vector<Noise> noise = rules_.rounding.noise(context, 5, walk.batch);
@@ -162,19 +158,13 @@ class GroupNormGradient : public CheckedKernel<GradientRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels;
-    Tensor *of_input, *of_gamma, *of_beta, *of_centre, *of_outer;
+    const float *x = numbers(context, 0), *dy = numbers(context, 1), *gamma = numbers(context, 2),
+                *beta = numbers(context, 3), *mean = numbers(context, 4), *r = numbers(context, 5),
+                *centre = numbers(context, 6), *outer = numbers(context, 7);
     const TensorShape rows({walk.batch, channels}), proxy_rows({rules_.proxy ? walk.batch : 0, channels});
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
-    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
-    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
-    OP_REQUIRES_OK(context, context->allocate_output(3, proxy_rows, &of_centre));
-    OP_REQUIRES_OK(context, context->allocate_output(4, proxy_rows, &of_outer));
-    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
-    const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *r = data(5),
-                *centre = data(6), *outer = data(7);
-    float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
-          *dbeta = of_beta->flat<float>().data(), *dcentre = of_centre->flat<float>().data(),
-          *douter = of_outer->flat<float>().data();
+    float *dx, *dgamma, *dbeta, *dcentre, *douter;
+    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &dx}, {rows, &dgamma}, {rows, &dbeta},
+                                               {proxy_rows, &dcentre}, {proxy_rows, &douter}}));
     BlockSums slopes(walk), products(walk), arriving(rules_.proxy ? walk : Walk()), scaled(rules_.proxy ? walk : Walk());
     Rows factor(walk.batch, channels), shift(walk.batch, channels), b(walk.batch, channels), k(walk.batch, channels);
     for (int64_t sample = 0; sample < walk.batch; ++sample) {

@@ -1,7 +1,6 @@
 """The native kernels, where they are built and wanted: one shared library.
 
-The name has a digest of sources, flags and processor, and one of the compiler. The file ends with the digest of its content,
-so that a library that was cut short counts as missing.
+The name has a digest of sources, flags and processor, and one of the compiler.
 """
 
 from __future__ import annotations
@@ -61,28 +60,14 @@ def name() -> str:
 
 @cache
 def path() -> Path | None:
-    """The newest whole library of that name; None if none is built. A process keeps to what it has found first."""
+    """The newest library of that name; None if none is built. A process keeps to what it has found first."""
     return newest()
 
 
 def newest(pattern: str = "*") -> Path | None:
-    """The newest whole library whose compiler's digest has the pattern."""
-    found = [file for file in built().glob(f"{name()}-{pattern}.so") if _is_whole(file)]
+    """The newest library whose compiler's digest has the pattern."""
+    found = built().glob(f"{name()}-{pattern}.so")
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
-
-
-def sealed(content: bytes) -> bytes:
-    """Return a library's content with its digest behind, which the loader passes over."""
-    return content + hashlib.sha256(content).digest()
-
-
-def _is_whole(library: Path) -> bool:
-    size = hashlib.sha256().digest_size
-    try:
-        content = library.read_bytes()
-    except OSError:
-        return False
-    return content == sealed(content[:-size])
 
 
 def identity() -> str:

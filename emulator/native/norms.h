@@ -288,6 +288,11 @@ class NormRounding {
   int count_ = 0;
 };
 
+// r = 1 / sqrt(variance + epsilon)
+inline void invert(int64_t channels, const float* variance, float epsilon, float* r) {
+  for (int64_t c = 0; c < channels; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon);
+}
+
 // factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.
 inline void scale(int64_t channels, const float* gamma, const float* beta, const float* mean, const float* r, float* factor,
                   float* shift) {

@@ -76,7 +76,8 @@ class Rounding : public CheckedKernel<Rules> {
     float* y = output->flat<float>().data();
     const uint64_t* numbers = random ? noise->flat<tensorflow::uint64>().data() : nullptr;
     const int64_t row = size / rows, parts = (row + kPart - 1) / kPart;
-    auto some = [&](int64_t begin, int64_t end) {
+    const int64_t cost = std::min(kPart, row) * (random ? 2 : 1);
+    in_threads(context, rows * parts, cost, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         const int64_t sample = k / parts, first = k % parts * kPart, start = sample * row + first;
         const int64_t own = std::min(kPart, row - first);
@@ -87,10 +88,7 @@ class Rounding : public CheckedKernel<Rules> {
           parts_.nearest(x + start, own, rules_.format, y + start);
         }
       }
-    };
-    auto* threads = context->device()->tensorflow_cpu_worker_threads();
-    const int64_t cost = std::min(kPart, row) * (random ? 2 : 1);
-    tensorflow::Shard(threads->num_threads, threads->workers, rows * parts, cost, some);
+    });
   }
 
  private:

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "emulator/native/blocks.h"
-#include "emulator/native/threads.h"
 
 namespace native {
 namespace {

@@ -12,7 +12,6 @@
 
 #include "emulator/native/filtering.h"
 #include "emulator/native/products.h"
-#include "emulator/native/threads.h"
 
 namespace native {
 namespace {

@@ -17,23 +17,6 @@ if "--version" in sys.argv:
 else:
     open(sys.argv[sys.argv.index("-o") + 1], "w").write("{version}")
 """
-ARM = """processor\t: 0
-BogoMIPS\t: 243.75
-Features\t: fp asimd sve bf16
-CPU implementer\t: 0x41
-CPU architecture: 8
-CPU variant\t: 0x1
-CPU part\t: 0xd40
-CPU revision\t: 1
-
-processor\t: 1
-BogoMIPS\t: 50.00
-Features\t: fp asimd sve bf16
-CPU implementer\t: 0x41
-CPU architecture: 8
-CPU variant\t: 0x1
-CPU part\t: {part}
-"""
 
 
 @pytest.fixture
@@ -54,35 +37,16 @@ def use_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) 
     monkeypatch.setenv("CXX", f"{sys.executable} {script}")
 
 
-def test_a_library_that_was_cut_short_is_missing_and_built_again(folder, capsys):
-    assert build.main([]) == 0 and library.identity() == library.newest().stem
-    built = library.newest()
-    whole = built.read_bytes()
-    for rest in (0, 10, len(whole) - 1):
-        built.write_bytes(whole[:rest])
-        assert library.newest() is None
-        assert build.main([]) == 0 and built.read_bytes() == whole
-    assert build.main([]) == 0 and "built: " in capsys.readouterr().out.splitlines()[-1]
-
-
 def test_another_compiler_builds_a_library_of_another_name(folder, tmp_path, monkeypatch):
-    build.main([])
+    assert build.main([]) == 0 and library.identity() == library.newest().stem
     first = library.newest()
+    assert build.main([]) == 0 and [*folder.iterdir()] == [first]
     use_compiler(tmp_path, monkeypatch, "2")
     build.main([])
     assert first.exists() and library.newest() != first and library.newest().name.startswith(library.name())
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(library, "COMPILERS", ())
     assert build.main([]) == 0 and library.newest() != first  # what is there serves without a compiler
-
-
-def test_a_build_removes_what_killed_ones_have_left(folder):
-    (folder / "tmpabcdefgh").mkdir(parents=True)
-    (folder / "tmpabcdefgh" / "gates.o").touch()
-    (folder / ".native-0.so.77").touch()
-    (folder / "native-0.so").touch()  # of another processor
-    build.main([])
-    assert {file.name for file in folder.iterdir()} == {".lock", "native-0.so", library.newest().name}
 
 
 def test_without_a_compiler_a_line_says_so(folder, monkeypatch, capsys):
@@ -98,32 +62,13 @@ def test_without_a_compiler_a_line_says_so(folder, monkeypatch, capsys):
     assert not list(folder.glob("*.so"))
 
 
-def test_a_log_says_why_there_are_no_kernels(folder, monkeypatch):
-    assert "make kernels" in library.described()
-    monkeypatch.setenv(library.SWITCH, "0")
-    assert "HARNESS_KERNELS=0" in library.described() and "make" not in library.described()
-    monkeypatch.delenv(library.SWITCH)
-    monkeypatch.delenv("CXX")
-    monkeypatch.setattr(library, "COMPILERS", ())
-    assert "no C++ compiler" in library.described() and "make" not in library.described()
-
-
-def test_processors_of_arm_are_told_apart(tmp_path):
-    found = []
-    for part in ("0xd40", "0xd0c"):
-        (tmp_path / "cpuinfo").write_text(ARM.format(part=part))
-        found.append(library.features(tmp_path / "cpuinfo"))
-    assert found[0] != found[1] and "bf16" in found[0].split() and "0xd0c" in found[1]
-    assert "50.00" not in found[0]  # what differs from boot to boot
-
-
-def test_a_whole_library_that_cannot_be_loaded_is_named(tmp_path):
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path):
     """In a process of its own, as a loaded library stays."""
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "from emulator.native import library\n"
         "library.built = lambda: pathlib.Path(sys.argv[2])\n"
-        "bad = library.built() / f'{library.name()}-0.so'; bad.write_bytes(library.sealed(b'no library'))\n"
+        "bad = library.built() / f'{library.name()}-0.so'; bad.write_bytes(b'no library')\n"
         "try:\n    library.load()\nexcept OSError as error:\n    print(error)"
     )
     told = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)], capture_output=True, text=True, check=True)
