@@ -19,7 +19,7 @@ from emulator.layers.portable_layers import PortableLayers
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
-from Models import _norms, _segments, efficientnet
+from Models import _norms, _segments
 from Models._layers import GLOROT, Initial, Variable
 from Models._norms import BatchNorm, GroupNorm, NoNorm
 
@@ -104,14 +104,13 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize(("size", "dim", "told"), [
-    ("B6", 16, ["block1a/b: 56 channels do not divide into the 3 groups of --group-dim 16: 2 groups of 28"]),
-    ("B0", 32, ["block3b/b, block4a/b: 240 channels do not divide into the 7 groups of --group-dim 32: 6 groups of 40"]),
-    *((f"B{k}", dim, []) for k in range(8) for dim in (1, 16) if (k, dim) != (6, 16)),
-])  # fmt: skip
-def test_groups_that_do_not_divide_are_told(size, dim, told):
+@pytest.mark.parametrize(
+    ("size", "dim", "notes"),
+    [("B6", 16, ["block1a/b"]), ("B0", 32, ["block3b/b, block4a/b"]), ("B0", 16, []), ("B7", 1, [])],
+)
+def test_groups_that_do_not_divide_are_named(size, dim, notes):
     module, options = options_of("efficientnet", "imagenet", model_size=size, group_dim=dim)
-    assert module.notes(options) == told
+    assert [note.partition(":")[0] for note in module.notes(options)] == notes
 
 
 @pytest.mark.parametrize("name, family, size, changes, count", PARAMETERS)
@@ -188,29 +187,6 @@ def test_residual_work(name, size, changes, giga, mega):
     assert elements / 1e6 == pytest.approx(mega, abs=0.00501)
 
 
-def test_parameters_of_the_wide_resnexts():
-    assert traced("resnext", "imagenet", 101, convolution_groups=64).parameters / 1e6 == pytest.approx(83.46, abs=0.005)
-    assert traced("resnext", "imagenet", 101, group_dim=8).parameters / 1e6 == pytest.approx(88.79, abs=0.005)
-
-
-def test_operations_of_a_small_network_by_hand():
-    found = traced("resnet", "cifar", 8)
-    first = found.operations[0]
-    assert (first.kind, first.segment, first.name) == ("conv", "b0", "all/b0")
-    assert (first.source, first.result) == (Shape(32, 32, 3), Shape(32, 32, 16))
-    assert first.multiply_adds == 32 * 32 * 16 * 27
-    stages = [32**2 * 16 * 16, 16**2 * 32 * 16, 16**2 * 32 * 32, 8**2 * 64 * 32, 8**2 * 64 * 64]
-    counts = [2, 1, 1, 1, 1]
-    assert found.multiply_adds == first.multiply_adds + 9 * sum(n * c for n, c in zip(counts, stages)) + 640
-    kept = 3 * 32**2 * 16 + 2 * 16**2 * 32 + 2 * 8**2 * 64 + 10
-    assert found.activation_elements == kept
-    assert found.activation_bytes(2) * 2 == found.activation_bytes(4)
-    assert [x.kind for x in found.operations if x.segment == "b2/0"] == [
-        "subsample",
-        *["conv", "norm", "relu", "conv", "norm", "add"],
-    ]
-
-
 # --- names ---
 
 
@@ -231,26 +207,6 @@ def test_segments_of_efficientnet_b0():
     assert gates == [f"block{stage}a/SE" for stage in range(1, 8)]  # the older split name, between /b and /c
     assert all(found[found.index(name) - 1] == name[:-2] + "b" for name in gates)
     assert list(traced("efficientnet", "imagenet", "B0", se=False).segments) == listed
-
-
-@pytest.mark.parametrize(
-    "size, repeats",
-    [
-        ("CIFAR", (1, 2, 2, 3, 3, 4, 1)),
-        ("B0", (1, 2, 2, 3, 3, 4, 1)),
-        ("B1", (2, 3, 3, 4, 4, 5, 2)),
-        ("B2", (2, 3, 3, 4, 4, 5, 2)),
-        ("B3", (2, 3, 3, 5, 5, 6, 2)),
-        ("B4", (2, 4, 4, 6, 6, 8, 2)),
-        ("B5", (3, 5, 5, 7, 7, 9, 3)),
-        ("B6", (3, 6, 6, 8, 8, 11, 3)),
-        ("B7", (4, 7, 7, 10, 10, 13, 4)),
-    ],
-)
-def test_blocks_of_efficientnet(size, repeats):
-    names = [f"block{i + 1}{'abcdefghijklm'[unit]}" for i, count in enumerate(repeats) for unit in range(count)]
-    _, options = options_of("efficientnet", "imagenet", model_size=size)
-    assert [block.name for block in efficientnet.blocks(options)] == names
 
 
 @pytest.mark.parametrize("name, family, size", EVERY_MODEL)
@@ -366,74 +322,7 @@ def test_readers_agree(name, family, size):
     assert shape == Shape(1, 1, CLASSES[family])
 
 
-@pytest.mark.usefixtures("short_efficientnet")
-@pytest.mark.parametrize(
-    "name, family, size, side, changes",
-    [
-        ("resnet", "imagenet", 14, 37, {}),
-        ("resnet", "cifar", 8, 32, BN),
-        ("resnext", "imagenet", 14, 33, BN),
-        ("resnext", "cifar", 11, 32, {"widenet": True}),
-        ("efficientnet", "cifar", "CIFAR", 32, {}),
-        ("efficientnet", "cifar", "CIFAR", 32, G16),
-        ("efficientnet", "imagenet", "B0", 41, {"use_relu": True, "se": False, "top_width": 0}),
-        ("efficientnet", "imagenet", "B0", 41, {"use_relu6": True, "se": False, "fix_stem_head": True, **BN}),
-    ],
-)
-def test_networks_run_and_every_weight_has_a_gradient(name, family, size, side, changes):
-    segments, _ = network(name, family, size, **changes)
-    variables = trace(segments, side).variables
-
-    def make(images):
-        weights = {variable.name: initial_value(variable, 3) for variable in variables}
-        layers = TensorLayers(weights, training=True, seed=3, positions=tf.range(2, dtype=tf.int64))
-        out = _segments.run(segments, layers, images)
-        trained = [weights[variable.name] for variable in variables if variable.trainable]
-        loss = tf.reduce_sum(tf.square(out - 1.0))
-        with_statistics = TensorLayers(weights, training=False)
-        return out, tf.gradients(loss, trained), _segments.run(segments, with_statistics, images)
-
-    out, gradients, evaluation = evaluated(make, {"images": random(1, 2, side, side, 3)})
-    assert out.shape == evaluation.shape == (2, CLASSES[family])
-    assert np.isfinite(out).all() and np.isfinite(evaluation).all()
-    assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
 # --- strides and shortcuts ---
-
-
-def sides(found):
-    """The output side of every spatial convolution, by the block's number."""
-    spatial = [x for x in found.operations if x.kind == "conv" and x.name.endswith("/b")]
-    return [[x.result.height for x in spatial if x.name.startswith(f"all/block{i}")] for i in range(1, 8)]
-
-
-def test_sides_of_efficientnet():
-    assert sides(traced("efficientnet", "imagenet", "B0")) == [
-        [112], [56] * 2, [28] * 2, [14] * 3, [14] * 3, [7] * 4, [7]
-    ]  # fmt: skip
-    # the size for CIFAR: neither the stem nor the second stage strides
-    small = traced("efficientnet", "cifar", "CIFAR")
-    assert small.operations[0].result == Shape(32, 32, 16)
-    assert sides(small) == [[32], [32] * 2, [16] * 2, [8] * 3, [8] * 3, [4] * 4, [4]]
-
-
-def test_the_stride_of_a_bottleneck_sits_on_its_3x3():
-    for name in ("resnet", "resnext"):
-        convs = [x for x in traced(name, "imagenet", 50).operations if x.kind == "conv"]
-        strided = [(x.name, x.kernel) for x in convs if x.stride == 2]
-        rest = [(f"all/b{i}/0/{conv}", kernel) for i in (2, 3, 4) for conv, kernel in (("p", 1), ("2", 3))]
-        assert strided == [("all/b0", 7), *rest]
-
-
-def test_shortcuts():
-    def of_kind(found, kind, ending=""):
-        return [x.name for x in found.operations if x.kind == kind and x.name.endswith(ending)]
-
-    basic, deep = traced("resnet", "cifar", 20), traced("resnet", "cifar", 29)
-    assert of_kind(basic, "subsample") == ["all/b2/0", "all/b3/0"] and not of_kind(basic, "conv", "/p")
-    assert of_kind(deep, "conv", "/p") == ["all/b1/0/p", "all/b2/0/p", "all/b3/0/p"] and not of_kind(deep, "subsample")
-    assert of_kind(traced("resnet", "imagenet", 18), "conv", "/p") == [f"all/b{i}/0/p" for i in (1, 2, 3, 4)]
 
 
 def test_zero_gamma_where_a_bottleneck_has_an_identity_shortcut():
@@ -513,33 +402,19 @@ def test_norm_policies(name, family, size, changes, expected):
         assert set(found.policies.values()) == {replace(expected, two_pass=two_pass) if expected.fused else expected}
 
 
-def test_never_more_norm_groups_than_channels():
-    norm = GroupNorm(groups=32)
-    parts = efficientnet.BlockSettings(norm=norm, activation="swish", group_dim=1, se=True)
-    assert [parts.norm_for(channels).groups for channels in (8, 32, 64)] == [8, 32, 32]
-
-
-def test_no_norm_leaves_no_trace():
-    found = traced("resnet", "cifar", 20, batch_norm=False, group_norm=False)
-    assert not [x for x in found.operations if x.kind == "norm"]
-    assert {v.name.rpartition("/")[2] for v in found.variables} == {"kernel", "bias"}
-
-
-def test_numbers_that_do_not_divide_are_refused_by_name():
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        (lambda layers: layers.conv(Shape(4, 4, 6), 8, 3, GLOROT, groups=4), "all/b1: 6 .* 4 convolution groups"),
+        (lambda layers: layers.conv(Shape(4, 4, 8), 6, 3, GLOROT, groups=4), "all/b1: .* 6 .* 4 convolution groups"),
+        (lambda layers: layers.norm(Shape(4, 4, 6), GroupNorm(groups=4)), "all/b1: 6 channels .* 4 norm groups"),
+        (lambda layers: traced("resnet", "imagenet", 50, groups=48), "64 channels .* 48 norm groups"),
+    ],
+)
+def test_numbers_that_do_not_divide_are_refused_by_name(what, named):
     layers = CountingLayers()
-    with layers.scope("all"), layers.scope("b1"):
-        with pytest.raises(TraceError, match=r"all/b1: 6 input and 8 output channels do not divide into 4 convolution"):
-            layers.conv(Shape(4, 4, 6), 8, 3, GLOROT, groups=4)
-        with pytest.raises(TraceError, match=r"all/b1: 8 input and 6 output channels do not divide into 4 convolution"):
-            layers.conv(Shape(4, 4, 8), 6, 3, GLOROT, groups=4)
-        with pytest.raises(TraceError, match=r"all/b1: 6 channels do not divide into 4 norm groups"):
-            layers.norm(Shape(4, 4, 6), GroupNorm(groups=4))
-    with pytest.raises(TraceError, match="64 channels do not divide into 48 norm groups"):
-        traced("resnet", "imagenet", 50, groups=48)
-    with pytest.raises(TraceError, match="all/block0: 32 channels do not divide into 24 norm groups"):
-        traced("efficientnet", "imagenet", "B0", groups=24)
-    with pytest.raises(ValueError, match="6 channels do not divide into 4 norm groups"):
-        evaluated(lambda x: norm_of(x, GroupNorm(groups=4)), {"x": random(0, 1, 2, 2, 6)})
+    with layers.scope("all"), layers.scope("b1"), pytest.raises(TraceError, match=named):
+        what(layers)
 
 
 # --- dropout and drop-path ---
@@ -864,14 +739,6 @@ def test_contiguous_groups_are_neighbours(groups):
         by_hand.var((1, 2, 3), keepdims=True) + 1e-5)).max() < 1e-4  # fmt: skip
 
 
-def test_group_norm_adds_epsilon_to_the_variance():
-    x = 1e-3 * random(6, 2, 4, 4, 8)
-    for epsilon in (1.53e-5, 1e-3):
-        policy = GroupNorm(groups=4, epsilon=epsilon, two_pass=True)
-        y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
-        assert np.abs(y - numpy_group_norm(x, 1, 0, 4, epsilon)).max() < 1e-6
-
-
 def test_two_passes_keep_digits_that_one_pass_loses():
     x = random(6, 2, 8, 8, 8) + 3000
     expected = numpy_group_norm(x, 1, 0, 4, 1e-5)
@@ -879,14 +746,6 @@ def test_two_passes_keep_digits_that_one_pass_loses():
     one, two = evaluated(lambda x: [norm_of(x, policy)[0] for policy in policies], {"x": x})
     assert np.isfinite(one).all()  # even where rounding makes the difference of squares negative
     assert np.abs(two - expected).max() < 5e-3 < np.abs(one - expected).max()
-
-
-def test_group_norm_is_the_same_in_evaluation_and_alone():
-    policy = GroupNorm(groups=4)
-    x = random(6, 3, 4, 4, 8)
-    together, evaluation = evaluated(lambda x: [norm_of(x, policy, training=t)[0] for t in (True, False)], {"x": x})
-    alone = evaluated(lambda x: norm_of(x, policy)[0], {"x": x[1:2]})
-    assert np.array_equal(together, evaluation) and np.allclose(together[1:2], alone, atol=1e-6)
 
 
 def test_batch_norm():
@@ -914,11 +773,6 @@ def test_batch_norm_reports_the_mean_and_the_biased_variance():
     assert np.abs(variance - x.astype(np.float64).var((0, 1, 2))).max() < 1e-5  # four values: unbiased is a third more
 
 
-def test_batch_norm_of_a_single_value_has_no_variance():
-    y, statistics = evaluated(lambda x: norm_of(x, BatchNorm()), {"x": random(6, 1, 1, 1, 5)})
-    assert (y == 0).all() and (statistics["batch_norm/moving_variance"] == 0).all()
-
-
 def test_batch_norm_in_evaluation_uses_the_moving_statistics():
     x, mean, variance = random(6, 2, 3, 3, 5), random(7, 5), np.float32([0.5, 1, 2, 1e-6, 4])
     gamma, beta = random(8, 5), random(9, 5)
@@ -930,48 +784,3 @@ def test_batch_norm_in_evaluation_uses_the_moving_statistics():
     y, statistics = evaluated(make, {"x": x})
     expected = (x.astype(np.float64) - mean) / np.sqrt(variance + 1e-3) * gamma + beta
     assert statistics == {} and np.abs(y - expected).max() < 1e-4
-
-
-# --- a whole network in numpy ---
-
-
-def numpy_resnet8(weights, images):
-    """ResNet-8 for CIFAR in training, in float64: logits and batch statistics."""
-    statistics = {}
-
-    def conv_norm(x, place, stride=1):
-        x = numpy_conv(x, weights[f"all/{place}/conv/conv2d/kernel"], stride)
-        scope = f"all/{place}/batch_norm"
-        statistics[f"{scope}/moving_mean"], statistics[f"{scope}/moving_variance"] = x.mean((0, 1, 2)), x.var((0, 1, 2))
-        return numpy_batch_norm(x, weights[f"{scope}/gamma"], weights[f"{scope}/beta"], 1e-5)
-
-    x = np.maximum(conv_norm(images, "b0"), 0)
-    for stage, width in ((1, 16), (2, 32), (3, 64)):
-        stride = 1 if stage == 1 else 2
-        extra = (width - x.shape[-1]) // 2
-        shortcut = np.pad(x[:, ::stride, ::stride], [(0, 0)] * 3 + [(extra, extra)])
-        y = np.maximum(conv_norm(x, f"b{stage}/0/1", stride), 0)
-        x = np.maximum(shortcut + conv_norm(y, f"b{stage}/0/2"), 0)
-    return x.mean((1, 2)) @ weights["all/fc1/dense/kernel"].astype(np.float64) + weights["all/fc1/dense/bias"], statistics
-
-
-def test_resnet8_equals_numpy():
-    segments, side = network("resnet", "cifar", 8)
-    variables = trace(segments, side).variables
-    weights = initial(variables, 2)
-    for i, variable in enumerate(variables):  # leave nothing at zero or one
-        if variable.trainable and not isinstance(variable.initial, Initial):
-            weights[variable.name] = weights[variable.name] + 0.3 * random(i, *variable.shape)
-    images = random(99, 4, side, side, 3)
-
-    def make(images):
-        layers = TensorLayers({name: tf.constant(value) for name, value in weights.items()}, training=True)
-        return _segments.run(segments, layers, images), layers.statistics
-
-    logits, statistics = evaluated(make, {"images": images})
-    expected, expected_statistics = numpy_resnet8(weights, images)
-    assert expected.std() > 0.3
-    assert np.abs(logits - expected).max() < 1e-4
-    assert set(statistics) == set(expected_statistics)
-    for name, value in expected_statistics.items():
-        assert np.abs(statistics[name] - value).max() < 1e-4, name

@@ -11,18 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from base.errors import OptionError
-from base.process import command_line
 from emulator.cost_model import search, systems, variants
 from emulator.cost_model.constants import BOUNDS, FITTED, NAMES, PRIOR
 from emulator.cost_model.kernels import Kernels, SegmentCosts, _block
 from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
 from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.remedies import remedies
 from emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
 from emulator.cost_model.workload import Workload
 from emulator.plan import partition
-from emulator.plan.schedules import BACKWARD, FORWARD
 from harness.planning.plan_options import run_of
 from tools import fit_planner
 
@@ -127,36 +123,6 @@ def test_cycles_of_a_convolution_by_hand():
     assert math.isclose(replace(kernels, half_partials=False).forward(conv).matrix, 2 * cycles.matrix)
 
 
-THREE = (
-    "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 32",
-    "--dataset cifar-10 --model resnext --model-size 11 --micro-batch-size 32",
-    "--dataset cifar-10 --model squeezenet --micro-batch-size 32",
-)
-
-
-@pytest.mark.parametrize("words", THREE)
-def test_operations_of_small_networks_by_hand(words):
-    """Every product forward, for the gradient of its input but the network's, and for that of its weights, at the rate of
-    matrix units that are filled by sixteens of channels."""
-    prediction = planned(f"{words} --precision 16.16 --enable-half-partials")
-    expected = 0.0
-    for k, o in enumerate(prediction.workload.trace.operations):
-        if o.kind not in ("conv", "dense"):
-            continue
-        ins = o.source.elements if o.kind == "dense" else o.source.channels // o.groups
-        outs = o.result.channels // o.groups
-        macs = 32 * o.result.height * o.result.width * o.groups * ins * outs * max(1, o.kernel) ** 2
-        assert macs == 32 * o.multiply_adds
-        filled = ins / (16 * math.ceil(ins / 16)) * outs / (16 * math.ceil(outs / 16))
-        rates = [64 * filled, 64 * filled] if ins not in (1, 2, 4) or ins != outs else []
-        rates = rates or [max(64 * filled, 8 * ins * o.kernel / (4 * math.ceil(o.kernel / 4))), max(64 * filled, 4)]
-        expected += macs / 1472 / FITTED.matrix_share * ((1 + (k > 0)) / max(rates[0], 4) + 1 / max(rates[1], 4))
-    cells = prediction.timing.cells.values()
-    assert math.isclose(sum(cell.cycles.matrix for cell in cells), expected, rel_tol=1e-9)
-    weights = sum(math.prod(v.shape) for v in prediction.workload.trace.variables)
-    assert prediction.memories[0].weights == int(UNEVEN * 2 * weights)
-
-
 @given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 1472))
 def test_blocks_share_the_work(positions, ins, outs, tiles):
     block = _block((positions, ins, outs), tiles)
@@ -177,13 +143,6 @@ def test_the_rows_of_a_long_schedule_follow_from_short_ones(schedule):
     for stage in range(4):  # an IPU does one thing at a time
         own = sorted((begin, end) for action, begin, end in placed if action.stage == stage)
         assert all(end <= begin + 1e-12 for (_, end), (begin, _) in pairwise(own))
-
-
-def test_grouped_takes_the_slowest_forward_and_the_slowest_backward():
-    timing = planned(B4).timing
-    slowest = [max(timing.cells[j, kind].seconds for j in range(4)) for kind in (FORWARD, BACKWARD)]
-    further = timing._walked(30) - timing._walked(29)
-    assert math.isclose(further, sum(slowest))
 
 
 # --- monotonic -------------------------------------------------------------------------------------------------------
@@ -222,23 +181,6 @@ def test_a_lone_stage_recomputes_by_segments():
     assert saving.memories[0].stashed_activations == int(UNEVEN * inputs * 8 * 2)
 
 
-def test_deeper_networks_take_more():
-    sizes = [planned(f"--model resnet --dataset imagenet --model-size {n} --micro-batch-size 4") for n in (18, 34, 50, 101)]
-    assert [p.timing.seconds for p in sizes] == sorted(p.timing.seconds for p in sizes)
-    assert [p.memories[0].total for p in sizes] == sorted(p.memories[0].total for p in sizes)
-
-
-def test_bow_is_faster_and_larger_systems_too():
-    rates = [planned(B4, name).timing.images_per_second for name in ("POD16", "BOW-POD16")]
-    assert rates[0] < rates[1] < 1.75 * rates[0]
-    work, grown = planned(B4).workload, []
-    for name in ("POD4", "POD16", "POD64", "POD128", "POD256"):
-        scaled = variants.scaled(work, SYSTEMS[name])
-        grown.append(predict(scaled, SYSTEMS[name]).timing.images_per_second)
-        assert scaled.plan.global_batch == work.plan.global_batch
-    assert grown == sorted(grown) and grown[4] < 64 * grown[0]
-
-
 OPTIONS = (
     "--available-memory-proportion 0.1", "--no-enable-half-partials", "--no-disable-variable-offloading",
     "--num-io-tiles 32", "--prefetch-depth 3", "--no-enable-recomputation", "--pipeline-schedule Interleaved",
@@ -251,21 +193,6 @@ def test_options_of_the_device_change_the_prediction(option):
     before, after = planned(B4).values(), planned(f"{B4} {option}").values()
     keys = ("memory_bytes_per_ipu", "update_seconds")
     assert any(before[key] != after[key] for key in keys)
-
-
-def test_replicas_take_no_memory_of_each_other():
-    """They have IPUs of their own; the all-reduce takes time."""
-    words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 8 --shards 4 --pipeline " \
-            "--pipeline-splits auto --gradient-accumulation-count 1"  # fmt: skip
-    one, eight = planned(words), planned(f"{words} --replicas 8")
-    assert [m.total for m in one.memories] == [m.total for m in eight.memories]
-    assert eight.timing.seconds > one.timing.seconds
-
-
-def test_sharded_state_takes_less_time_and_memory():
-    offloaded = planned(f"{B4} --no-disable-variable-offloading")
-    sharded = planned(f"{B4} --no-disable-variable-offloading --rts")
-    assert sharded.timing.streamed == pytest.approx(offloaded.timing.streamed / 4)
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------
@@ -283,20 +210,9 @@ def test_published_rates_are_met():
     assert sorted(errors)[len(errors) // 2] < 0.03 and max(errors) < 0.08
 
 
-def test_a_wrong_option_of_the_fit_is_wrong_input_as_anywhere():
-    with pytest.raises(command_line.UsageError, match="--no-such-option"):
-        fit_planner.main(["--no-such-option"])
-
-
 @pytest.mark.parametrize("words", fit_planner.RUNS)
 def test_what_ran_is_said_to_fit(words):
     assert planned(words).fits
-
-
-def test_a_first_generation_ipu_holds_one_image_of_resnet_50():
-    words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 1 --available-memory-proportion 0.1"
-    assert planned(words, "MK1-2").fits
-    assert not planned(words.replace("--micro-batch-size 1", "--micro-batch-size 16"), "MK1-2").fits
 
 
 INFERENCES = {
@@ -316,41 +232,10 @@ def test_inferences_that_ran_are_said_to_fit(words):
         assert of(work).memories[0].optimiser_state == of(work).memories[0].gradients == 0
 
 
-def test_what_does_not_fit_says_how_it_would():
-    big = planned("--model resnet --model-size 101 --dataset imagenet --micro-batch-size 32")
-    assert not big.fits and big.room < 0
-    assert any("--micro-batch-size 16" in remedy for remedy in remedies(big, 1))
-    assert any("--enable-recomputation" in remedy for remedy in remedies(big, 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "nearest"), [("POD17", "POD16"), ("BOW_POD_16", "BOW-POD16"), ("GPU", "There are"), ("", "There are")]
-)
-def test_a_system_that_does_not_exist(name, nearest):
-    with pytest.raises(OptionError, match=f"there is no such system[^\n]*\n?[^\n]*{nearest}"):
-        systems.by_name(name)
-    assert systems.by_name("ipu-pod64") is SYSTEMS["POD64"] and systems.by_name("bow-pod16").ipu is BOW
-
-
 def test_peaks_are_the_published_ones():
     """TFLOP/s: 124.5, 250 and 348.6 in half precision; 304, 897 and 897 MiB."""
     assert [round(ipu.peak / 1e12, 1) for ipu in (MK1, MK2, BOW)] == [124.5, 250.6, 348.6]
     assert [ipu.memory // MIB for ipu in (MK1, MK2, BOW)] == [304, 897, 897]
-
-
-def test_images_made_on_the_device_take_no_transfers():
-    fed, made = planned(B4), planned(f"{B4} --synthetic-data")
-    assert fed.timing.transfers > 0 and made.timing.transfers == 0 and made.timing.host_limit is None
-    assert made.timing.images_per_second > fed.timing.images_per_second
-    assert made.memories[0].images == 0 and made.memories[1] == fed.memories[1]
-
-
-def test_the_host_is_the_same_for_every_plan_on_a_system():
-    """Or a search would find that more IPUs have more processes."""
-    one, four = (
-        planned(f"--config quickstart{words}", "POD4") for words in ("", " --shards 4 --pipeline --pipeline-splits auto")
-    )
-    assert one.timing.host_limit == four.timing.host_limit
 
 
 def test_cuts_that_nobody_names_are_balanced_by_time_and_then_by_memory():

@@ -121,7 +121,7 @@ def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
     assert same(number_format.rounded(values), expected)
 
 
-@pytest.mark.parametrize("name", ["bf16", "e4m3fnuz", "e5m2", "e2m5"])
+@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fnuz", "e5m2", "e2m5"])
 def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
     number_format, draw = number_formats.by_name(name), np.random.default_rng(4)
     steps = codes_of(number_format)

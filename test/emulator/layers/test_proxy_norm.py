@@ -10,7 +10,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import program
 
-from base.errors import OptionError
 from emulator.layers import proxy_norm
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.precision import OFF, by_name
@@ -203,16 +202,3 @@ def test_layouts_change_no_bit():
     other = trained("--replicas 2 --gradient-accumulation-count 2 --enable-recomputation --pipeline --shards 3 --pipeline-splits "
                     "block2a/b block3a")  # fmt: skip
     assert [name for name in plain if plain[name].tobytes() != other[name].tobytes()] == []
-
-
-def test_batch_norm_needs_no_proxy():
-    with pytest.raises(
-        OptionError, match=r"--proxy-norm corrects group norm; give --group-norm, or leave out --proxy-norm \(--no-"
-    ):
-        prepared(f"{NETWORK} --batch-norm")
-
-
-def test_the_gate_takes_the_factor_and_makes_one_segment_of_two():
-    names = prepared(NETWORK).trace.segments
-    assert "block2a/b" in names and not any(name.endswith("/SE") for name in names)
-    assert "block2a/SE" in prepared(NETWORK.replace("--proxy-norm", "")).trace.segments

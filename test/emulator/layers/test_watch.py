@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
-from base.errors import OptionError
 from emulator.layers.watch import GradientWatch, WatchedLayers
 from emulator.plan.number_formats import E5M2FNUZ, FP16
 from emulator.program.runtime import new_graph
 from harness.commands import cli
-from harness.diagnostics import divergence, lost_gradients
 from harness.programs.build import training_program, training_spec, validation_program
 from harness.run.resolve import prepare
 
@@ -72,13 +69,8 @@ def test_a_planted_overflow_of_the_backward_pass_is_named():
 def test_saturation_is_an_exception(tmp_path):
     words = f"{BASE} --loss-scaling 1e7 --saturate-on-overflow --iterations 1 --log-dir {tmp_path}"
     stopped = run("train", *words.split(), "--fp-exceptions")
-    assert (
-        stopped.code == 1
-        and "train.py: error: overflow or division by zero in" in stopped.err
-        and "Stopped: " in stopped.out
-    )
-    assert "restore.py --restore-path" in stopped.out and stopped.err.count("\n") == 1
-    assert "stops at floating-point exceptions" in stopped.out
+    assert stopped.code == 1 and "overflow or division by zero in" in stopped.err and stopped.err.count("\n") == 1
+    assert "restore.py --restore-path" in stopped.out
     unsaturated = run("train", *words.replace("--saturate-on-overflow", "--analyse-nans").split())
     assert unsaturated.code == 1 and "invalid operation (NaN) in" in unsaturated.err and ", in update 1" in unsaturated.err
 
@@ -99,9 +91,7 @@ def test_validation_names_the_layer_too():
         values["all/b3/0/2/conv/conv2d/kernel"][:] = np.inf
         program.load(values)
         program.rewind()
-        with pytest.raises(
-            FloatingPointError, match=r"^invalid operation \(NaN\) in all/b3/0/2, forward, in validation$|all/b3/0/2"
-        ):
+        with pytest.raises(FloatingPointError, match="all/b3/0/2"):
             program.step(0, 1)
 
 
@@ -113,13 +103,6 @@ def test_formats_that_follow_lose_nothing_by_the_loss_scale(words, inner, limit)
     spec = training_spec(prepared(f"{NETS['batch']} --precision 8.16 {words}"))
     formats = spec.watched_layers.formats
     assert formats["all/b1/0/1/conv"] == inner and formats["all/fc1/dense"] == (FP16,) and spec.gradient_limit == limit
-
-
-def test_a_loss_scale_is_not_found_by_formats_that_follow():
-    words = f"{NETS['batch']} --precision 32.32 --gradient-format e5m2 --automatic-loss-scaling largest"
-    prepared(words)
-    with pytest.raises(OptionError, match="no gradient can overflow"):
-        prepared(f"{words} --format-scaling")
 
 
 def test_gradients_that_fp16_cannot_hold_are_counted():
@@ -139,44 +122,6 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
     np.testing.assert_allclose(found, [[8 / 32, 4 / 32], [0, 4 / 32], [0, 0]])
 
 
-def test_the_log_speaks_of_lost_gradients_once_until_it_is_worse():
-    lost = lost_gradients.LostGradients(dict.fromkeys(["first", "second", "third"], "FP16"), 128)
-
-    def after(first, *rows):
-        lost.add(first, np.float32(rows))
-        return lost.notes()
-
-    assert after(0, [[1, 0], [1, 0], [1, 0]]) == []  # a scale that begins at nought
-    assert after(1, [[0.09, 0], [0.0, 0], [0, 0]]) == []
-    assert after(2, [[0.05, 0], [0.3, 0], [0.2, 0]]) == [
-        "gradients underflow: 30 % of those that arrive at second are 0 in FP16, and at 1 other layer; a larger --loss-scaling "
-        "than 128 may help"
-    ]
-    assert after(3, [[0.1, 0], [0.5, 0], [0.2, 0]]) == [] and not lost.overflown
-    assert len(after(4, [[0.1, 0], [0.7, 0], [0.2, 0]])) == 1
-    (note,) = after(5, [[0, 0.5], [0, 0.25], [0, 0]], [[0, 0.5], [0, 0], [0, 0]])
-    assert note.startswith(
-        "gradients overflow: 12.5 % of those that arrive at second are beyond FP16, and at 1 other layer; a sm"
-    )
-    assert lost.overflown and lost.smaller_scale == "a smaller --loss-scaling than 128 may help"
-
-
-@pytest.mark.parametrize(
-    ("scale", "gentler"),
-    [(4096, "--loss-scaling 128"), (128, "--loss-scaling 8 --abs-learning-rate 0.1"), (8, "--loss-scaling 0.5 --abs-learning-rate 0.1")],
-)  # fmt: skip
-def test_a_usual_scale_is_not_blamed_alone_for_an_overflow(scale, gentler):
-    """Each call that went on named a smaller scale, and the next one again, where it was the learning rate."""
-    asked = prepared(f"--loss-scaling {scale} --abs-learning-rate 0.2 --iterations 4")
-    judge = divergence.Divergence(
-        SimpleNamespace(run=asked, team=SimpleNamespace(), log=SimpleNamespace(note=list)), ["first"]
-    )
-    with pytest.raises(FloatingPointError) as ended:
-        judge.judge_updates(1, np.float32([np.nan]), np.float32([[[0, 1]]]))
-    assert divergence.remedies(ended.value, asked) == gentler.split()
-    assert ("so may a lower learning rate" in str(ended.value)) == ("rate" in gentler)
-
-
 @pytest.mark.parametrize(
     ("scale", "expected"), [("1e-3", "gradients underflow: "), ("1e7", "gradients overflow: "), ("128", None)]
 )
@@ -187,8 +132,3 @@ def test_a_run_says_what_it_loses(scale, expected, tmp_path):
     assert result.code == overflows, result.err  # weights that are no numbers any more end the run
     assert out.count("flow: ") == (1 if expected else 0) and (not expected or expected in out), out
     assert not overflows or "a smaller --loss-scaling than 1e+07 may help; --keep-going" in result.err, result.err
-
-
-def test_fp32_loses_nothing():
-    with closing(training_program(prepared("--precision 32.32 --loss-scaling 1e-3"), 0)) as program:
-        assert program.watched == () and program.step([1e-3] * 3).lost.shape == (3, 0, 2)

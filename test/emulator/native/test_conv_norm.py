@@ -141,19 +141,6 @@ def test_no_other_sample_changes_a_bit(case):
     assert np.array_equal(again[: len(x)], alone) and np.array_equal(again[len(x) :], alone[::-1])
 
 
-@pytest.mark.parametrize("case", ["pointwise", "depthwise 3"])
-def test_a_number_that_is_not_finite_goes_where_it_belongs(case):
-    x = pictures(case)
-    x[1, 3, 4, 21] = np.nan
-    y = outcome(case, x)
-    expected = np.zeros(y.shape, bool)
-    if case == "pointwise":
-        expected[1, 3, 4] = True
-    else:
-        expected[1, 2:5, 3:6, 21] = True
-    assert np.array_equal(np.isnan(y), expected)
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -51,9 +51,3 @@ def test_a_span_counts_with_batch_norm_alone():
     assert alone == spanned and alone.micro_batches_per_pass == 2 and alone.summary([]) == spanned.summary([])
     batch_norm = plan_of("--batch-norm --BN-span 4")
     assert batch_norm.micro_batches_per_pass == 8 and "batch norm over 4 replicas" in batch_norm.summary([])
-
-
-def test_a_larger_budget_or_a_smaller_batch_never_folds_less():
-    budgets = [fold_of(f"{LARGE} --batch-size 1 --fold-memory {megabytes}") for megabytes in (1, 200, 400, 1024, 8192)]
-    batches = [fold_of(f"{LARGE} --batch-size {size} --fold-memory 65536") for size in (32, 16, 8, 1)]
-    assert budgets == sorted(budgets) and batches == sorted(batches)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from itertools import accumulate
 
@@ -133,36 +132,11 @@ def test_the_drawing_of_the_docstring_is_true(name):
     assert count >= 2 and len(drawn[0]) >= 2
 
 
-def test_rendered():
-    assert render(grouped(2, 3)) == (
-        "clock    0    1        2        3        4\n"
-        "ramp     up   up       main     down     down\n"
-        "stage 0  0F0  0F1      0F2+0B0  0B1      0B2\n"
-        "stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  ."
-    )
-    assert render(one_forward_one_backward(1, 1), arrow=1) == (
-        "clock    0    1\nramp     up   down\nstage 0  0F0  0B0\n              ^"
-    )
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rendered_timeline_reads_back(name):
     for stages, count in ((1, 1), (2, 3), (3, 4), (5, 2), (4, 11)):
         timeline = build(name, stages, count)
         assert table(render(timeline, max_clocks=len(timeline))) == timeline
-
-
-def test_a_long_timeline_is_drawn_in_part():
-    lines = render(sequential(2, 1000), max_clocks=6).splitlines()
-    assert lines[0].split() == ["clock", "0", "1", "2", "...", "3997", "3998", "3999"]
-    assert lines[1].split() == ["ramp", "up", "up", "up", "...", "down", "down", "down"]
-    assert lines[2].split() == ["stage", "0", "0F0", ".", ".", "...", ".", ".", "0B999"]
-    assert render(sequential(2, 1000), max_clocks=6, arrow=9).splitlines()[0].split()[1:] == [
-        "...",
-        *map(str, range(6, 12)),
-        "...",
-    ]
-    assert render(sequential(2, 1000), max_clocks=6, arrow=1).splitlines()[0].split()[1:] == [*"012345", "..."]
 
 
 # --- properties
@@ -180,14 +154,6 @@ def test_every_size_is_valid_with_the_stated_counts(name, stages, count):
         assert peak_in_flight(timeline, j) == LIVE[name](stages, count, j)
         for kind in "FB":  # gradients are added in this order
             assert [action.micro_batch for action in order(timeline, j) if action.kind == kind] == list(range(count))
-
-
-@pytest.mark.parametrize(("stages", "count"), GRID)
-def test_the_clocks_of_grouped_are_those_of_the_design(stages, count):
-    clocks = clocks_of(grouped(stages, count))
-    for j, i in itertools.product(range(stages), range(count)):
-        assert clocks[Action(j, "F", i)] == i + j
-        assert clocks[Action(j, "B", i)] == i + 2 * (stages - 1) - j
 
 
 @pytest.mark.parametrize(("stages", "count"), GRID)
@@ -239,25 +205,12 @@ def test_phases_follow_each_other_and_main_is_busy(name, stages, count):
     assert not any(action.kind == "F" for k in down for action in timeline[k][0])
 
 
-def test_idle_cells_are_counted_in_places_of_the_fullest_cell():
-    assert idle_fraction(table("stage 0 0F0 . 0B0 .")) == 0.5
-    assert idle_fraction(table("stage 0 0F0+0B0 0F1 0B1 .")) == 0.5
-    assert idle_fraction(((),)) == 0.0
-
-
 def test_a_large_pipeline_is_instant():
     """Quadratic in its clocks, it would take longer than a test may."""
     for name in SCHEDULES:
         timeline = build(name, 16, 512)
         assert phases(timeline) and render(timeline) and idle_fraction(timeline)
         assert list(max_in_flight(name, 16, 512)) == [LIVE[name](16, 512, j) for j in range(16)]
-
-
-def test_what_an_action_needs():
-    assert dependencies(Action(0, "F", 4), 3) == ()
-    assert dependencies(Action(2, "F", 4), 3) == (Action(1, "F", 4),)
-    assert dependencies(Action(2, "B", 4), 3) == (Action(2, "F", 4),)
-    assert dependencies(Action(1, "B", 4), 3) == (Action(1, "F", 4), Action(2, "B", 4))
 
 
 # --- refusals
@@ -281,16 +234,9 @@ def arrow_clock(message):
     ("cells", "clock", "fault"),
     [
         ({(0, 1): "1F0", (1, 1): "."}, 0, "1F0: needs 0F0 at an earlier clock"),
-        ({(0, 1): "1F1", (3, 1): "."}, 0, "1F1: needs 0F1 at an earlier clock"),
         ({(1, 1): "1B0", (2, 1): "1F0"}, 1, "1B0: needs 1F0 before it"),
-        ({(1, 1): "1B0+1F0", (2, 1): "."}, 1, "1B0: needs 1F0 before it"),
-        ({(2, 0): "0B0", (3, 0): "."}, 2, "0B0: needs 1B0 at an earlier clock"),
-        ({(2, 0): "0B1", (5, 0): "."}, 2, "0B1: needs 1B1 at an earlier clock"),
-        ({(3, 1): "."}, 4, "1B1: needs 1F1 before it"),
-        ({(2, 1): "."}, 3, "0B0: needs 1B0 at an earlier clock"),
         ({(5, 0): "."}, 5, "the timeline ends without 0B1"),
         ({(4, 0): "0F0"}, 4, "0F0: done before, at clock 0"),
-        ({(5, 1): "1B0"}, 5, "1B0: done before, at clock 2"),
         ({(1, 0): ".", (1, 1): "0F1"}, 1, "0F1: stands in the slot of stage 1"),
         ({(0, 0): "0F0+0F1", (1, 0): "."}, 0, "0F1: the stage does another action of this kind in the same clock"),
         ({(2, 0): "0F2"}, 2, "0F2: the micro-batches are 0 to 1"),
@@ -301,35 +247,8 @@ def test_a_damaged_timeline_is_refused_with_an_arrow(cells, clock, fault):
     damaged = changed(PLAIN, cells)
     with pytest.raises(ScheduleError) as caught:
         validate(damaged, 2, 2)
-    message = str(caught.value)
-    first, drawing = message.split("\n", 1)
-    assert first == f"bad pipeline schedule at clock {clock}: {fault}"
-    assert arrow_clock(message) == clock
-    assert table(drawing) == damaged
-
-
-def test_a_forward_and_a_backward_may_share_a_clock_of_the_last_stage():
-    validate(changed(PLAIN, {(1, 1): "1F0+1B0", (2, 1): "."}), 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("timeline", "stages", "count", "clock", "fault"),
-    [
-        (PLAIN, 2, 3, 5, "the timeline ends without 0F2"),
-        (PLAIN, 3, 2, 0, "the row has 2 slots for 3 stages"),
-        (PLAIN[:2] + (PLAIN[2][:1],) + PLAIN[3:], 2, 2, 2, "the row has 1 slots for 2 stages"),
-        ((((Action(0, "X", 0),),),), 1, 1, 0, "0X0: the kind must be F or B"),
-    ],
-)
-def test_rows_of_other_sizes_are_refused(timeline, stages, count, clock, fault):
-    with pytest.raises(ScheduleError, match=f"^bad pipeline schedule at clock {clock}: {fault}") as caught:
-        validate(timeline, stages, count)
-    assert arrow_clock(str(caught.value)) == clock
-
-
-def test_an_empty_timeline_is_refused():
-    with pytest.raises(ScheduleError, match="ends without 0F0"):
-        validate((), 1, 1)
+    first, drawing = str(caught.value).split("\n", 1)
+    assert first.endswith(f"clock {clock}: {fault}") and arrow_clock(drawing) == clock and table(drawing) == damaged
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -354,33 +273,7 @@ def test_no_action_can_be_left_out_or_done_twice_or_swapped_with_one_it_needs(na
                 validate(tuple(map(tuple, swapped)), 3, 4)
 
 
-def test_the_arrow_finds_its_clock_in_a_long_timeline():
-    timeline = one_forward_one_backward(4, 100)
-    k = clocks_of(timeline)[Action(2, "B", 57)]
-    with pytest.raises(ScheduleError) as caught:
-        validate(changed(timeline, {(k, 2): "2F57"}), 4, 100)
-    message = str(caught.value)
-    assert arrow_clock(message) == k
-    assert "..." in message and len(message) < 2500
-    assert "2F57" in message.splitlines()[5]
-
-
 # --- texts
-
-
-def test_action_and_text():
-    assert str(Action(0, "F", 0)) == "0F0"
-    assert parse("12B345") == Action(12, "B", 345)
-    for action in clocks_of(one_forward_one_backward(12, 13)):
-        assert parse(str(action)) == action
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Action(0, "F", 0).stage = 1
-
-
-@pytest.mark.parametrize("text", ["", "F0", "0F", "0X0", "0f0", "-1F0", "0F0 ", "0F0B0", "²F0", "١F0", "0F1.0"])
-def test_what_is_no_action_is_refused(text):
-    with pytest.raises(ScheduleError, match="is no action: write <stage>"):
-        parse(text)
 
 
 def test_unknown_schedules_and_sizes_below_one_are_refused():
@@ -389,9 +282,3 @@ def test_unknown_schedules_and_sizes_below_one_are_refused():
     for name, (stages, count) in itertools.product(SCHEDULES, ((0, 1), (1, 0), (-1, 4))):
         with pytest.raises(ScheduleError, match=f"{stages} stages and {count} micro-batches: both must be at least 1"):
             build(name, stages, count)
-
-
-def test_a_schedule_that_forgets_something_does_not_get_out(monkeypatch):
-    monkeypatch.setattr(schedules, "SCHEDULES", {"Short": lambda stages, count: grouped(stages, count)[:-1]})
-    with pytest.raises(ScheduleError, match="the timeline ends without 0B3"):
-        build("Short", 2, 4)

@@ -10,7 +10,6 @@ import weakref
 import commands
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 
 from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
 from emulator.program.executor import TrainingProgram
@@ -142,65 +141,6 @@ def test_moving_statistics_are_the_mean_over_micro_batches():
         first = (one[0][name] - 0.75 * start) / 0.25
         second = (one[1][name] - 0.75 * one[0][name]) / 0.25
         np.testing.assert_allclose(both[name], 0.75 * start + 0.25 * (first + second) / 2, rtol=2e-4, atol=2e-5)
-
-
-def test_moving_variance_is_the_biased_one():
-    built = program("--batch-norm", "--BN-decay", 0, "--batch-size", 2, "--generated-data")
-    built.step(np.zeros([1], np.float32))
-    values = built.values()
-    # b3/1's last norm sees 2 x 8 x 8 values a channel; recompute from the head's point of view is not possible, so
-    # hold the stem against numpy: conv of the one generated picture
-    with built.graph.as_default():
-        from Datasets._spec import ReadRequest
-        from Datasets.sources.catalogue import published_spec
-        from Datasets.sources.generated import synthetic
-
-        request = ReadRequest(batch_size=2, image_size=32, seed=3)
-        image, _ = synthetic(published_spec("fashion-mnist"), request, tf.range(2, dtype=tf.int64))
-        stem = tf.nn.conv2d(image, values["all/b0/conv/conv2d/kernel"], 1, "SAME")
-    picture = built.session.run(stem).astype(np.float64)
-    np.testing.assert_allclose(values["all/b0/batch_norm/moving_variance"], picture.var(axis=(0, 1, 2)), rtol=1e-4)
-    np.testing.assert_allclose(values["all/b0/batch_norm/moving_mean"], picture.mean(axis=(0, 1, 2)), rtol=1e-3, atol=1e-5)
-    built.close()
-
-
-def test_host_steps_of_any_length_give_the_same_bits():
-    words = ("--batch-size", 8, "--optimiser", "momentum")
-    rates = [0.01 * (i + 1) for i in range(6)]
-    whole = after(words, rates)
-    pieces = program(*words)
-    for first, end in ((0, 1), (1, 4), (4, 6)):
-        pieces.step(np.asarray(rates[first:end], np.float32))
-    other = pieces.values()
-    assert all(whole[name].tobytes() == other[name].tobytes() for name in whole)
-    assert other["global_step"] == 6
-    pieces.close()
-
-
-def test_replicas_and_accumulation_are_the_same_micro_batches():
-    words, rates = ("--batch-size", 4, "--optimiser", "momentum", "--batch-norm"), [0.05] * 4
-    layouts = [(1, 6), (2, 3), (6, 1)]
-    found = [after((*words, "--replicas", r, "--gradient-accumulation-count", a), rates) for r, a in layouts]
-    for other in found[1:]:
-        assert all(found[0][name].tobytes() == other[name].tobytes() for name in other)
-
-
-def test_accumulated_gradient_is_that_of_the_whole_batch():
-    whole = gradient(("--batch-size", 24, "--group-norm"))
-    for micro, count in ((4, 6), (1, 24)):
-        parts = gradient(("--batch-size", micro, "--group-norm", "--gradient-accumulation-count", count))
-        for name, expected in whole.items():
-            assert np.abs(parts[name] - expected).max() <= 1e-5 * np.linalg.norm(expected) + 1e-7, name
-
-
-def test_graph_does_not_grow_with_accumulation_or_replicas():
-    words = ("--batch-size", 2, "--fold", 1)
-    sizes = set()
-    for replicas, count in ((1, 2), (1, 64), (16, 4)):
-        built = training_program(prepared(*words, "--replicas", replicas, "--gradient-accumulation-count", count), 0)
-        sizes.add(len(built.graph.get_operations()))
-        built.close()
-    assert len(sizes) == 1
 
 
 def test_metrics_are_those_of_each_update():
