@@ -19,8 +19,7 @@ from typing import Any, Protocol
 from base.fields import escaped
 from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
-from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
-from base.storage.tables import Row
+from base.storage.tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, Row, run_table
 
 THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # the part that releases write otherwise
 TRAINING_LINE = (

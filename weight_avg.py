@@ -13,7 +13,6 @@ if __name__ == "__main__":  # before a slow import
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,9 +22,9 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import escaped
 from base.process import command_line, commands, tf_runtime
-from base.storage import files, locks, run_files
+from base.storage import locks
 from harness.checkpoints import averages, find, read, write
-from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
+from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
 from harness.commands import answers
 
 _DECAY = 0.99
@@ -36,18 +35,18 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     folder, target = Path(options.restore_path), _target(options.filename)
     candidates = averages.candidates(folder)
-    trained = averages.without_initial(candidates)
+    trained = [checkpoint for checkpoint in candidates if checkpoint.updates]
     left = len(candidates) - len(trained)
     print(
         f"Found {len(candidates)} checkpoints in {escaped(str(folder))}"
         + (", the initial weights, ckpt-0, among them" if left else "")
     )
     _check_leaves_some(options.discard_last, len(trained))
-    with _beside_no_training(target):
+    with _run_lock(target):
         values = _average(trained, options)
         target.parent.mkdir(parents=True, exist_ok=True)
         tf_runtime.import_tensorflow()  # which writes the checkpoint
-        print(f"Saved the averaged weights to {escaped(write.save_weights_only(target, values).prefix)}")
+        print(f"Saved the averaged weights to {escaped(write.write_checkpoint(target, values).prefix)}")
     return 0
 
 
@@ -60,14 +59,12 @@ def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> aver
         raise CheckpointError(f"--restore-path {options.restore_path}: all {len(trained)} checkpoints are damaged")
     _check_leaves_some(options.discard_last, len(used))
     used = used[: len(used) - options.discard_last]
-    if options.N and len(used) < options.N:
-        print(f"-N {options.N}: there are only {len(used)}")
     used = used[-options.N :] if options.N else used
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
     return averages.mean(used) if options.mode == averages.MEAN else averages.exponential(used, options.decay)
 
 
-def _beside_no_training(target: Path) -> AbstractContextManager[None]:
+def _run_lock(target: Path) -> AbstractContextManager[None]:
     """The lock of the run whose folder, or whose folder of averages, the checkpoint goes into; elsewhere nothing.
     OptionError while another process writes that run."""
     parent = target.parent.resolve()
@@ -80,31 +77,16 @@ def _target(filename: str) -> Path:
     """The prefix that --filename means. A run's own name is refused: an average under it would be taken for the weights of
     that update; and so is the name of anything that is no average."""
     target = find.prefix(Path(filename))
-    if os.path.basename(filename) in ("", ".", "..", ".index", ".meta"):
+    if os.path.basename(filename) in ("", ".", "..", ".index", ".meta") or target.is_dir():
         raise OptionError(f"--filename {filename}: give a name for the checkpoint, as in logs/<run>/ckpt/averaged")
-    if target.exists() and not target.is_file():
-        kind = "a folder: give a name in it" if target.is_dir() else "no place for a checkpoint: give the name of a file"
-        raise OptionError(f"--filename {target} is {kind}, as in logs/<run>/ckpt/averaged")
-    if target.parent.exists() and not target.parent.is_dir():
-        raise OptionError(f"--filename {target}: {target.parent} is no folder; give the name of a file in one")
-    if target.parent.is_symlink():
-        raise OptionError(f"--filename {target}: {target.parent} is a link; give the folder itself")
-    if re.search(r"ckpt-[0-9]+$", target.name):
+    if updates_in_name(target.name) is not None:
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
         )
-    if target.name in run_files.NAMES and run_files.is_in_run(target):
-        raise OptionError(
-            f"--filename {target}: {target.parent} is the folder of a run, which writes such files itself; give another name"
-        )
-    place = files.nearest_folder(target.parent)
-    if not os.access(place, os.W_OK):
-        reason = os.strerror(files.refused(place))
-        raise OptionError(f"--filename {target}: {place} cannot be written: {reason}; give a name elsewhere")
     foreign = write.foreign_file(target)
     if foreign:
         raise OptionError(
-            f"--filename {target}: {foreign} is there, and of no average: give another name, or remove it first"
+            f"--filename {target}: {foreign} is there and is no average; give another name, or remove it first"
         )
     return target
 
@@ -129,7 +111,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=command_line.int_between(1),
         help="only the last N checkpoints (default: all but the initial weights, ckpt-0)",
     )
-    add("--decay", type=command_line.number(0, 1), help=f"of the exponential average (default {_DECAY})")
+    add("--decay", type=command_line.number(0, 1), default=_DECAY, help=f"of the exponential average (default {_DECAY})")
     add(
         "--discard-last",
         type=command_line.int_between(0),
@@ -144,11 +126,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             f"{word} is not an option of {commands.prog('weight_avg.py')} and is ignored{plugins.did_you_mean(word, known)}",
             file=sys.stderr,
         )
-    if options.mode == averages.MEAN and options.decay is not None:
-        print(f"--decay {options.decay:g} changes nothing: --mode is {options.mode}", file=sys.stderr)
-    options.decay = _DECAY if options.decay is None else options.decay
-    if options.mode != averages.MEAN and options.decay == 1:
-        print("--decay 1 is the first checkpoint, and takes nothing of the others; give less than 1", file=sys.stderr)
     return options
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from base.errors import DataError
-from base.storage import cache
+from base.storage import cache, input_files
 from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import idx
 from Datasets.formats.binary import RecordLayout
@@ -66,7 +66,7 @@ DATASETS = {"fashion-mnist": open_embedded, "fashion-mnist-full": open_full}
 
 
 def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySource:
-    sources = "".join(cache.digest(file) for file in idx.idx_paths(folder))
+    sources = "".join(input_files.sha256(file) for file in idx.idx_paths(folder))
     name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # other files, other folder
     return _source(spec, cache.expanded(name, idx.writer(partial(idx.read_idx, folder)), environ))
 

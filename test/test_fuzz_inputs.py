@@ -13,14 +13,13 @@ from pathlib import Path
 import fuzzing
 import numpy as np
 import photos
-from commands import framed
 from PIL import Image
 from slurm_tasks import TASK, task
 
 from base.errors import DataError, OptionError
 from Datasets import cifar
 from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, image_headers, tf_example
+from Datasets.formats import class_names, image_headers, tf_example, tfrecord
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
 from harness.cluster import membership, poprun_environment, ranks
@@ -294,7 +293,7 @@ def test_pictures(pytestconfig):
 
 
 EXAMPLES = [tf_example.serialised(PICTURES[k % len(PICTURES)], k % 3 + 1, "abc"[k % 3]) for k in range(5)]
-SHARD = b"".join(map(framed, EXAMPLES))
+SHARD = b"".join(map(tfrecord.framed, EXAMPLES))
 
 
 def test_records_of_shards(pytestconfig, tmp_path):

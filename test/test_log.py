@@ -18,8 +18,8 @@ from commands import succeed
 
 import log
 from base import plugins
-from base.storage import locks, run_tables, tables
-from harness.checkpoints import find, manifest, pruning
+from base.storage import locks, tables
+from harness.checkpoints import find, manifest, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.vintages import vintage
 from harness.processes import folders
@@ -86,7 +86,7 @@ def test_a_run_folder_that_cannot_be_made(tmp_path):
 
 
 def row(iteration: int) -> dict[str, object]:
-    return {**dict.fromkeys(run_tables.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
+    return {**dict.fromkeys(tables.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
 
 
 @pytest.mark.parametrize("killed", ["", "7,50,", "x,y\n"])
@@ -128,7 +128,7 @@ def test_no_value_that_a_line_quotes_reaches_the_terminal(tmp_path, capsys):
 def test_rows_of_averages_that_are_not_made_anew_are_told_of(tmp_path, capsys):
     run_log = log.RunLog(tmp_path)
     for name, iteration in (("ckpt-4", 4), ("weight_avg_N_1", -1), ("weight_avg_exp_0.9", -1)):
-        run_log.validation_row({**dict.fromkeys(run_tables.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
+        run_log.validation_row({**dict.fromkeys(tables.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
     told = "validation.csv loses the rows of averages that this call does not validate: "
     for remade, lost in ((["weight_avg_N_1"], "weight_avg_exp_0.9"), ([], "weight_avg_N_1, weight_avg_exp_0.9"), (
         ["weight_avg_N_1", "weight_avg_exp_0.9", "weight_avg_exp_0.5"], None
@@ -165,7 +165,7 @@ def test_checkpoints_of_a_folder(tmp_path):
 
 def test_keeping_the_newest(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
-    pruning.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
+    write.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
     )
@@ -177,7 +177,7 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
         if n != 17:  # whose state nothing proves
             manifest.write(tmp_path / f"ckpt-{n}")
-    pruning.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
+    write.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
     assert [checkpoint.updates for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
@@ -218,26 +218,6 @@ def test_mlperf_s_checker_is_content(tmp_path):
     assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out
 
 
-def test_whole_rows_are_counted_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_LINES", 1000)
-    path = tmp_path / "training.csv"
-    row = ",".join("1" for _ in run_tables.TRAINING_COLUMNS) + "\n"
-    path.write_text(",".join(run_tables.TRAINING_COLUMNS) + "\n" + row * 999)
-    table = run_tables.run_table(tmp_path, "training.csv")
-    assert len(table.read()) == 999
-    path.write_text(path.read_text() + row)
-    with pytest.raises(OSError, match="Has more than the 1,000 lines"):
-        table.read()
-
-
-def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_path):
-    path = tmp_path / "training.csv"
-    path.touch()
-    os.truncate(path, tables.MAX_BYTES + 1)
-    with pytest.raises(OSError, match="Has more than the 268435456 bytes"):
-        tables.Table(path, ("epoch", "iteration")).read()
-
-
 @pytest.mark.parametrize(
     ("column", "cell", "sound"),
     [
@@ -250,9 +230,9 @@ def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_p
     ],
 )
 def test_a_row_of_a_validation_without_what_others_reckon_with_is_damage(tmp_path, column, cell, sound):
-    row = dict.fromkeys(run_tables.VALIDATION_COLUMNS, "1") | {column: cell}
+    row = dict.fromkeys(tables.VALIDATION_COLUMNS, "1") | {column: cell}
     (tmp_path / "validation.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
-    found = tables.Table(tmp_path / "validation.csv", run_tables.VALIDATION_COLUMNS).read()
+    found = tables.Table(tmp_path / "validation.csv", tables.VALIDATION_COLUMNS).read()
     assert found == ([row] if sound else [])
 
 
@@ -331,7 +311,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
         def close(self, complete):
             self.seen.append(complete)
 
-    row = {**dict.fromkeys(run_tables.TRAINING_COLUMNS, 1), "loss_avg": 0.5}
+    row = {**dict.fromkeys(tables.TRAINING_COLUMNS, 1), "loss_avg": 0.5}
     for early in (False, True):
         lost, kept = Follower(True), Follower(False)
         run_log = log.RunLog(tmp_path)
@@ -348,10 +328,10 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
 
 def test_a_table_without_names_has_them_of_its_iterations(tmp_path):
     """As scripts of the first releases read it; every later call finds in the file itself that it has no names."""
-    names = run_tables.VALIDATION_COLUMNS[1:]
+    names = tables.VALIDATION_COLUMNS[1:]
     rows = [{**dict.fromkeys(names, 1.5), "name": name, "iteration": i, "val_size": 2}
             for name, i in (("ckpt-4", 4), ("ckpt-8", 8), ("average", -1))]  # fmt: skip
-    first = run_tables.run_table(tmp_path, "validation.csv", named=False)
+    first = tables.run_table(tmp_path, "validation.csv", named=False)
     for row in rows:
         first.append(row)
     path = tmp_path / "validation.csv"
@@ -360,7 +340,7 @@ def test_a_table_without_names_has_them_of_its_iterations(tmp_path):
         ",".join(names),
         ",".join("4" if n == "iteration" else "2" if n == "val_size" else "1.5" for n in names),
     ]
-    later = run_tables.run_table(tmp_path, "validation.csv")
+    later = tables.run_table(tmp_path, "validation.csv")
     assert [row["name"] for row in later.read()] == ["ckpt-4", "ckpt-8", ""]
     path.write_text(before[:-3])
     later.rewind(9)
@@ -371,6 +351,6 @@ def test_a_table_without_names_has_them_of_its_iterations(tmp_path):
 
 def test_a_release_has_its_own_words(tmp_path, capsys):
     log.RunLog(tmp_path, throughput=vintage("3.0").throughput).training_row(
-        {**dict.fromkeys(run_tables.TRAINING_COLUMNS, 0.0), "step": 1, "iteration": 1, "img_per_sec": 12.0}
+        {**dict.fromkeys(tables.TRAINING_COLUMNS, 0.0), "step": 1, "iteration": 1, "img_per_sec": 12.0}
     )
     assert "top-1 accuracy:  0.000 %, throughput:  12.00 samples/sec, time:" in capsys.readouterr().out

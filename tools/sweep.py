@@ -47,7 +47,7 @@ from base.errors import DataError, OptionError, parts
 from base.fields import decimal_number, short, whole_number
 from base.process import command_line, orphans
 from base.process.signals import Signals, StopRequest
-from base.storage import files, locks, run_tables
+from base.storage import files, locks, tables
 from emulator.plan.plan import PlanError
 from harness.cluster import membership
 from harness.commands import answers, cli, hints
@@ -318,7 +318,7 @@ class Sweep:
 
     def run(self, jobs: int) -> None:
         """Train all. A signal is passed on to running trials, which save and end; then StopRequest."""
-        files.own_folder(self.target.parent / "output")
+        (self.target.parent / "output").mkdir(exist_ok=True)
         cores, waiting = sorted(os.sched_getaffinity(0)), list(self.trials)
         free = [cores[k::jobs] for k in range(jobs)]
         with Signals() as signals, signals.deferred(self._stop):
@@ -374,7 +374,7 @@ class Sweep:
     def _read(self, trial: Trial, state: str) -> Result:
         table, column, sign = METRICS[self.metric]
         try:
-            rows = run_tables.run_table(trial.folder, table).read()
+            rows = tables.run_table(trial.folder, table).read()
         except OSError:
             rows = []
         if table == "validation.csv":

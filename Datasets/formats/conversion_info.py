@@ -73,8 +73,8 @@ class ConversionInfo:
         """Return the files of names whose content has changed since the conversion."""
         changed = []
         for name, digest in self.digests.items():
-            with suppress(OSError), input_files.open_regular_file(self.folder / name) as file:
-                changed += [(self.folder / name, CHANGED)] * (input_files.sha256(file) != digest)
+            with suppress(OSError):
+                changed += [(self.folder / name, CHANGED)] * (input_files.sha256(self.folder / name) != digest)
         return changed
 
 

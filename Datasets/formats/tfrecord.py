@@ -18,10 +18,11 @@ from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 
 from base.errors import DataError
-from base.storage import cache, checksums, files, input_files, npz
+from base.storage import cache, files, input_files
 from base.storage.input_files import Slices
 from Datasets._spec import regular_size
 from Datasets.formats import conversion_info
@@ -32,7 +33,6 @@ _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _MIN_CACHED = 1 << 30  # bytes of shards
-_LARGEST_INDEX = 1 << 30  # bytes of an index: some 60 million records
 _LENGTH_BYTES, _HEADER_BYTES, _FOOTER_BYTES = 8, 12, 4
 FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES  # of a record, besides its payload
 CUT = "it is cut short, the file ends at byte {size}"
@@ -94,7 +94,7 @@ def part(files: list[Path], percentage: int, least: int = 0) -> list[Path]:
 def framed(payload: bytes) -> bytes:
     """Return a record with this payload."""
     length = len(payload).to_bytes(_LENGTH_BYTES, "little")
-    return b"".join((length, _checksum(length), payload, _checksum(payload)))
+    return b"".join((length, masked_checksum(length), payload, masked_checksum(payload)))
 
 
 def places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
@@ -108,7 +108,7 @@ def places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
     while at < size:
         header = content[at : at + _HEADER_BYTES]
         length = header[:_LENGTH_BYTES]
-        if len(header) == _HEADER_BYTES and _checksum(length) != header[_LENGTH_BYTES:]:
+        if len(header) == _HEADER_BYTES and masked_checksum(length) != header[_LENGTH_BYTES:]:
             if not number:
                 _check_compression(file, header)
             rest = f"{size - at:,} bytes from there on are lost"
@@ -126,12 +126,15 @@ def payload(content: Slices, offset: int, length: int) -> tuple[bytes, str | Non
     if length > MAX_BYTES:
         return b"", f"it is {length} bytes long, more than the {MAX_BYTES} that a record may have"
     found = content[offset : offset + length]
-    whole = len(found) == length and _checksum(found) == content[offset + length : offset + length + _FOOTER_BYTES]
+    whole = len(found) == length and masked_checksum(found) == content[offset + length : offset + length + _FOOTER_BYTES]
     return found, None if whole else "its content is damaged (its checksum does not match)"
 
 
-def _checksum(part: bytes) -> bytes:
-    return checksums.masked(part).to_bytes(_FOOTER_BYTES, "little")
+def masked_checksum(part: bytes) -> bytes:
+    """Return the masked CRC-32C of a length or a payload, as TFRecord files store it."""
+    crc = google_crc32c.value(part)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return masked.to_bytes(_FOOTER_BYTES, "little")
 
 
 def _check_compression(file: Path, header: bytes) -> None:
@@ -235,9 +238,9 @@ def _save_index(path: Path, index: tuple[np.ndarray, ...]) -> None:
 def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
     """Counts, offsets and lengths from the cache, int64; None without an intact file."""
     try:
-        arrays = npz.read(path, _LARGEST_INDEX)
-        counts, offsets, lengths = (arrays[name] for name in ("counts", "offsets", "lengths"))
-    except (OSError, ValueError, KeyError):
+        with np.load(path) as arrays:
+            counts, offsets, lengths = (arrays[name] for name in ("counts", "offsets", "lengths"))
+    except Exception:  # zipfile and NumPy raise many kinds for damaged bytes
         return None
     if any(each.dtype != np.int64 or each.ndim != 1 or (each < 0).any() for each in (counts, offsets, lengths)):
         return None

@@ -10,16 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from base.errors import WrongInput
-
 _BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # name and process of a file that is being written
-
-
-class NotRegular(OSError, WrongInput):
-    """A link or a folder in the place of a file that is to be written."""
-
-    def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}"
 
 
 @contextmanager
@@ -34,17 +25,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file for appending; create it if needed. NotRegular for a link, which is never followed, or a folder."""
-    check_writable(path)
+    """Open a file for appending; create it if needed. OSError for a link, which is never followed."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "ab")
-
-
-def check_writable(path: Path, replaced: bool = False) -> None:
-    """Raise NotRegular for a folder, or for a link unless the file is `replaced` by `write_atomically`."""
-    if path.is_symlink() and not replaced:
-        raise NotRegular(errno.EINVAL, "is a link, which is not followed; remove it", str(path))
-    if path.is_dir() and not path.is_symlink():
-        raise NotRegular(errno.EINVAL, "is a folder, but a file is to be written there; remove it", str(path))
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -83,16 +65,3 @@ def nearest_folder(path: Path) -> Path:
 def refused(place: Path) -> int:
     """Return the error number of a place that may not be written: of its file system, or of its mode."""
     return errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
-
-
-def own_folder(path: Path) -> Path:
-    """Return a folder of that name, created if needed; NotRegular as of `check_own_folder`."""
-    check_own_folder(path)
-    path.mkdir(exist_ok=True)
-    return path
-
-
-def check_own_folder(path: Path) -> None:
-    """Raise NotRegular for a link, or a file, where a folder belongs."""
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise NotRegular(errno.ENOTDIR, "is not a folder of the run; remove it", str(path))

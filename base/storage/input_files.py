@@ -1,4 +1,4 @@
-"""Reads files that a user named, of a bounded size. A leaf."""
+"""Reads files that a user named, of a bounded size."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 _BLOCK = 1 << 22  # bytes of one read
-SHORTER = "the file has become shorter since it was opened"
-
-
-def unfit_reason(mode: int) -> str | None:
-    """Return why a path of this mode cannot be read as a file; None for a regular file."""
-    if stat.S_ISREG(mode):
-        return None
-    return os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Is a pipe or a device, not a file"
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading, unbuffered; OSError for anything else, of which a pipe would wait for ever."""
-    reason = unfit_reason(os.stat(path).st_mode)
-    if reason:
-        raise OSError(errno.EISDIR if reason == os.strerror(errno.EISDIR) else errno.EINVAL, reason, str(path))
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Is a pipe or a device, not a file", str(path))
     return open(path, "rb", buffering=0)
 
 
@@ -41,13 +35,14 @@ def text(path: str | Path, most: int) -> str:
     return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def sha256(file: BinaryIO) -> str:
-    """Return the digest of what is left to read of a file, in hexadecimal."""
+def sha256(path: str | Path) -> str:
+    """Return the digest of a file, in hexadecimal."""
     import hashlib  # which most commands do without
 
     digest = hashlib.sha256()
-    while part := file.read(_BLOCK):
-        digest.update(part)
+    with open_regular_file(path) as file:
+        while part := file.read(_BLOCK):
+            digest.update(part)
     return digest.hexdigest()
 
 
@@ -66,5 +61,5 @@ class Slices:
         start, end, _ = place.indices(self._size)
         data = os.pread(self._file.fileno(), max(end - start, 0), start)
         if start + len(data) < end:
-            raise OSError(errno.EIO, SHORTER, self._file.name)
+            raise OSError(errno.EIO, "the file has become shorter since it was opened", self._file.name)
         return data

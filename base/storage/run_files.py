@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from base.storage import locks
-from base.storage.run_tables import TABLES
+from base.storage.tables import TABLES
 
 ARGUMENTS = ("arguments.json", "arguments_restore.json")  # of the run's beginning, and of its last restore
 APPENDED = (locks.FILE, "log.txt")  # besides the tables

@@ -1,25 +1,40 @@
-"""The CSV files of a run: appended row by row, on the disk before the checkpoint that follows, cut back on resuming."""
+"""The tables of a run, training.csv and validation.csv: appended row by row, on the disk before the checkpoint that follows,
+cut back on resuming."""
 
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from base.fields import decimal_number, whole_number
 from base.storage import files, input_files
 
+TRAINING_COLUMNS = (
+    "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
+    "it_time", "img_per_sec", "total_time",
+)  # fmt: skip
+VALIDATION_COLUMNS = (
+    "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
+    "top5_acc", "loss",
+)  # fmt: skip
+TABLES = {"training.csv": TRAINING_COLUMNS, "validation.csv": VALIDATION_COLUMNS}
+# the measures of TensorBoard's charts, and of other trackers', by tag: both curves of one are side by side
+TRAINING_TAGS = {
+    "loss/train": "loss_avg",
+    "accuracy/train": "train_acc_avg",
+    "learning rate": "lr",
+    "images per second": "img_per_sec",
+}
+VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
+
 Row = dict[str, str]
-MAX_BYTES = 1 << 28  # of a file of rows: some million
-MAX_LINES = 1 << 21  # of a file: more than MAX_BYTES of rows that are written, as a short line takes as much memory
-LONGEST = 1 << 16  # bytes of a row
+MAX_BYTES = 1 << 28  # of a table: some million rows
 _WHOLE = ("iteration", "val_size")  # columns of whole numbers
-NAME = "name"  # a first column that a file may lack
-_NOT_FINITE = ("nan", "inf", "-inf")
+_NAME = "name"  # a first column that a file may lack
 
 
 class Table:
@@ -28,7 +43,7 @@ class Table:
 
     def __init__(self, path: Path, columns: tuple[str, ...], named: bool = True) -> None:
         self.path, self.columns = path, columns
-        self._new_named = named or columns[0] != NAME
+        self._new_named = named or columns[0] != _NAME
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row; OSError if that cannot be done."""
@@ -40,43 +55,42 @@ class Table:
 
     def sync(self) -> None:
         """Put the rows that were written onto the disk; from any thread, so that the file stays open for rows to come."""
-        if os.path.lexists(self.path):
-            with input_files.open_regular_file(self.path) as written:
+        if self.path.exists():
+            with self.path.open("rb") as written:
                 os.fsync(written.fileno())
 
     def rewind(self, updates: int) -> None:
         """Cut the file back to the rows of a run's first `updates`. Later rows come again, as do those of averages; a killed
         process may have left a part of one."""
-        if os.path.lexists(self.path):
-            rows = self._text([self.columns, *(cells for cells in self._rows() if 0 <= self._updates(cells) <= updates)])
-            if input_files.content(self.path, MAX_BYTES) != rows:
+        if self.path.exists():
+            place = self.columns.index("iteration")
+            rows = self._text([self.columns, *(cells for cells in self._rows() if 0 <= int(cells[place]) <= updates)])
+            if self._content() != rows:
                 files.write_atomically(self.path, rows)
 
     def read(self) -> list[Row]:
         """Return the rows that are whole; none without a file."""
         return [dict(zip(self.columns, cells)) for cells in self._rows()]
 
+    def _content(self) -> bytes:
+        return input_files.content(self.path, MAX_BYTES) if self.path.exists() else b""
+
     def _rows(self) -> Iterator[list[str]]:
-        if not os.path.lexists(self.path):
-            return
-        content = input_files.content(self.path, MAX_BYTES)
-        if content.count(b"\n") > MAX_LINES:
-            raise OSError(errno.EFBIG, f"Has more than the {MAX_LINES:,} lines that are read of such a file", str(self.path))
-        for line in content.decode("utf-8", errors="replace").split("\n")[:-1]:
-            cells = self._with_name(line.removesuffix("\r").split(","))
-            if tuple(cells) != self.columns and self._is_sound(cells):
+        for line in self._content().decode("utf-8", errors="replace").split("\n")[:-1]:
+            cells = line.split(",")
+            if self.columns[0] == _NAME and len(cells) == len(self.columns) - 1:  # named after the update's checkpoint
+                cells = ["" if cells[0].startswith("-") else f"ckpt-{cells[0]}", *cells]
+            if self._is_whole(cells):
                 yield cells
 
-    def _is_sound(self, cells: Sequence[str]) -> bool:
-        if len(cells) != len(self.columns):
-            return False
-        try:
-            for name, cell in zip(self.columns, cells):
-                if name != NAME:
-                    (whole_number if name in _WHOLE else cell_number)(cell)
-        except ValueError:
-            return False
-        return True
+    def _is_whole(self, cells: Sequence[str]) -> bool:
+        """Return whether a line has a number in each column but the name's: no part of a row, and not the head."""
+        with suppress(ValueError):
+            for name, cell in zip(self.columns, cells, strict=True):
+                if name != _NAME:
+                    (int if name in _WHOLE else float)(cell)
+            return True
+        return False
 
     def _text(self, rows: Iterable[Sequence[str]]) -> bytes:
         text = io.StringIO(newline="")
@@ -85,21 +99,10 @@ class Table:
 
     def _named(self) -> bool:
         """Return whether the file has the column of names."""
-        if self.columns[0] != NAME or not os.path.lexists(self.path):
-            return self._new_named
-        with input_files.open_regular_file(self.path) as file:
-            return not file.read(LONGEST).startswith(",".join(self.columns[1:]).encode())
-
-    def _with_name(self, cells: list[str]) -> list[str]:
-        """Return the cells of a line, with the name that the file may leave out: that of the update's checkpoint."""
-        if self.columns[0] != NAME or len(cells) != len(self.columns) - 1:
-            return cells
-        return ["" if cells[0].startswith("-") else f"ckpt-{cells[0]}", *cells]
-
-    def _updates(self, cells: Sequence[str]) -> int:
-        return int(cells[self.columns.index("iteration")])
+        content = self._content() if self.columns[0] == _NAME else b""
+        return not content.startswith(",".join(self.columns[1:]).encode()) if content else self._new_named
 
 
-def cell_number(cell: str) -> float:
-    """The number in a cell as rows are written, which may be none or infinite; ValueError for any other text."""
-    return float(cell) if cell in _NOT_FINITE else decimal_number(cell)
+def run_table(folder: Path, name: str, named: bool = True) -> Table:
+    """The rows of a run's training.csv or validation.csv, which need not be there. `named`: as of `Table`."""
+    return Table(folder / name, TABLES[name], named)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.fields import short
-from base.storage import files
-from harness.checkpoints import find, manifest, optimiser_state, read, run_record, write
+from harness.checkpoints import conversion, find, manifest, read, write
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
-from harness.checkpoints.optimiser_state import SlotUnits
-from harness.checkpoints.state_file import ITERATION
+from harness.checkpoints.conversion import SlotUnits
+from harness.checkpoints.manifest import ITERATION
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
-from harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,15 +24,10 @@ Values = dict[str, "np.ndarray"]
 def candidates(folder: Path) -> list[Checkpoint]:
     """Every *ckpt-<n> directly in a folder, in order of n."""
     find.check_run_folder(folder)
-    numbered = [Checkpoint.of_index(index) for index in find.indices(folder) if updates_in_name(index.stem) is not None]
-    if not numbered:
-        raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
-    return sorted(numbered, key=lambda checkpoint: (checkpoint.updates, checkpoint.prefix))
-
-
-def without_initial(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """The checkpoints without the initial weights, ckpt-0."""
-    return [checkpoint for checkpoint in checkpoints if checkpoint.updates > 0]
+    found = find.in_order(index for index in find.indices(folder) if updates_in_name(index.stem) is not None)
+    if not found:
+        raise find.nothing_in(folder, "*ckpt-<number>.index")
+    return found
 
 
 def requested_averages(options: TrainingOptions) -> list[tuple[str, float]]:
@@ -54,33 +47,32 @@ def write_average(
     """Write one of `requested_averages` for a run that has ended after `done` updates. Return its checkpoint, the number of
     checkpoints averaged, and a note on each one left out: damaged, not finite (with `finite`), or saved off this call's
     schedule."""
-    candidates = without_initial(find.numbered(folder))
+    trained = [checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates]
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)
         first = round(round(epochs, 1) - amount, 1)  # so that the last one always counts
-        candidates = [checkpoint for checkpoint in candidates if round(length.epoch(checkpoint.updates), 1) >= first]
+        trained = [checkpoint for checkpoint in trained if round(length.epoch(checkpoint.updates), 1) >= first]
     # a resumed run has one more of them than the same run in one go
-    unscheduled = [checkpoint.name for checkpoint in candidates if not length.is_checkpoint(checkpoint.updates)]
-    averaged, notes = read.usable_checkpoints([each for each in candidates if each.name not in unscheduled], finite=finite)
+    unscheduled = [checkpoint.name for checkpoint in trained if not length.is_checkpoint(checkpoint.updates)]
+    averaged, notes = read.usable_checkpoints([each for each in trained if each.name not in unscheduled], finite=finite)
     if not averaged:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     if unscheduled:
         notes.append(f"{name} leaves out what was saved between this call's checkpoints: {short(', '.join(unscheduled))}")
     values = mean(averaged) if name.startswith("weight_avg_N") else exponential(averaged, amount)
-    of = {ITERATION: averaged[-1].updates, RUN_ID: run_record.run_id(folder)}
-    return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values, of), len(averaged), notes
+    (folder / AVERAGES).mkdir(exist_ok=True)
+    average = write.write_checkpoint(folder / AVERAGES / name, values, identity={ITERATION: averaged[-1].updates})
+    return average, len(averaged), notes
 
 
-def is_of_end(folder: Path, name: str, updates: int) -> bool:
-    """Return whether one of `requested_averages` is whole as far as lengths tell, of the run's end after `updates`, and no
-    older than that checkpoint. One that does not say what it is of may be weight_avg.py's, of other checkpoints."""
-    prefix, newest = folder / AVERAGES / name, Path(f"{Checkpoint.at(folder, updates).prefix}.index")
-    index = prefix.with_name(f"{name}.index")
-    if not index.exists() or not manifest.exists(prefix) or manifest.find_truncation(prefix):
+def is_up_to_date(folder: Path, name: str, updates: int) -> bool:
+    """Return whether one of `requested_averages` is there, with files of the recorded lengths, of the run's end after
+    `updates`, and no older than that checkpoint. Averages without provenance may come from weight_avg.py."""
+    prefix = folder / AVERAGES / name
+    if manifest.identity(prefix).get(ITERATION) != updates or manifest.find_damage(prefix, digests=False):
         return False
-    if index.stat().st_mtime_ns < newest.stat().st_mtime_ns:
-        return False
-    return manifest.identity(prefix).get(ITERATION) == updates
+    own, newest = (Path(f"{each}.index").stat().st_mtime_ns for each in (prefix, Checkpoint.at(folder, updates).prefix))
+    return own >= newest
 
 
 def mean(checkpoints: Sequence[Checkpoint]) -> Values:
@@ -107,7 +99,7 @@ def _read(checkpoints: Sequence[Checkpoint]) -> Iterator[Values]:
     for checkpoint in checkpoints:
         values, before = read.tensors(checkpoint, verify=False), SlotUnits.of_checkpoint(checkpoint)
         if last:
-            values = optimiser_state.convert_slots(values, before, last, checkpoint)
+            values, _ = conversion.convert_slots(values, before, last, checkpoint)
         own = {name: value.shape for name, value in values.items()}
         shapes = shapes or own
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))

@@ -1,36 +1,30 @@
 """Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
 
 The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. The sizes
-that a file claims are compared with its length, and with MAX_BYTES, before memory is taken for them.
+that a file claims are compared with its bytes, and with MAX_BYTES, before memory is taken for them.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+import math
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from base import bounds, plugins
 from base.fields import short
-from base.storage import files, npz
+from base.storage import files, input_files
 from harness.checkpoints.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
 
 SUFFIX = ".npz"
-FOREIGN = (
-    ".safetensors",
-    ".h5",
-    ".hdf5",
-    ".keras",
-    ".pth",
-    ".pt",
-    ".bin",
-    ".whl",
-)  # for tools/import_weights.py
+FOREIGN = (".safetensors", ".h5", ".hdf5", ".keras", ".pth", ".pt", ".bin", ".whl")  # for tools/import_weights.py
 OPTIONS = "options"  # the entry with the JSON text
 MAX_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
@@ -63,8 +57,7 @@ def options(path: Path) -> dict[str, Any]:
     if not entries:
         return {}
     try:
-        text = entries[OPTIONS]
-        recorded = bounds.json_value(str(text) if text.dtype.kind == "U" and not text.ndim else "")
+        recorded = bounds.json_value(str(entries[OPTIONS]))
         if not isinstance(recorded, dict) or not isinstance(recorded.get("asked", {}), dict):
             raise ValueError("it holds something else")
     except ValueError as error:
@@ -93,11 +86,46 @@ def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -
     files.write_atomically(path.resolve(), content.getbuffer())
 
 
+@contextmanager
+def open_zip(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file of at most MAX_BYTES, unpacked; ValueError for another or a damaged one."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            bounds.total([info.file_size for info in members], MAX_BYTES, "it unpacks to")
+            if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in members):
+                raise ValueError("its members are neither stored nor deflated")
+            yield archive
+    except Exception as error:  # zipfile and its libraries raise many kinds for damaged bytes
+        raise ValueError(bounds.reason(error)) from None
+
+
+def member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return the bytes of a member, no more than the zip claims."""
+    with archive.open(name) as opened:
+        return opened.read(archive.getinfo(name).file_size)
+
+
 def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:
     try:
-        return npz.read(path, MAX_BYTES, wants)
+        with input_files.open_regular_file(path) as file, open_zip(file) as archive:
+            names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            return {short: _array(member(archive, name)) for short, name in names.items() if wants(short)}
     except FileNotFoundError:
         remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
         raise NpzError(f"weights {path}: no such file{remedy}") from None
     except (OSError, ValueError) as error:
         raise NpzError(f"weights {path} cannot be read: {bounds.reason(error)}") from None
+
+
+def _array(content: bytes) -> np.ndarray:
+    """Return the array in a .npy file; an error of any kind for a damaged one, and for a header that claims more."""
+    from numpy.lib import format as npy
+
+    file = io.BytesIO(content)
+    headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    shape, _, kind = headers[npy.read_magic(file)](file)
+    if math.prod(shape) * kind.itemsize > len(content):
+        raise ValueError("its arrays claim more bytes than it has")
+    file.seek(0)
+    return npy.read_array(file, allow_pickle=False)

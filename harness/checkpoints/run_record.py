@@ -1,5 +1,6 @@
-"""The record of a run: options, seed, id and data, in the state of its newest checkpoint. Without one, as before the
-first one or on other hosts, the file of the last call counts. A .npz file has an entry."""
+"""The state in a checkpoint that is no variable (the meter's averages and the record of the run), and the record of a run:
+options, seed, id and data. The newest checkpoint has the record; without one, as before the first one or on other hosts,
+the file of the last call counts. A .npz file has an entry."""
 
 from __future__ import annotations
 
@@ -7,10 +8,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from base.storage import run_files
-from harness.checkpoints import find, npz_weights, state_file
-from harness.checkpoints.checkpoint import CheckpointError
+from base import bounds
+from base.storage import input_files, run_files
+from harness.checkpoints import find, manifest, npz_weights
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import ASKED, RUN_ID, invalid_option
+
+SAFETY = "rolling"  # of a state: true in a checkpoint that the next one replaces
+RECORDED = "arguments"  # of a state: the content of the call's arguments.json
+_MAX_BYTES = 64 << 20
+
+
+def state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the state of a checkpoint; empty without its file. CheckpointError unless the manifest proves it."""
+    if not checkpoint.state_path.exists():
+        return {}
+    if not manifest.matches(checkpoint.state_path, Path(checkpoint.prefix)):
+        raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
+    return _json_object(checkpoint.state_path)
 
 
 def options(folder: Path) -> dict[str, Any]:
@@ -32,7 +47,7 @@ def arguments_file(folder: Path) -> Path:
 def run_id(folder: Path) -> str | None:
     """Return the id of the run in a folder by the file of its last call; None if that does not say."""
     with suppress(CheckpointError):
-        return state_file.json_object(_file(folder)).get(RUN_ID)
+        return _json_object(_file(folder)).get(RUN_ID)
     return None
 
 
@@ -42,16 +57,27 @@ def _located(folder: Path) -> tuple[Path, dict[str, Any]]:
         return file, _checked(file, npz_weights.options(file))
     for checkpoint in reversed(find.numbered(folder)):
         with suppress(CheckpointError):
-            recorded = state_file.read(checkpoint).get(state_file.RECORDED)
+            recorded = state(checkpoint).get(RECORDED)
             if recorded:
                 return checkpoint.state_path, recorded
     path = _file(folder)
-    return path, _checked(path, state_file.json_object(path)) if path.exists() else {}
+    return path, _checked(path, _json_object(path)) if path.exists() else {}
 
 
 def _file(folder: Path) -> Path:
     first, last = (folder / name for name in run_files.ARGUMENTS)
     return last if last.exists() else first
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; CheckpointError for any other content."""
+    try:
+        value = bounds.json_value(input_files.content(path, _MAX_BYTES))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
+    return value
 
 
 def _checked(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:

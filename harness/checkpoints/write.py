@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from base.errors import Failure
 from base.process import tf_runtime
 from base.storage import files, locks
-from harness.checkpoints import manifest, state_file
-from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint
-from harness.checkpoints.state_file import ITERATION
+from harness.checkpoints import find, manifest, run_record
+from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
+from harness.checkpoints.manifest import ITERATION
 from harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SaveError(Failure):
 def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Write a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
     prefix = Path(checkpoint.prefix)
-    identity = {ITERATION: checkpoint.updates, RUN_ID: state.get(state_file.RECORDED, {}).get(RUN_ID)}
+    identity = {ITERATION: checkpoint.updates, RUN_ID: state.get(run_record.RECORDED, {}).get(RUN_ID)}
     write_checkpoint(prefix, values, state, identity)
     listed = f'"{prefix.name}"'
     try:
@@ -53,7 +53,7 @@ def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], stat
 def write_checkpoint(
     prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> Checkpoint:  # fmt: skip
     """Write a checkpoint of these values, with a state beside them; another one of that name is replaced. `identity`: its
     run and update, for the manifest."""
     try:
@@ -70,47 +70,50 @@ def write_checkpoint(
         if not isinstance(error, OSError) and not tf_runtime.is_of_tensorflow(error):
             raise
         raise SaveError(_reason(prefix, values, error)) from error
-
-
-def save_weights_only(
-    prefix: Path, values: Mapping[str, np.ndarray], identity: Mapping[str, Any] | None = None
-) -> Checkpoint:
-    """Write a checkpoint of these values alone, as `write_checkpoint` does."""
-    write_checkpoint(prefix, values, identity=identity)
     return Checkpoint(str(prefix))
 
 
 def delete(prefix: Path) -> None:
-    """Remove a checkpoint's files, the index first: the others are no checkpoint without it; and the manifest last, which
-    says of what a killed process leaves that it was one."""
+    """Remove a checkpoint's files: the index first, without which the others are no checkpoint, and the manifest last, so
+    that leftovers of a killed process can be recognised."""
     for file in _files_of(prefix):
         file.unlink(missing_ok=True)
 
 
 def foreign_file(prefix: Path) -> Path | None:
-    """Return a file that a checkpoint of weights only would replace, though it is not of such a one: its manifest lists all
-    files as they are, or all but the index, without which a killed process left them, and no training state is among them.
-    None if there is none."""
+    """Return a file that a checkpoint of weights only would replace though it is not of such a one, which has a manifest and
+    no training state; None if there is none."""
     there = _files_of(prefix)
     with_state = any(file.name.endswith((".state.json", ".meta")) for file in there)
-    whole = manifest.exists(prefix) and (manifest.find_damage(prefix) is None or _lacks_index_only(prefix, there))
-    own = whole and not with_state
-    return None if own else next(iter(there), None)
+    return None if manifest.exists(prefix) and not with_state else next(iter(there), None)
 
 
-def _lacks_index_only(prefix: Path, there: Sequence[Path]) -> bool:
-    tensors = [file for file in there if ".data-" in file.name]
-    return not prefix.with_name(f"{prefix.name}.index").exists() and all(manifest.matches(file, prefix) for file in tensors)
+def prune(
+    folder: Path, newest: Checkpoint, count: int | None, is_scheduled: Callable[[int], bool], keep_name: str = ""
+) -> None:  # fmt: skip
+    """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest
+    permanent ones and that of the name `keep_name`. Checkpoints off the schedule, which a run that stopped has saved, go
+    first: the run in one go has none of them."""
+    earlier = [each for each in find.numbered(folder) if each.updates < newest.updates]
+    old_safety = [old for old in earlier if old.updates and not is_scheduled(old.updates) and _is_for_safety(old)]
+    permanent = [old for old in earlier if old not in old_safety and old.name != keep_name]
+    permanent.sort(key=lambda old: (old.updates == 0 or is_scheduled(old.updates), old.updates))
+    surplus = max(0, len(permanent) + 1 - count) if count else 0
+    for old in old_safety + permanent[:surplus]:
+        delete(Path(old.prefix))
+
+
+def _is_for_safety(checkpoint: Checkpoint) -> bool:
+    """Return whether the next checkpoint replaces this one; not a damaged one, which readers pass over."""
+    with suppress(CheckpointError):
+        return bool(run_record.state(checkpoint).get(run_record.SAFETY))
+    return False
 
 
 def _files_of(prefix: Path) -> list[Path]:
     """A checkpoint's files, in order. Other files with a name like theirs, a backup for instance, are none."""
-    checkpoint_files = [
-        file
-        for file in prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
-        if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
-    ]
-    return _in_order(checkpoint_files)
+    files_like_it = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
+    return _in_order(file for file in files_like_it if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]))
 
 
 def _in_order(checkpoint_files: Iterable[Path]) -> list[Path]:
@@ -118,18 +121,9 @@ def _in_order(checkpoint_files: Iterable[Path]) -> list[Path]:
     return sorted(checkpoint_files, key=lambda file: (file.suffix != ".index", file.name.endswith(".manifest.json")))
 
 
-def check_writable(folder: Path, done: int = -1) -> None:
-    """NotRegular for a folder in the place of a file of a checkpoint later than `done` updates, which `delete` leaves."""
-    for path in folder.glob("ckpt-*.*"):
-        name, dot, rest = path.name.partition(".")
-        if NUMBERED.fullmatch(name) and int(name[5:]) > done and _CHECKPOINT_SUFFIX.fullmatch(dot + rest):
-            files.check_writable(path, replaced=True)
-
-
 def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
-    averages = folder / AVERAGES
-    for parent in (folder, *[averages] * (not averages.is_symlink())):
+    for parent in (folder, folder / AVERAGES):
         for left in parent.glob(f"{STAGING_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
     for left in list(files.unfinished(folder)):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from base.errors import OptionError
-from base.storage.run_tables import run_table
+from base.storage.tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.diagnostics import record
@@ -75,6 +75,6 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
 def _has_averages(folder: Path, updates: int, listed: Sequence[str], wanted: Sequence[str]) -> bool:
     """Return whether the averages that are wanted are there, of no earlier end of the run, and none is listed twice, or
     without its file."""
-    if not all(averages.is_of_end(folder, name, updates) for name in wanted):
+    if not all(averages.is_up_to_date(folder, name, updates) for name in wanted):
         return False
     return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)

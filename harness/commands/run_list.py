@@ -17,8 +17,7 @@ from base.errors import OptionError
 from base.fields import short
 from base.storage import locks
 from base.storage.run_files import ARGUMENTS
-from base.storage.run_tables import run_table
-from base.storage.tables import Row, Table
+from base.storage.tables import Row, Table, run_table
 from harness.checkpoints import find, manifest, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import STAGING_PREFIX
@@ -175,8 +174,9 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 def _damage(folder: Path) -> str | None:
     """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors."""
     try:
-        truncated = (manifest.find_truncation(Path(checkpoint.prefix)) for checkpoint in reversed(find.numbered(folder)))
-        return next(filter(None, truncated), None)
+        newest_first = reversed(find.numbered(folder))
+        faults = (manifest.find_damage(Path(checkpoint.prefix), digests=False) for checkpoint in newest_first)
+        return next(filter(None, faults), None)
     except CheckpointError as error:
         return str(error)
 

@@ -74,7 +74,7 @@ class _Histograms:
     def __init__(self, folder: Path) -> None:
         import tensorflow.compat.v1 as tf
 
-        files.own_folder(folder)
+        folder.mkdir(exist_ok=True)
         with tf.Graph().as_default():
             self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
 

@@ -40,11 +40,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
     checkpoint, values, warnings = read.load_newest_of(selected, f"--restore-path {run.options.main.restore_path}")
-    warnings += [
-        f"warning: {fault}"
-        for fault in compatibility.invalid_tensor_messages(values, compatibility.expected_model_tensors(run), checkpoint)
-    ]
-    for warning in warnings:
+    for warning in (*warnings, *compatibility.value_warnings(run, values, checkpoint)):
         log.note(warning)
     _show(run, checkpoint, values, log)
     log.close()

@@ -88,8 +88,8 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     checkpoint, values, left_out = read.load_newest_of(selected, f"--restore-path {path}")
     expected = compatibility.expected_model_tensors(run)
     compatibility.check_shapes(compatibility.shapes_of_values(values), expected, checkpoint)
-    for fault in compatibility.invalid_tensor_messages(values, expected, checkpoint):
-        raise CheckpointError(f"{fault}; export another checkpoint")
+    for fault in compatibility.invalid_tensor(values, expected):
+        raise CheckpointError(f"weights {checkpoint.prefix}: {fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
     notes += [] if names else ["the names of the classes are not known: labels.txt numbers them"]

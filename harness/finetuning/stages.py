@@ -9,7 +9,7 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import LENGTH
 from base.process.command_line import as_value
-from base.storage.run_tables import run_table
+from base.storage.tables import run_table
 from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.options import sources

@@ -21,10 +21,10 @@ from typing import Any
 from base.errors import WrongInput
 from base.process import command_line, commands
 from base.storage import files, locks
-from base.storage.run_files import APPENDED, ARGUMENTS, REPLACED
-from base.storage.run_tables import TABLES, run_table
-from harness.checkpoints import find, run_record, write
-from harness.checkpoints.checkpoint import AVERAGES, UNSAVED, CheckpointError
+from base.storage.run_files import ARGUMENTS, REPLACED
+from base.storage.tables import TABLES, run_table
+from harness.checkpoints import find, run_record
+from harness.checkpoints.checkpoint import UNSAVED, CheckpointError
 from harness.cluster.cluster import POPRUN
 from harness.processes.team import Team
 from harness.run.recorded_arguments import RUN_ID
@@ -54,7 +54,6 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, a
             folder = folder.resolve() if folder.is_symlink() else folder  # so that a link set anew does not move the run
             check_no_run(folder, anew)
             folder.mkdir(parents=True, exist_ok=True)
-            check_writable(folder)
             if anew:
                 _forget_unsaved(folder)
             return folder
@@ -62,7 +61,7 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, a
 
 
 def check_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, anew: bool) -> None:
-    """The FolderError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
+    """The FolderError of `new_run_folder`, as far as it is known without making a folder."""
     with _refusals():
         if not keep:
             _there(Path(tempfile.gettempdir()) / f"{name}_{'X' * _RANDOM_OF_TEMPORARY}")
@@ -72,17 +71,13 @@ def check_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, ane
         _check_room(Path(log_dir if logs_path is None else logs_path))
         if logs_path is None:
             _there(_there(Path(log_dir)) / f"{name}_{'X' * _RANDOM}")  # wherever it lies, the name has one length
-        else:
-            check_writable(Path(logs_path))
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """An OSError as the FolderError that names the folder; NotRegular, which names a file, as it is."""
+    """Raise an OSError as the FolderError that names the folder."""
     try:
         yield
-    except files.NotRegular:
-        raise
     except OSError as error:
         if not error.filename:  # there is no temporary folder
             reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
@@ -182,18 +177,6 @@ def _forget_unsaved(folder: Path) -> None:
                 (folder / name).unlink(missing_ok=True)
 
 
-def check_writable(folder: Path, resuming: bool = False) -> None:
-    """NotRegular for a folder or link in the way of a file that a run writes. `resuming`: a link in the place of its rows
-    gives way."""
-    for name in APPENDED:
-        files.check_writable(folder / name)
-    for name in TABLES:
-        files.check_writable(folder / name, replaced=resuming)
-    for name in REPLACED:
-        files.check_writable(folder / name, replaced=True)
-    files.check_own_folder(folder / AVERAGES)
-
-
 def _fresh(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     alphabet = string.ascii_uppercase + string.digits
@@ -230,13 +213,11 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
 
 
 def check(run: Run) -> None:
-    """FolderError or NotRegular if the call's new folder cannot be made or written, as far as can be told without; the
+    """FolderError if the call's new folder cannot be made or written, as far as can be told without; the
     others' lie beside that of instance 0."""
     logging = run.options.logging
     if not run.cluster.instance and not run.options.device.compile_only:
         check_folder(run.name, logging.log_dir, logging.logs_path, logging.logs, logging.autoresume)
-        if logging.logs and logging.logs_path is not None:
-            write.check_writable(Path(logging.logs_path))
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
@@ -256,7 +237,6 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
         if not team.is_first:
             _check_own(folder, run, [] if listed else recorded.get("instance_folders") or [])
         folder.mkdir(parents=True, exist_ok=True)
-        check_writable(folder, resuming=True)
     added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # of a larger team than before, too
     return replace(run, folders=(*listed, *added)), folder
 

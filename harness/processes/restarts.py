@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from base.errors import OptionError
 from base.process import orphans
 from base.storage import locks
-from base.storage.run_tables import run_table
+from base.storage.tables import run_table
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.processes.launch import LOCAL, ExitStatus, Topology

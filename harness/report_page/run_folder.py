@@ -14,7 +14,7 @@ from base.errors import OptionError
 from base.fields import short, whole_number
 from base.storage import input_files, tables
 from base.storage.run_files import ARGUMENTS
-from base.storage.run_tables import TABLES
+from base.storage.tables import TABLES
 from harness.checkpoints import run_record
 from harness.reports import plot, validations
 
@@ -103,17 +103,15 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {bounds.reason(error)}") from None
     whole, _, rest = text.rpartition("\n")
-    if whole.count("\n") > tables.MAX_LINES:  # counted first: a short line takes many times its length in memory
-        raise _damaged(path, f"it has more than the {tables.MAX_LINES:,} lines that are read of a run's rows")
     first, *lines = whole.split("\n")
     if rest:
         notes.append(f"the last line of {path.name} is not whole yet and left out")
-    head = first[: tables.LONGEST].split(",")
+    head = first.split(",")
     if first and (len(set(head)) < len(head) or not set(_REQUIRED) <= set(head) <= set(columns)):
         raise _damaged(path, f"its first line must name the columns {', '.join(columns)}")
     rows = []
     for k, line in enumerate(lines, 2):
-        cells = line[: tables.LONGEST].split(",")
+        cells = line.split(",")
         if not _is_row(head, cells):
             raise _damaged(path, f"line {k} is no row: {short(line)}")
         rows.append(dict(zip(head, cells)))
@@ -132,7 +130,7 @@ def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:
     named = dict(zip(head, cells))
     try:
         whole_number(named["iteration"])
-        values = {name: tables.cell_number(cell) for name, cell in named.items() if name != "name" and cell}
+        values = {name: float(cell) for name, cell in named.items() if name != "name" and cell}
     except ValueError:
         return False
     return all(math.isfinite(values.get(name, math.nan)) for name in _REQUIRED)

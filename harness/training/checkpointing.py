@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints import averages, find, pruning, read, state_file, write
+from harness.checkpoints import averages, find, read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
 from harness.checkpoints.write import SaveError
@@ -104,8 +104,8 @@ class Checkpointer:
             return
         state = {
             **self._meter.state(),
-            state_file.SAFETY: is_safety,
-            state_file.RECORDED: self._recorded,
+            run_record.SAFETY: is_safety,
+            run_record.RECORDED: self._recorded,
         }
 
         best = self._best() if context.run.options.checkpoint.keep_best_ckpt else None
@@ -122,7 +122,7 @@ class Checkpointer:
                 f"  fingerprint of the weights: {write.fingerprint(model)}"
             )
             most = context.run.options.checkpoint.max_ckpts_to_keep
-            pruning.prune(context.folder, checkpoint, most, context.run.length.is_checkpoint, best_name)
+            write.prune(context.folder, checkpoint, most, context.run.length.is_checkpoint, best_name)
 
         self.wait_until_finished()
         self._context.writer.submit(write_files)

@@ -10,7 +10,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 from base.storage.run_files import ARGUMENTS
-from harness.checkpoints import averages, compatibility, find, read, run_record, state_file
+from harness.checkpoints import averages, conversion, find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
@@ -89,7 +89,7 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     source, values, damaged = read.load_init_path(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    tensors, lines = compatibility.initial_tensors(run, source, values)
+    tensors, lines = conversion.initial_tensors(run, source, values)
     program.load_initial(tensors)
     log.note(f"Begun with the weights of {source.prefix}")
     for line in lines:
@@ -134,7 +134,7 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
     if not goes_on:
         log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(context, program, saved)
-    state = team.broadcast_json(state_file.read(checkpoint) if team.is_first else None)
+    state = team.broadcast_json(run_record.state(checkpoint) if team.is_first else None)
     pending = averages.requested_averages(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in pending])
     log.resume_after(checkpoint.updates)
@@ -153,7 +153,7 @@ def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheck
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     tensors: Tensors = {}
     if context.team.is_first:
-        tensors, lines = compatibility.resumed_tensors(context.run, saved.checkpoint, saved.values)
+        tensors, lines = conversion.resumed_tensors(context.run, saved.checkpoint, saved.values)
         for line in lines:
             context.log.note(line)
     saved.values.clear()

@@ -12,7 +12,7 @@ from typing import Any
 
 from base.errors import OptionError
 from base.fields import ONE_CALL
-from harness.checkpoints import compatibility, find, read, run_record, state_file, write
+from harness.checkpoints import conversion, find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.cluster import membership
@@ -20,7 +20,6 @@ from harness.commands import autoresume, entry, hints
 from harness.evaluation import inference_record
 from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
-from harness.processes.folders import check_writable
 from harness.processes.team import Team
 from harness.run.data import recorded_places
 from harness.run.origin import TrainingOrigin
@@ -58,7 +57,7 @@ class NewRun(TrainingOrigin):
         if run.cluster.instance:
             return []
         if given:
-            compatibility.check_initial(run, Path(given))
+            conversion.check_initial(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.check(run)
         return self._notes_on_unsaved(run)
@@ -111,7 +110,7 @@ class SavedRun(TrainingOrigin):
         none here."""
         try:
             latest, warnings = read.find_latest(self.folder)
-            if not state_file.read(latest):
+            if not run_record.state(latest):
                 raise CheckpointError(
                     f"checkpoint {latest.prefix} has no {latest.state_path.name}, so no run can resume from it: begin a new "
                     f"run with its weights: --init-path {latest.prefix}"
@@ -183,13 +182,11 @@ class SavedRun(TrainingOrigin):
             )
         latest, _, read_error = self._latest
         if latest:
-            compatibility.resumed_tensors(run, latest, read.tensors(latest, verify=False))
+            conversion.resumed_tensors(run, latest, read.tensors(latest, verify=False))
         if not self._is_complete(run):
             last_update(run, self.updates)
         if read_error and run.cluster.instance == 0:
             raise read_error
-        check_writable(self.folder, resuming=True)
-        write.check_writable(self.folder, self.updates)
         elsewhere = changed_arithmetic_notes(run, latest) if latest and not self._is_complete(run) else []
         return [*override_notes(run, self.recorded), *changed_data_warnings(run, recorded), *elsewhere]
 
@@ -286,7 +283,7 @@ def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:
 
 def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
     """A line where a checkpoint was computed in another way than this call computes."""
-    recorded = state_file.read(latest).get(state_file.RECORDED, {}).get(ARITHMETIC)
+    recorded = run_record.state(latest).get(run_record.RECORDED, {}).get(ARITHMETIC)
     if recorded in (None, run.arithmetic):
         return []
     before, now = recorded.split(PARTS), run.arithmetic.split(PARTS)

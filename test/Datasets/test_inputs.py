@@ -12,7 +12,7 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import assert_same_bits, framed, run, succeed, timeless, variables
+from commands import assert_same_bits, run, succeed, timeless, variables
 from streams import assert_equal, joined, opened, small, take
 
 from Datasets import imagenet
@@ -211,10 +211,10 @@ def strike(folder: Path, shard: str, record: int, kind: str) -> None:
         data[start - 12] ^= 4
     elif kind == "undecodable":
         payload = photos.example(b"\xff\xd8\xff no picture", 3)
-        data[start - 12 : start + length + 4] = framed(payload)
+        data[start - 12 : start + length + 4] = tfrecord.framed(payload)
     elif kind == "label":
         payload = photos.example(photos.jpegs(1)[0], 99_999)
-        data[start - 12 : start + length + 4] = framed(payload)
+        data[start - 12 : start + length + 4] = tfrecord.framed(payload)
     elif kind == "cut":
         data = data[: start + length // 2]
     elif kind == "empty":
@@ -317,7 +317,7 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
     assert [again.payload(k) for k in range(20)] == [first.payload(k) for k in range(20)]
     kept.write_bytes(kept.read_bytes()[:100])
     assert len(RecordIndex(files, environ=environ)) == 20
-    files[0].write_bytes(files[0].read_bytes() + framed(first.payload(3)))
+    files[0].write_bytes(files[0].read_bytes() + tfrecord.framed(first.payload(3)))
     assert len(RecordIndex(files, environ=environ)) == 21
 
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import fuzzing
 import numpy as np
 import pytest
-from commands import framed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +79,7 @@ def test_small_pictures(cifars, changes, name):
 
 
 PAYLOADS = [bytes([65 + i]) * (30 + 7 * i) for i in range(5)]
-SHARD = b"".join(map(framed, PAYLOADS))
+SHARD = b"".join(map(tfrecord.framed, PAYLOADS))
 
 
 @SETTINGS
@@ -98,10 +97,14 @@ def test_records_of_a_shard(tmp_path, changes):
         RecordIndex([file])
     except DataError as error:
         said = str(error)
-    ahead = [payload for k, payload in enumerate(PAYLOADS) if content.startswith(b"".join(map(framed, PAYLOADS[: k + 1])))]
+    ahead = [
+        payload
+        for k, payload in enumerate(PAYLOADS)
+        if content.startswith(b"".join(map(tfrecord.framed, PAYLOADS[: k + 1])))
+    ]
     assert found[: len(ahead)] == ahead and set(found) <= set(PAYLOADS) and str(file) in said.splitlines()[0]
     checked = dataset_checks._checked_shard(file, range(1), SimpleNamespace(example=lambda *_: None), None, lambda: None)
-    assert checked.findings or (content and b"".join(map(framed, found)) == content)
+    assert checked.findings or (content and b"".join(map(tfrecord.framed, found)) == content)
 
 
 # --- the small files beside them ---

@@ -19,7 +19,6 @@ import restore
 import train
 import validation
 import weight_avg
-from base.storage import checksums
 from emulator.program.executor import TrainingProgram
 from harness.commands import answers
 from harness.programs import build, program_cache
@@ -101,13 +100,6 @@ def timeless(path: Path) -> list[dict[str, str]]:
     """A CSV file's rows without what a clock decides."""
     clocks = {"it_time", "img_per_sec", "total_time", "val_time", "latency"}
     return [{name: value for name, value in row.items() if name not in clocks} for row in rows(path)]
-
-
-def framed(payload: bytes) -> bytes:
-    """A record of a TFRecord file."""
-    length = len(payload).to_bytes(8, "little")
-    sums = [checksums.masked(part).to_bytes(4, "little") for part in (length, payload)]
-    return length + sums[0] + payload + sums[1]
 
 
 def covering(axes: Mapping[str, Sequence[str]]) -> Iterator[Row]:

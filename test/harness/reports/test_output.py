@@ -10,7 +10,7 @@ import pytest
 from commands import SCRIPTS, run, succeed
 
 from base.errors import OptionError
-from base.storage import run_files, run_tables
+from base.storage import run_files, tables
 from harness.diagnostics import observer, record
 from harness.evaluation import inference_record
 from harness.report_page import page
@@ -76,7 +76,7 @@ def test_a_file_of_another_kind_keeps_its_place(command, words, earlier, tmp_pat
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "arguments.json").write_text('{"model": "resnet"}')
-    lines = ",".join(run_tables.TRAINING_COLUMNS), "1,1,0.1,0.1,3,3,1,1,0.01,100,1"
+    lines = ",".join(tables.TRAINING_COLUMNS), "1,1,0.1,0.1,3,3,1,1,0.01,100,1"
     (folder / "training.csv").write_text("\n".join(lines) + "\n")
     ending = {"--json": ".json", "--html": ".html"}.get(words.split()[-1], ".svg")
     theirs = tmp_path / f"theirs{ending}"

@@ -1,0 +1,231 @@
+"""The tensors that a training starts with: of its own checkpoint when it resumes, of --init-path when it begins.
+
+Slots of one name differ between update rules: `Momentum` sums gradients for momentum, and steps of the weight for LARS. The
+slots of rules that are linear in the gradient sum gradients that the loss scale has multiplied, and the amax history has the
+sizes of such gradients whatever the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from base.fields import short
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor
+from emulator.plan.number_formats import FP32
+from harness.checkpoints import find, read, run_record
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
+from harness.checkpoints.compatibility import (
+    check_shapes,
+    check_values,
+    expected_model_tensors,
+    expected_training_tensors,
+    shapes_of_values,
+)  # fmt: skip
+from harness.checkpoints.read import Tensors
+from harness.options.catalogue import LARGEST, format_value
+from harness.options.sections import TrainingOptions
+from harness.options.update_rules import UPDATE_RULES, lr_scale
+from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, POSITIVE
+
+if TYPE_CHECKING:
+    from harness.run.run import Run
+
+Values = Mapping[str, np.ndarray]
+
+
+class SlotUnits(NamedTuple):
+    """The update rule that slots belong to, and the factor on the gradients in them: the loss scale, or 1."""
+
+    optimiser: str
+    lr_scale: float
+
+    @classmethod
+    def of_options(cls, training: TrainingOptions) -> SlotUnits:
+        """Return the units of a training with these options."""
+        return cls(training.optimiser, lr_scale(training))
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
+        """Return the units in the record of a checkpoint; None without one."""
+        recorded = _recorded(checkpoint)
+        return cls(recorded[OPTIMISER], recorded[LR_SCALE]) if {OPTIMISER, LR_SCALE} <= recorded.keys() else None
+
+    def slots(self, values: Values) -> list[str]:
+        """Return the names of the rule's slots, which lie below their variables."""
+        rule = UPDATE_RULES.get(self.optimiser)
+        names = [each.rpartition("/") for each in values]
+        return ["".join(parts) for parts in names if rule and parts[2] in rule.slots and parts[0] in values]
+
+
+def _recorded(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the record in a checkpoint's own state, or that of its run."""
+    with suppress(CheckpointError):
+        own = run_record.state(checkpoint).get(run_record.RECORDED)
+        return own or run_record.arguments(find.run_folder(Path(checkpoint.prefix)))
+    return {}
+
+
+def resumed_tensors(run: Run, newest: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
+    """Return the tensors of a run's own checkpoint as the resumed run takes them, and lines on what was converted.
+    CheckpointError for tensors of another network or optimiser, or of no use."""
+    first = _first_scales(run)
+    check_shapes(shapes_of_values({**first, **values}), expected_training_tensors(run), newest)
+    scaled, lines = _convert_gradient_amax(values, newest, run)
+    values = {**first, **scaled}
+    saved, own = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
+    foreign = _slots_of_another_rule(values, saved, own)
+    if foreign:
+        raise CheckpointError(
+            f"checkpoint {newest.prefix} does not fit the optimiser asked for: {foreign[0]} is of --optimiser "
+            f"{saved.optimiser}, and means another thing to {own.optimiser}; give the --optimiser that it was trained with"
+        )
+    tensors, converted = convert_slots(values, saved, own, newest)
+    check_values(run, tensors, newest, f"move {newest.name}.* elsewhere to resume from the checkpoint before it")
+    return tensors, [*lines, *converted]
+
+
+def check_initial(run: Run, path: Path) -> None:
+    """Refuse weights of --init-path that a run cannot begin with."""
+    source, values, _ = read.load_init_path(path)
+    initial_tensors(run, source, values)
+
+
+def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
+    """Return the tensors of --init-path that a new run begins with, and lines on those that are initialised or were
+    converted. CheckpointError for tensors of another network, or of no use."""
+    values = {**_first_scales(run), **{name: value for name, value in values.items() if name != LOSS_SCALE}}
+    try:
+        reinitialised = classifier_to_reinitialise(shapes_of_values(values), run, source)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
+    lines: list[str] = []
+    if run.plan.precision.scaled_kernels and values[AMAX_HISTORY][:, 1].any():
+        # another loss, of other pictures, may have gradients beyond the room for growth; activations are the weights' own
+        values[AMAX_HISTORY] = np.where([True, False], values[AMAX_HISTORY], np.float32(0))
+        lines.append(f"--format-scaling begins the sizes of gradients anew: those of {source.prefix} are another training's")
+    saved, own = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
+    foreign = _slots_of_another_rule(values, saved, own)
+    # a new run counts its updates from 0: averages that are corrected for bias by the count would be far too large
+    corrected = own.slots(values) if UPDATE_RULES[own.optimiser].counts_updates else []
+    dropped = tuple([*reinitialised, *foreign, *corrected] or "?")  # a variable's slots begin with its name
+    kept = {name: value for name, value in values.items() if not name.startswith(dropped)}
+    tensors, converted = convert_slots(kept, saved, own, source)
+    tensors = _with_fp32_copies(tensors, run)
+    check_values(run, tensors, source, "give other weights")
+    if reinitialised:
+        why = "it has another number of classes there" if set(reinitialised) & values.keys() else "those weights have none"
+        lines.append(f"{classifier(run)} begins anew: {why}")
+    if foreign:
+        lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {saved.optimiser}")
+    elif corrected:
+        lines.append(f"The optimiser's slots begin anew: {own.optimiser} corrects them by the number of updates, now 0")
+    return tensors, [*converted, *lines]
+
+
+def _slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_units: SlotUnits) -> list[str]:
+    """Return the slots whose name the run's update rule uses too, but which another rule wrote. If the saved units are
+    unknown, none."""
+    if saved_units is None or saved_units.optimiser == run_units.optimiser:
+        return []
+    return [name for name in run_units.slots(values) if name in saved_units.slots(values)]
+
+
+def convert_slots(
+    values: Values, saved_units: SlotUnits | None, run_units: SlotUnits, checkpoint: Checkpoint
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the tensors with the slots of one and the same rule in other units, rounded to their own dtypes, and a line on
+    that. CheckpointError for sums that their dtype cannot hold."""
+    new, slots = dict(values), run_units.slots(values)
+    if not slots or saved_units in (None, run_units) or saved_units.optimiser != run_units.optimiser:
+        return new, []
+    before, now = saved_units.lr_scale, run_units.lr_scale
+    for name in slots:
+        with np.errstate(over="ignore"):
+            new[name] = (values[name].astype(np.float64) * (now / before)).astype(values[name].dtype)
+        if np.isfinite(values[name]).all() and not np.isfinite(new[name]).all():
+            raise CheckpointError(
+                f"--loss-scaling {now:g}: {name} of checkpoint {checkpoint.prefix}, which sums gradients times the loss "
+                f"scale {before:g}, would be beyond {values[name].dtype}; give a smaller scale"
+            )
+    return new, [f"The optimiser's slots are multiplied by {now / before:g}: the loss scale was {before:g} and is {now:g}"]
+
+
+def _convert_gradient_amax(values: Values, checkpoint: Checkpoint, run: Run) -> tuple[Values, list[str]]:
+    """Return the tensors with the gradients' column of the amax history [kernels, 2] at the loss scale of a resumed run, and
+    a line on that. An unknown scale of the checkpoint counts as the run's."""
+    training = run.options.training
+    scales = (*values.get(LOSS_SCALE, np.zeros(0)).ravel()[:1].tolist(), _recorded(checkpoint).get("loss_scaling"))
+    before = next((scale for scale in scales if POSITIVE[0](scale)), None)
+    now = scales[0] if training.automatic_loss_scaling and LOSS_SCALE in values else training.loss_scaling
+    if not run.plan.precision.scaled_kernels or AMAX_HISTORY not in values or before in (None, now):
+        return values, []
+    history = np.minimum(np.float64(values[AMAX_HISTORY]) * [1, now / before], LARGEST).astype(np.float32)
+    line = f"--format-scaling: the sizes of gradients are multiplied by {now / before:g}: the loss scale was {before:g}"
+    return {**values, AMAX_HISTORY: history}, [line]
+
+
+def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
+    """Return the tensors of --init-path with an FP32 copy of each weight that the run keeps one of; and with the copy as the
+    weight where the run keeps that in FP32 itself."""
+    precision, new = run.plan.precision, dict(values)
+    for variable in run.trace.variables:
+        name, copy = variable.name, f"{variable.name}/{FP32_COPY}"
+        if name not in values or not variable.trainable:
+            continue
+        if precision.has_fp32_copy(variable) and run.is_trained(name):
+            new.setdefault(copy, values[name].astype(np.float32))
+        elif copy in values and precision.stored_format(variable) == FP32:
+            new[name] = values[copy]
+    return new
+
+
+def _first_scales(run: Run) -> dict[str, np.ndarray]:
+    """Return the loss scale and the amax history that a run with changing ones begins with, for weights without."""
+    scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
+    own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
+    return own | ({AMAX_HISTORY: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
+
+
+def _differing_options(run: Run, source: Checkpoint) -> str:
+    """The end of an error: the options of the network that are not as those weights' training recorded them."""
+    recorded = run_record.options(find.run_folder(Path(source.prefix)))
+    own = {"model": run.options.main.model, **vars(run.options.model)}
+    other = [
+        f"{name} {format_value(recorded[name])}, not {format_value(value)}"
+        for name, value in own.items()
+        if recorded.get(name) not in (None, value)
+    ]
+    return f" ({short('; '.join(other))})" if other else ""
+
+
+def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
+    """Return the classifier's variables where a new run has another number of classes than the checkpoint, and [] otherwise.
+    CheckpointError for every other difference."""
+    present = {name: each for name, each in expected_training_tensors(run).items() if name in shapes and name != STEP}
+    expected = {**expected_model_tensors(run), **present}
+    variables = _other_classifier(shapes, expected, classifier(run))
+    kept = {name: each for name, each in expected.items() if not name.startswith(tuple(variables or "?"))}
+    check_shapes(shapes, kept, checkpoint)
+    return variables
+
+
+def classifier(run: Run) -> str:
+    """The name of the last layer with a kernel."""
+    return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
+
+
+def _other_classifier(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
+    """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`, or if
+    `shapes` has none of them."""
+    names = [name for name in expected if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
+    pairs = [(shapes[name], expected[name].shape) for name in names if name in shapes]
+    if not pairs and len(shapes) > len(names):  # weights without a classifier
+        return names
+    last = {(there[-1:], here[-1:]) for there, here in pairs}
+    alike = all(len(there) == len(here) and there[:-1] == here[:-1] for there, here in pairs)
+    return names if alike and len(last) == 1 and all(there != here for there, here in last) else []
