@@ -3,8 +3,7 @@
 python validation.py --restore-path logs/<run>          every checkpoint of a run
 python validation.py --restore-path logs/<run>/ckpt-500 one of them
 python validation.py --restore-path efficientnet-lite0 --predict PHOTO...   what photographs show
-python validation.py --restore-path export/model.onnx --predict PHOTO...    the same of an exported file
-python validation.py --restore-path logs/<run> --predict FOLDER --output predictions.csv   the same, as a file
+python validation.py --restore-path logs/<run> --predict FOLDER --output predictions.csv   as a file
 python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
 """
 
@@ -82,7 +81,8 @@ def _origin(argv: list[str]) -> SavedWeights:
 
 def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int) -> int:
     """Validate the checkpoints, or random weights if there are none; the exit code."""
-    log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *([] if selected else _random_weights(run))])
+    random = [] if selected else ["no --restore-path: random weights, for speed only"]
+    log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *random])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.is_first else None
     unreadable, validated = [], []
 
@@ -116,14 +116,6 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
         prog = commands.prog("validation.py")
         print(f"{prog}: error: {len(unreadable)} of {len(selected)} checkpoints cannot be read: {names}", file=sys.stderr)
     return 1 if unreadable else 0
-
-
-def _random_weights(run: Run) -> list[str]:
-    """The log's lines where there is no --restore-path."""
-    notes = ["no --restore-path: random weights, for speed only"]
-    if run.options.training.init_path:
-        notes.append("--init-path is not read: it says where a training begins; --restore-path says what is validated")
-    return notes
 
 
 def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: RunLog) -> Mapping[str, np.ndarray] | None:

@@ -21,6 +21,7 @@ from harness.run.run import Run
 FILE = "inference.json"
 NAMES = "classes"  # the entry with the names in the order of the labels; in the options of a .npz file, too
 _MAX_BYTES = 64 << 20  # the names of some hundred thousand classes
+_REMEDY = "put it back as the run wrote it, or delete it to do without its names"
 
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
@@ -40,11 +41,10 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     this network's."""
     folder = find.run_folder(Path(checkpoint.prefix))
     recorded = run_record.arguments(folder)
-    known = recorded_names(folder, recorded)
-    if known:
-        _check(known, recorded.get(CLASSES), run.data_source.spec.num_classes, folder)
-        return known
-    return () if recorded.get(CLASSES) and not run.data_source.spec.class_names else class_names.of(run.data_source.spec)
+    known, spec = recorded_names(folder, recorded), run.data_source.spec
+    if known and (len(known) != spec.num_classes or recorded.get(CLASSES) not in (None, digest_of(known))):
+        raise CheckpointError(f"{folder / FILE} has other classes than the run recorded; {_REMEDY}")
+    return known or (() if recorded.get(CLASSES) and not spec.class_names else class_names.of(spec))
 
 
 def check_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
@@ -64,22 +64,11 @@ def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]
     if npz_weights.located(folder):
         return tuple(recorded.get(NAMES) or ())
     try:
-        content = bounds.json_value(input_files.content(folder / FILE, _MAX_BYTES))
+        found = bounds.json_value(input_files.content(folder / FILE, _MAX_BYTES))[NAMES]
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise ValueError(f"'{NAMES}' must be a list of names")
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / FILE} cannot be read: {bounds.reason(error)}; {_REMEDY}") from None
-    found = content.get(NAMES) if isinstance(content, dict) else None
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise CheckpointError(f"{folder / FILE} is damaged: '{NAMES}' must be a list of names; {_REMEDY}")
     return tuple(found)
-
-
-_REMEDY = "put it back as the run wrote it, or delete it to do without its names"
-
-
-def _check(known: tuple[str, ...], digest: str | None, count: int, folder: Path) -> None:
-    if len(known) != count:
-        raise CheckpointError(f"{folder / FILE} names {len(known)} classes, and the network tells {count} apart; {_REMEDY}")
-    if digest not in (None, digest_of(known)):
-        raise CheckpointError(f"{folder / FILE} has other classes than the run recorded in its arguments; {_REMEDY}")

@@ -36,8 +36,15 @@ def check(target: str | None, photographs: Sequence[str]) -> None:
 
 
 def write(target: str, answers: PredictionsByFile) -> None:
-    """Write predictions in the form that the file's ending says."""
-    output.write_atomically(target, _FORMS[Path(target).suffix.lower()](answers), _BEGINNINGS)
+    """Write predictions in the form that the file's ending says, probabilities in six digits. Bytes of a file's name that
+    are no UTF-8 become escapes."""
+    rounded = {
+        file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"): [
+            each._replace(probability=float(f"{each.probability:.6g}")) for each in best
+        ]
+        for file, best in answers.items()
+    }
+    output.write_atomically(target, _FORMS[Path(target).suffix.lower()](rounded), _BEGINNINGS)
 
 
 def _csv(answers: PredictionsByFile) -> str:
@@ -46,30 +53,15 @@ def _csv(answers: PredictionsByFile) -> str:
     rows = csv.writer(text, lineterminator="\n")
     most = max(map(len, answers.values()), default=0)
     rows.writerow(["file", *(f"{part}_{k}" for k in range(1, most + 1) for part in ("class", "name", "probability"))])
-    for file, best in answers.items():
-        rows.writerow(
-            [_printable(file), *(cell for each in best for cell in (each.label, each.name, f"{each.probability:.6g}"))]
-        )
+    rows.writerows([file, *(cell for each in best for cell in each)] for file, best in answers.items())
     return text.getvalue()
 
 
 def _json(answers: PredictionsByFile) -> str:
     """A list of objects: the file, and its answers as objects in a list."""
-    listed = [
-        {
-            "file": _printable(file),
-            "top": [
-                {"class": each.label, "name": each.name, "probability": float(f"{each.probability:.6g}")} for each in best
-            ],
-        }
-        for file, best in answers.items()
-    ]
+    names = ("class", "name", "probability")
+    listed = [{"file": file, "top": [dict(zip(names, each)) for each in best]} for file, best in answers.items()]
     return json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
-
-
-def _printable(file: str) -> str:
-    """A path as UTF-8 holds it: bytes of a name that are no UTF-8 are written as escapes."""
-    return file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 _FORMS: Mapping[str, Callable[[PredictionsByFile], str]] = {".csv": _csv, ".json": _json}

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import predict_inputs, predictions_file
+from harness.evaluation import predictions, predictions_file
 from harness.options.sections import RunOptions
 from harness.processes import folders
 from harness.run.origin import Origin
@@ -32,7 +32,7 @@ class SavedWeights(Origin):
         options, warnings = run.options.checkpoint, ()
         predictions_file.check(options.output, options.predict)
         if options.predict:
-            warnings = predict_inputs.list_photographs(options.predict).warnings
+            warnings = predictions.list_photographs(options.predict).warnings
         elif run.options.logging.logs:
             folders.check(run)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

@@ -79,17 +79,10 @@ def test_the_preparation_of_pictures_is_recorded(moved):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"classes": ["ant", "bee", "wasp"]}', "has other classes than the run recorded"),
-        ('{"classes": ["ant", "bee"]}', "names 2 classes, and the network tells 3 apart"),
-        ('{"classes": "ant"}', "'classes' must be a list of names"),
-        ("[" * 100, "cannot be read"),
-        ("", "cannot be read"),
-    ],
+    "content", ['{"classes": ["ant", "bee", "wasp"]}', '{"classes": ["ant", "bee"]}', '{"classes": "ant"}', "[" * 100, ""]
 )
-def test_a_damaged_record_is_named(moved, tmp_path, content, said):
+def test_a_damaged_record_is_named(moved, tmp_path, content):
     folder = shutil.copytree(moved / "run", tmp_path / "run")
     (folder / inference_record.FILE).write_text(content)
     result = run("validation", "--restore-path", folder, "--predict", moved / "photo.png")
-    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+    assert result.code == 2 and f"{folder}/inference.json" in result.err and len(result.err.splitlines()) == 1
