@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -126,25 +125,6 @@ def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
         succeed(*words, tmp_path / "elsewhere" / "mean")
     assert not list((tmp_path / "run").rglob("mean*"))
     succeed(*words, tmp_path / "run" / "mean")
-
-
-@pytest.mark.parametrize("call", ["unlink", "replace"])
-def test_what_is_left_where_an_average_was_being_replaced_is_one(call, tmp_path, monkeypatch):
-    place, real = (Path, Path.unlink) if call == "unlink" else (os, os.replace)
-    for calls in range(4):
-        write.write_checkpoint(tmp_path / "mean", draw(1))
-        left = iter(range(calls))
-
-        def killed(*words: object, left=left, **more: object) -> None:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            real(*words, **more)
-
-        monkeypatch.setattr(place, call, killed)
-        with suppress(KeyboardInterrupt):
-            write.write_checkpoint(tmp_path / "mean", draw(2))
-        monkeypatch.undo()
-        assert write.foreign_file(tmp_path / "mean") is None, calls
 
 
 def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
@@ -296,8 +276,3 @@ def test_the_last_epochs_are_counted_in_tenths(tmp_path):
     folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
     used = [variables(folder, n) for n in (6, 8)]
     assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
-
-
-def test_averaging_needs_checkpoints(tmp_path):
-    result = run("train", *f"{BASE} --weight-avg-exp 0.9 --ckpts-per-epoch 0 --iterations 2".split())
-    assert result.code == 2 and "--ckpts-per-epoch 0 writes no checkpoints" in result.err
