@@ -33,8 +33,8 @@ from harness.commands import answers, entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
+from harness.options.releases import vintage
 from harness.options.sections import RunOptions
-from harness.options.vintages import vintage
 from harness.processes.team import Team
 from harness.programs import embedded
 from harness.run.run import Run
@@ -50,7 +50,7 @@ NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "
 
 def main(argv: list[str]) -> int:
     """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
-    path = sources.value_of(argv, "restore_path", SCRIPT)
+    path = sources.argument(argv, "restore_path", SCRIPT)
     selected = find.select(Path(path), by_prefix=False) if path else []
     if len(selected) > 1:
         names = ", ".join(each.name for each in selected[:8])
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     origin = ServedWeights(selected, folder, recorded)
     run = entry.start(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
-    return 0 if run is None else _serve(run, checkpoint, training_global_batch(run, recorded))
+    return _serve(run, checkpoint, training_global_batch(run, recorded))
 
 
 class ServedWeights(SavedWeights):

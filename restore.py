@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from base.errors import OptionError
-from harness.commands import answers, entry, hints
+from harness.commands import answers, hints
 from harness.options import sources
 from harness.training.origins import SavedRun
 from train import run_training
@@ -23,10 +23,10 @@ from train import run_training
 def main(argv: list[str]) -> int:
     """The run's recorded options under those given now, then on from its newest checkpoint."""
     with hints.resumable("restore", argv):
-        path = sources.value_of(argv, "restore_path", "restore")
-        if path is None and answers.asks(argv, "restore"):
-            return 0 if entry.parse(argv, "restore") is None else 2
+        path = sources.argument(argv, "restore_path", "restore")
         if not path:
+            if answers.asks(argv, "restore"):
+                answers.parse(argv, "restore")
             raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
         return run_training(argv, "restore", SavedRun(Path(path), argv, "restore"))
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.checkpoints.read import LoadedCheckpoint
-from harness.commands import answers, autoresume, entry, hints
+from harness.commands import answers, entry, hints
 from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import compiling
@@ -48,18 +48,20 @@ def main(argv: list[str], extended_by_restore: bool = False) -> int:
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
     """Return the folder of the run that the call resumes, None for a new run, and whether --autoresume repeats the call."""
-    path = sources.value_of(argv, "restore_path", "train")
-    if path is not None:
-        return Path(path), False
-    folder = autoresume.folder_of_run(argv, "train")
+    given = sources.given_arguments(argv, "train")
+    if given.get("restore_path"):
+        return Path(given["restore_path"][0]), False
+    if "autoresume" not in given:
+        return None, False
+    from harness.commands import autoresume
+
+    folder = autoresume.folder_of_run(given.get("logs_path"))
     return folder, folder is not None
 
 
 def run_training(argv: list[str], script: str, origin: TrainingOrigin) -> int:
     """The run that the call asks for, by all instances of a team."""
     run = entry.start(argv, script, origin)
-    if run is None:  # the call asked for help, a dry run, a summary or the like, and has been answered
-        return 0
     report = origin.completion_report(run)
     if report is not None:
         print(report, end="")

@@ -49,8 +49,6 @@ def main(argv: list[str]) -> int:
     """Validate what --restore-path names, or random weights, one after another by the instances of a team."""
     origin = _origin(argv)
     run = entry.start(argv, "validation", origin, training=False)
-    if run is None:
-        return 0
     if run.options.checkpoint.predict:
         predictions.predict(run, origin.checkpoints)
         return 0
@@ -62,8 +60,8 @@ def main(argv: list[str]) -> int:
 
 def _origin(argv: list[str]) -> SavedWeights:
     """Return the weights that --restore-path names, with the options of their training."""
-    path = sources.value_of(argv, "restore_path", "validation")
-    predicts = bool(sources.value_of(argv, "predict", "validation"))
+    path = sources.argument(argv, "restore_path", "validation")
+    predicts = bool(sources.argument(argv, "predict", "validation"))
     if not path:
         if predicts:
             raise OptionError(
@@ -74,7 +72,7 @@ def _origin(argv: list[str]) -> SavedWeights:
     selected = [] if is_later else find.select(Path(path), by_prefix=not predicts)
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
-    if sources.value_of(argv, "micro_batch_size", "validation"):
+    if sources.argument(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # the present call's options go before the recorded ones
     return SavedWeights(selected, folder, recorded)
 

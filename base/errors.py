@@ -14,6 +14,10 @@ class Failure(Exception):
     """A failure at run time: exit code 1."""
 
 
+class Answered(Exception):
+    """The call asked a question, which has been answered: exit code 0."""
+
+
 class UserError(Exception):
     """An error for the user. `listed`: lines below the message."""
 

@@ -1,4 +1,4 @@
-"""The version of this project, and of the packages below, without importing any."""
+"""The versions of this project and of the packages below, without importing any."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from base import plugins
 
 NAME = "cnn-harness"
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")}
 
 
 def own() -> str:
@@ -18,19 +19,19 @@ def own() -> str:
         locked = re.search(rf'^name = "{NAME}"\nversion = "([^"]+)"$', text, re.MULTILINE)
         if locked:
             return locked[1]
-    return _installed(NAME)
+    return installed(NAME)
 
 
 def line() -> str:
     """Return name and version, with those of Python and TensorFlow."""
-    return f"{NAME} {own()} (Python {platform.python_version()}, TensorFlow {_installed('tensorflow', 'tensorflow-cpu')})"
+    return f"{NAME} {own()} (Python {platform.python_version()}, TensorFlow {installed('tensorflow')})"
 
 
-def _installed(*packages: str) -> str:
-    """The version of the first of some packages that is installed, or "not installed"."""
+def installed(package: str) -> str:
+    """Return the version of a package, whatever distribution it came with."""
     from importlib import metadata  # slow
 
-    for package in packages:
+    for name in _DISTRIBUTIONS.get(package, (package,)):
         with suppress(metadata.PackageNotFoundError):
-            return metadata.version(package)
+            return metadata.version(name)
     return "not installed"

@@ -14,7 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line, tf_runtime, versions
+from base import version as versions
+from base.process import command_line, tf_runtime
 from benchmarks import _rounds
 from harness.commands import cli
 from harness.processes.team import Team

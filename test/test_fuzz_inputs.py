@@ -25,8 +25,8 @@ from Datasets.formats.tfrecord import RecordIndex
 from harness.cluster import membership, poprun_environment, ranks
 from harness.cluster.tf_config import TF_CONFIG
 from harness.commands import cli
-from harness.options import configs, sources
-from harness.options.catalogue import Option
+from harness.options import configs
+from harness.options.catalogue import Option, all_options
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
 from tools.datasets import dataset_checks, listings
@@ -68,8 +68,8 @@ def bounded(said: str) -> str:
 # --- Command lines
 
 
-FLAGS = sorted(sources.all_options(None).flags())
-OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in sources.all_options(None).flags().items()}
+FLAGS = sorted(all_options(None).flags())
+OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in all_options(None).flags().items()}
 
 
 def word(rng: random.Random, option: Option | None = None) -> str:
@@ -219,7 +219,7 @@ def test_configuration_files(pytestconfig, tmp_path):
 
 def test_options_of_a_configuration_file(pytestconfig, tmp_path):
     """Any scalar that YAML knows, as the value of any option."""
-    path, keys = tmp_path / "c.yml", sorted(sources.all_options("train").spellings)
+    path, keys = tmp_path / "c.yml", sorted(all_options("train").spellings)
 
     def block(rng: random.Random) -> str:
         value = rng.choice((word(rng), *SNIPPETS, "2020-01-01", "!!binary aGVsbG8=", "[1, x]", "yes", "{}", "~", "1e5"))

@@ -21,7 +21,7 @@ from base import plugins
 from base.storage import locks, tables
 from harness.checkpoints import find, manifest, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.options.vintages import vintage
+from harness.options.releases import vintage
 from harness.processes import folders
 from harness.reports import trackers
 from harness.run.length import TrainingLength

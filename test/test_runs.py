@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from base.plugins import ROOT
 from base.storage import locks
 from base.storage.tables import VALIDATION_COLUMNS, Table
 from harness.checkpoints import manifest
-from harness.commands import run_list
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
 
@@ -59,19 +57,6 @@ def logs(tmp_path) -> Path:
     return tmp_path / "logs"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--yes",), "--yes changes nothing: there is no --remove\n"),
-        (("--remove", "done", "--yes", "--json", "--sort", "name"),
-         "--json changes nothing beside --remove\n--sort name changes nothing beside --remove\n"),
-    ],
-)  # fmt: skip
-def test_options_of_the_list_and_of_a_removal_are_told_apart(words, said, logs):
-    result = called(logs, *words)
-    assert (result.code, result.err) == (0, said)
-
-
 def test_runs_are_listed_with_what_they_reached(logs):
     runs = listed(logs)
     assert list(runs) == ["deep/half", "fresh", "done"]  # newest first, and none through a link
@@ -86,12 +71,6 @@ def test_runs_are_listed_with_what_they_reached(logs):
     assert list(listed(logs / "done")) == ["."]
     head, first, *_ = called(logs).out.splitlines()
     assert head.split("  ")[0] == "run" and re.search(r"deep/half .* 3 of 6 .* 70\.00 % at epoch 0 .* stopped$", first)
-
-
-@pytest.mark.parametrize(("seconds", "year"), [(1e12, "9999"), (9e12, "9999"), (-1e11, "1970"), (-9e12, "1970")])
-def test_times_that_no_calendar_has_are_told_as_the_last_or_first(seconds, year, logs):
-    summary = replace(run_list.find_runs(logs)[0], changed=seconds)
-    assert run_list.as_json(summary)["changed"].startswith(year) and f" {year}-" in run_list.table([summary])
 
 
 def test_tensorflow_is_not_imported(logs):
@@ -140,7 +119,7 @@ def test_a_running_run_is_seen_by_its_lock_and_stays(logs):
     assert (logs / "deep/half").exists() and listed(logs)["done"]["state"] == "complete"
 
 
-@pytest.mark.parametrize("place", [".hidden/run", "1/2/3/4/5/6/7/8/9/run"])
+@pytest.mark.parametrize("place", ["inner", ".hidden/run", "1/2/3/4/5/6/7/8/9/run"])
 def test_a_run_inside_that_the_list_leaves_out_keeps_the_outer_one(logs, place):
     inside = made(logs / "done" / place, 1)
     result = called(logs, "--remove", "done", "--yes")
@@ -148,61 +127,22 @@ def test_a_run_inside_that_the_list_leaves_out_keeps_the_outer_one(logs, place):
     assert (inside / "ckpt-1.index").exists() and (logs / "done/ckpt-6.index").exists()
 
 
-def test_a_run_that_begins_inside_during_the_question_keeps_the_outer_one(logs, monkeypatch):
-    class Terminal:
-        def isatty(self) -> bool:
-            return True
-
-        def readline(self) -> str:
-            made(logs / "done/inner", None)
-            return "y\n"
-
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    result = called(logs, "--remove", "done")
-    assert result.code == 2 and "inner is a run inside of it" in result.err and (logs / "done/inner/arguments.json").exists()
-
-
-def test_what_an_interrupted_removal_left_is_named(logs):
-    left = logs / ".removing-0a1b2c3d"
-    made(left, 7)
-    with locks.lock_folder(left):  # as the removal holds it
-        assert called(logs).err == ""
-    said = called(logs)
-    assert said.err == f"warning: {left} is what an interrupted removal has left of a run: delete it\n"
-    assert left.name not in said.out
-
-
 def test_what_a_killed_writer_left_is_no_run_inside(logs):
     made(logs / "done/.saving-abc", 7)
     assert called(logs, "--remove", "done", "--yes").code == 0 and not (logs / "done").exists()
-
-
-@pytest.mark.parametrize("locked", ["done/inner", "done", "."])
-def test_a_run_that_cannot_be_removed_whole_stays_whole(logs, locked, monkeypatch):
-    (logs / "done/inner").mkdir()
-    real, before = os.access, sorted((logs / "done").rglob("*"))
-    forbidden = os.path.normpath(logs / locked)  # root may write everywhere
-    monkeypatch.setattr(os, "access", lambda path, mode: os.path.normpath(path) != forbidden and real(path, mode))
-    result = called(logs, "--remove", "done", "--yes")
-    assert (result.code, result.out) == (2, "") and forbidden in result.err and "writable" in result.err
-    assert sorted((logs / "done").rglob("*")) == before
 
 
 def test_folders_that_may_not_be_read_are_named(logs, monkeypatch):
     real = os.scandir
 
     def scandir(path):
-        if os.path.basename(path) in forbidden:
+        if os.path.basename(path) == "deep":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    forbidden = ["deep"]
     result = called(logs)
-    assert result.code == 0 and "deep cannot be read (Permission denied): its runs are not listed" in result.err
-    forbidden = ["logs"]
-    result = called(logs)
-    assert result.code == 2 and f"{logs} cannot be read: Permission denied" in result.err
+    assert result.code == 0 and "deep cannot be read (Permission denied)" in result.err and "done" in result.out
 
 
 def test_what_is_asked_is_removed_and_nothing_else(logs):
@@ -228,12 +168,6 @@ def test_what_is_no_run_or_was_not_confirmed_stays(words, reason, logs, monkeypa
         result = called(logs, *words)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1) and reason in result.err
     assert len(listed(logs)) == 3 and (logs.parent / "elsewhere").exists()
-
-
-def test_a_run_with_another_inside_stays(logs):
-    made(logs / "done/inner", 6)
-    result = called(logs, "--remove", "done", "--yes")
-    assert result.code == 2 and "done/inner is a run inside of it" in result.err and (logs / "done/inner").exists()
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), ("\x04", 1)])

@@ -35,16 +35,13 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
-    if answers.answered(argv, "train"):
-        return 0
+    answers.answer_general(argv, "train")
     request = export_options.parse(argv)
     if request is None:
         print(export_options.parser().format_help(), end="")
         return 0
     file_formats.check_packages(request.formats)
     exported = network.open_network(request.path, request.words)
-    if exported is None:
-        return 0
     texts = exported.texts(embedded.shape(exported.run)[1])
     export_folder.check(request.output, texts, request.force)
     if request.int8:

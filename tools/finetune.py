@@ -13,11 +13,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import train
 from base import bounds
-from base.errors import OptionError
+from base.errors import Answered, OptionError
 from base.fields import escaped
 from base.process import command_line
 from base.process.signals import StopRequest
@@ -69,7 +70,9 @@ def _tune(chosen: Sequence[TrainingStage], given: Sequence[str], folder: Path, t
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
         words = stages.words(stage, given, folder, top / stage.name, reached.checkpoint if reached else None)
-        code = train.main(words, extended_by_restore=stage is CLASSIFIER)  # the call's length is the network's
+        code = 0
+        with suppress(Answered):  # by each stage
+            code = train.main(words, extended_by_restore=stage is CLASSIFIER)  # the call's length is the network's
         if code:
             return code
         reached = _better(reached, stages.best(top / stage.name))

@@ -24,8 +24,7 @@ from harness.reports import output
 
 def main(argv: Sequence[str]) -> int:
     """Predictions of every configuration on every system, printed and written where the call asks for them."""
-    if answers.answered(list(argv), "train"):
-        return 0
+    answers.answer_general(list(argv), "train")
     request = plan_options.parse(argv)
     if request.help:
         print(table.help_text(plan_options.parser()), end="")

@@ -13,7 +13,6 @@ if not __package__:  # called by its path
 import argparse
 import json
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Sequence
@@ -35,8 +34,6 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     found = run_list.find_runs(Path(options.logs), lambda line: print(line, file=sys.stderr))
     runs = run_list.ordered(found, options.sort)
-    for note in _idle(options):
-        print(note, file=sys.stderr)
     if options.remove:
         return _remove(_named(runs, options.remove), options.yes)
     if options.json:
@@ -44,14 +41,6 @@ def main(argv: list[str]) -> int:
     else:
         print(run_list.table(runs) if runs else f"There are no runs below {options.logs}")
     return 0
-
-
-def _idle(options: argparse.Namespace) -> list[str]:
-    """Lines on options of the list beside a removal, and the other way round."""
-    if not options.remove:
-        return ["--yes changes nothing: there is no --remove"] * options.yes
-    of_list = {"--json": options.json, f"--sort {options.sort}": options.sort != _ORDER}
-    return [f"{words} changes nothing beside --remove" for words, given in of_list.items() if given]
 
 
 def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]:
@@ -71,31 +60,14 @@ def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]
 
 
 def _check_folder(run: RunSummary) -> None:
-    """OptionError for a link, a folder that has become no run or that may not be removed whole, and for one with a run
-    inside, also where the list leaves that out: under a hidden name, deeper, or begun since."""
+    """OptionError for a link, and for a folder with a run inside, also where the list leaves that out: under a hidden name,
+    or deeper."""
     folder = Path(run.folder)
     if not run_list.is_run(folder):
         raise OptionError(f"--remove {run.name}: {run.folder} is no folder of a run; links are not followed")
-    if not os.access(folder.absolute().parent, os.W_OK | os.X_OK):
-        raise OptionError(
-            f"--remove {run.name}: nothing may be removed from {folder.absolute().parent}; make it writable first"
-        )
     inside = run_list.run_inside(folder)
     if inside:
         raise OptionError(f"--remove {run.name}: {inside} is a run inside of it; move that elsewhere, or remove it first")
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove a run's folder, which gets another name first: a part of it is never taken for the run."""
-    folder = folder.absolute()
-    aside = folder.with_name(f"{run_list.REMOVING}{secrets.token_hex(4)}")
-    folder.rename(aside)
-    try:
-        shutil.rmtree(aside)
-    except OSError as error:
-        raise OSError(
-            error.errno, f"{error.strerror}; what is left of {folder} is in {aside}", str(error.filename)
-        ) from None
 
 
 def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
@@ -110,10 +82,9 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
             print("Nothing was removed")
             return 1
     for run in runs:
-        _check_folder(run)  # again, and once nobody else can begin here: an answer may take its time
         with locks.lock_folder(Path(run.folder)):
-            _check_folder(run)
-            _remove_folder(Path(run.folder))
+            _check_folder(run)  # again, as the answer may have taken its time
+            shutil.rmtree(run.folder)
         print(f"Removed {escaped(run.folder)}")
     return 0
 

@@ -19,7 +19,6 @@ from base.fields import decimal_number, escaped, short
 from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
-_LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
 Errors = tuple[type[Exception], ...]
 
@@ -101,14 +100,6 @@ def as_value(path: Path) -> str:
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
-def _bounded(message: str) -> str:
-    """Every line of a message, cut when it is longer than anybody reads: a given value may be of any length."""
-    return "\n".join(
-        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
-        for line in message.split("\n")
-    )
-
-
 def run(
     prog: str, main: Callable[[list[str]], int], argv: list[str] | None, wrong: Errors, failures: Errors = (),
     unprintable: str = "replace",
@@ -128,12 +119,15 @@ def run(
             orphans.watch(os.environ)
             words = sys.argv[1:] if argv is None else argv
             try:
-                code = main(words)
-                sys.stdout.flush()  # what cannot be written is told here, not by the interpreter at its end
+                try:
+                    code = main(words)
+                except errors.Answered:
+                    code = 0
+                sys.stdout.flush()  # what cannot be written is reported here, not by the interpreter at its end
                 return code
             except Exception as error:
                 try:
-                    return _ended(error, _told(prog, error, wrong, failures))
+                    return _ended(error, _reported(prog, error, wrong, failures))
                 except Exception:
                     stop.raise_if_received()  # a library may have made something else of the request
                     if _ends_process(error):
@@ -176,13 +170,11 @@ def _give_up_standard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
+def _reported(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
-        message, *listed = escaped_message(text).split("\n")
-        text = "\n".join((message, *listed))
-        print(f"{prog}: error: {_bounded(commands.as_invoked(text))}", file=sys.stderr)
+        print(f"{prog}: error: {commands.as_invoked(escaped_message(text))}", file=sys.stderr)
         return code
 
     try:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from base.errors import OptionError
+from base.fields import escaped
 
 _ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # or written out
 PACKAGE = "cnn_harness"  # the only name that an installation takes in site-packages
@@ -161,24 +162,9 @@ def _written() -> re.Pattern[str]:
     return re.compile(rf"(?<![\w./-])(?:python (?:-m )?)?(?:tools/)?(?P<script>{scripts})(?![\w/]|: no such file)")
 
 
-def in_shell(words: Sequence[str]) -> str:
-    """Return words as a person would type them; control characters by their numbers, as a terminal would obey them."""
-    return " ".join(map(_quoted, words))
-
-
-def _quoted(word: str) -> str:
-    if word.isprintable():
-        return shlex.quote(word)
-    return "$'" + "".join(map(_escaped, word)) + "'"  # of bash and zsh
-
-
-def _escaped(character: str) -> str:
-    number = ord(character)
-    if character.isprintable():
-        return f"\\{character}" if character in "\\'" else character
-    if 0xDC80 <= number < 0xDD00:  # a byte of a file's name that is no UTF-8
-        return f"\\x{number - 0xDC00:02x}"
-    return f"\\x{number:02x}" if number < 0x80 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+def in_shell(arguments: Sequence[str]) -> str:
+    """Return arguments as a person would type them; control characters are escaped, as a terminal would obey them."""
+    return escaped(shlex.join(arguments))
 
 
 def in_checkout() -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from base.process import commands, versions
+from base import version
+from base.process import commands
 from base.storage import cache as storage
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def compiler() -> list[str] | None:
 @cache
 def name() -> str:
     """The start of the names of libraries of these sources, for this processor and this TensorFlow."""
-    digest = hashlib.sha256(repr((FLAGS, versions.installed("tensorflow"), platform.machine(), features())).encode())
+    digest = hashlib.sha256(repr((FLAGS, version.installed("tensorflow"), platform.machine(), features())).encode())
     for source in sources():
         digest.update(source.read_bytes())
     return f"native-{digest.hexdigest()[:16]}"

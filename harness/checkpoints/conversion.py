@@ -29,7 +29,7 @@ from harness.checkpoints.compatibility import (
 from harness.checkpoints.read import Tensors
 from harness.options.catalogue import LARGEST, format_value
 from harness.options.sections import TrainingOptions
-from harness.options.update_rules import UPDATE_RULES, lr_scale
+from harness.options.update_rules import UPDATE_RULES
 from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, POSITIVE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SlotUnits(NamedTuple):
     @classmethod
     def of_options(cls, training: TrainingOptions) -> SlotUnits:
         """Return the units of a training with these options."""
-        return cls(training.optimiser, lr_scale(training))
+        return cls(training.optimiser, training.gradient_scale)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:

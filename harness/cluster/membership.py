@@ -44,7 +44,7 @@ def answers_for_all(environ: Mapping[str, str]) -> bool:
 
 def call_is_of_later_instance(argv: list[str], script: str) -> bool:
     """Return `is_later_instance` for a call of a script."""
-    return is_later_instance(os.environ, "distributed" in sources.given_words(argv, script))
+    return is_later_instance(os.environ, "distributed" in sources.given_arguments(argv, script))
 
 
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:

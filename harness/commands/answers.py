@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from base import version
-from base.errors import Failure, WrongInput
+from base.errors import Answered, Failure, WrongInput
 from base.process import command_line, commands
 from harness.commands import cli
 from harness.commands.cli import Parsed
@@ -38,41 +38,59 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
 def begin(script: str) -> None:
     """Answer the process's call, or refuse its options, and exit; return if it asks for a run."""
     argv = sys.argv[1:]
-    given = sources.given_words(argv, script).keys()
-    if not given.isdisjoint(_RECORDED) or (script == "restore" and not asks(argv, script)):
+    given = sources.given_arguments(argv, script).keys()
+    if not given.isdisjoint(_RECORDED) or (script == "restore" and given.isdisjoint(_QUESTIONS)):
         return
     try:
-        if not asks(argv, script) and "explain" not in given:
+        if given.isdisjoint((*_QUESTIONS, "explain")):
             cli.parse(argv, script)
             return
     except WrongInput:
         pass  # and raised again below, where it is reported
-    sys.exit(run_command(script, lambda words: 0 if parse(words, script) is None else 1, argv))
+    sys.exit(run_command(script, lambda words: int(bool(parse(words, script))), argv))
 
 
 def asks(argv: list[str], script: str) -> bool:
     """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
-    return not sources.given_words(argv, script).keys().isdisjoint(_QUESTIONS)
+    return not sources.given_arguments(argv, script).keys().isdisjoint(_QUESTIONS)
 
 
-def parse(
-    argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, record: Path | None = None
-) -> Parsed | None:
-    """Return the options, or None when the call only asked a question, which is answered. `record`: the file with the
+def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None) -> Parsed:
+    """Return the options; Answered if the call only asked a question. `folder`: that of the run, or the weights, with the
     `recorded` ones."""
-    if answered(argv, script):
-        return None
+    answer_general(argv, script)
+    record = None
+    if folder:
+        from harness.checkpoints import run_record
+
+        record = run_record.arguments_file(folder)
     parsed = cli.parse(argv, script, recorded, record=record)
     if parsed.options.main.help:
-        print_answer(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]).rstrip("\n"))
-        return None
+        answer(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]).rstrip("\n"))
     if parsed.options.main.explain:
         from emulator.plan.precision import Precision
 
         precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
-        print_answer(cli.explain(parsed.options), "Number formats:", *precision.table())
-        return None
+        answer(cli.explain(parsed.options), "Number formats:", *precision.table())
     return parsed
+
+
+def answer_general(argv: list[str], script: str) -> None:
+    """Answered, after the version or the configurations are printed, if the call asks for these."""
+    given = sources.given_arguments(argv, script)
+    if "version" in given:
+        answer(version.line())
+    if "list_configs" in given:
+        from harness.options import configs
+
+        path = given.get("config_path") or [str(sources.DEFAULT_CONFIG_PATH)]
+        answer(configs.listing(path[-1], (given["list_configs"] or [configs.ALL])[-1]))
+
+
+def answer(*lines: str) -> NoReturn:
+    """Print the answer to a question, and raise Answered."""
+    print_answer(*lines)
+    raise Answered
 
 
 def print_answer(*lines: str) -> None:
@@ -81,19 +99,3 @@ def print_answer(*lines: str) -> None:
 
     if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
         print(*lines, sep="\n")
-
-
-def answered(argv: list[str], script: str) -> bool:
-    """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
-    given = sources.given_words(argv, script)
-    if "version" in given:
-        print_answer(version.line())
-    elif "list_configs" in given:
-        from harness.options import config_list
-
-        word = given["list_configs"][-1] if given["list_configs"] else config_list.ALL
-        path = given.get("config_path") or [str(sources.DEFAULT_CONFIG_PATH)]
-        print_answer(config_list.text(path[-1], word))
-    else:
-        return False
-    return True

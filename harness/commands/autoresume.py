@@ -11,21 +11,18 @@ from base.storage.tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.diagnostics import record
-from harness.options import sources
 from harness.processes import folders
 from harness.reports import validations
 from harness.run.run import Run
 
 
-def folder_of_run(argv: list[str], script: str) -> Path | None:
-    """Return the folder of --logs-path if a run in it has a checkpoint; None where the call is to begin one, or has no
-    --autoresume. OptionError without --logs-path."""
-    if "autoresume" not in sources.given_words(argv, script):
-        return None
-    path = sources.value_of(argv, "logs_path", script)
-    if path is None:
+def folder_of_run(logs_path: Sequence[str] | None) -> Path | None:
+    """Return the folder that --logs-path names if a run in it has a checkpoint; None where the call is to begin one.
+    OptionError without --logs-path."""
+    if not logs_path:
         raise OptionError("--autoresume needs --logs-path: the folder of the run that it begins or goes on with")
-    return Path(path) if find.numbered(Path(path)) else None
+    folder = Path(logs_path[0])
+    return folder if find.numbered(folder) else None
 
 
 def unsaved_end(folder: Path) -> int | None:

@@ -30,12 +30,12 @@ from harness.options.sections import (
 )
 from harness.options.sources import (
     GivenValue,
+    argument,
     chosen_config,
     from_command_line,
     from_config,
     from_record,
-    given_words,
-    value_of,
+    given_arguments,
 )
 
 if TYPE_CHECKING:
@@ -75,18 +75,18 @@ def parse(
         origin = f"--init-path {begins_with}"
         main, block = _main_values(argv, script, recorded, origin)
     if "config_path" in main and "config" not in main:
-        notes.append(f"--config-path {main['config_path'].raw} is not read: --config NAME chooses a block of it")
-    model = plugins.load("Models", main["model"].raw, main["model"].where)
-    schedule = plugins.load("LR_Schedules", main["lr_schedule"].raw, main["lr_schedule"].where)
+        notes.append(f"--config-path {main['config_path'].value} is not read: --config NAME chooses a block of it")
+    model = plugins.load("Models", main["model"].value, main["model"].where)
+    schedule = plugins.load("LR_Schedules", main["lr_schedule"].value, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
     layers = [from_command_line(known, argv)]
     if block:
         layers.append(from_config(known, block))
     if recorded:
-        layers.append(from_record(known, recorded, origin))
+        layers.append(from_record(known, recorded, origin, main["model"]))
     given = option_values.merged(known, layers)
     given = option_values.with_older_meanings(given, known, schedule)
-    given = given.joined({"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw})
+    given = given.joined({"model": main["model"].value, "lr_schedule": main["lr_schedule"].value})
     if block:
         given = option_values.with_block_completed(given, block)
     given = option_values.with_vintage(given, known, block)
@@ -103,7 +103,7 @@ def parse(
 def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
     """The value of an option of train.py, from the command line or else the configuration."""
     entry = block.entries.get(name) if block else None
-    return value_of(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
+    return argument(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
 
 
 def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
     with suppress(WrongInput):  # which is reported when they are read
         recorded = run_record.options(find.run_folder(Path(weights)))
     other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
-    if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.raw != recorded["model"]):
+    if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.value != recorded["model"]):
         return {}
     own = {field.name for field in dataclasses.fields(plugins.load("Models", recorded["model"]).Options)}
     return {name: value for name, value in recorded.items() if name in {"model", *own, *NORMALISATION}}
@@ -180,7 +180,7 @@ def _main_values(
 ) -> tuple[dict[str, GivenValue], Block | None]:
     """The main options that decide which others there are (--model, --lr-schedule, --config and its companions), and
     the configuration."""
-    words = given_words(argv, script)
+    words = given_arguments(argv, script)
     found = {
         name: GivenValue(words[name][0], f"{COMMAND_LINE}: {flag(name)}")
         for name in ("model", "lr_schedule", "config", "config_path", "release")
@@ -197,7 +197,7 @@ def _main_values(
         if name not in found and recorded and recorded.get(name):
             found[name] = GivenValue(recorded[name], origin)
         found.setdefault(name, GivenValue(getattr(MainOptions(), name), "default"))
-        found[name] = GivenValue(str(found[name].raw).lower(), found[name].where)
+        found[name] = GivenValue(str(found[name].value).lower(), found[name].where)
     return found, chosen
 
 

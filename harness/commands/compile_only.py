@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from harness.commands import run_log
-from harness.options.vintages import vintage
+from harness.options.releases import vintage
 from harness.programs import compiling
 from harness.reports import compilation
 from harness.reports.compilation import Compilation

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from base import host_limits
-from base.errors import OptionError
+from base.errors import Answered, OptionError
 from base.fields import ONE_CALL
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.cluster import membership
-from harness.commands import answers, compile_only, describe
+from harness.commands import answers
 from harness.commands.cli import Parsed
-from harness.evaluation import inference_record, input_benchmark
+from harness.evaluation import inference_record
 from harness.options import sources
 from harness.options.sections import RunOptions, with_trait
-from harness.reports import profile, trackers
-from harness.reports.layer_table import layer_table
+from harness.reports import profile
 from harness.run import host_memory
 from harness.run.origin import Origin
 from harness.run.recorded_arguments import changed_data, other_class_names
@@ -34,51 +33,62 @@ TELLING = ("config", "model", "dataset", "data_dir", "train_dir")
 def start(
     argv: list[str], script: str, origin: Origin | None = None, training: bool = True,
     compiled: Callable[[Run], None] | None = None,
-) -> Run | None:  # fmt: skip
-    """The run that a call asks for, checked as far as it can be before anything is built; None if the call asked for
+) -> Run:  # fmt: skip
+    """The run that a call asks for, checked as far as it can be before anything is built; Answered if the call asked for
     something else, which has been done: help, --explain, --dry-run, --summary, --dataset-benchmark, --compile-only.
 
     `origin`: the run or the weights that the call starts from. `compiled`: the work of --compile-only, if not the usual.
     """
     origin = origin or Origin()
-    parsed = parse(argv, script, origin.recorded, origin.folder)
-    if parsed is None:
-        return None
+    parsed = answers.parse(argv, script, origin.recorded, origin.folder)
+    run, warnings = _prepared(parsed, origin, training)
+    _answer(run, warnings, origin, training, compiled)
+    if not run.options.checkpoint.predict:
+        profile.check_target(run.options.device, os.environ)
+    logging = run.options.logging
+    if training and (logging.wandb or logging.mlflow):
+        from harness.reports import trackers
+
+        if not membership.is_later_instance(os.environ, run.options.training.distributed):
+            trackers.check_installed(logging)
+    return run
+
+
+def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list[str]]:
+    """The run, and warnings of where it starts from."""
     notes = (*parsed.notes, *origin.check_source(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
     other_data = (*_other_names(run, origin), *(() if training else other_pictures(run, origin.recorded)))
     run = replace(run, notes=(*run.notes, *other_data))
     warnings = origin.check_run(run)
+    if not run.options.dataset.dataset_benchmark:
+        run = _checked(run)
+    return run, warnings
+
+
+def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
+    """Answered, if the call asks for something else than a run."""
+    main = run.options.main
     if run.options.dataset.dataset_benchmark:
+        from harness.evaluation import input_benchmark
+
         input_benchmark.report(run, training)
-        return None
-    main, only_compiled = run.options.main, run.options.device.compile_only
-    describing = main.dry_run or main.summary
-    run = _checked(run, training, refusing=not describing and not only_compiled)
+        raise Answered
     if main.dry_run:
+        from harness.commands import describe
+
         answers.print_answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
     if main.summary:
+        from harness.reports.layer_table import layer_table
+
         answers.print_answer(layer_table(run.trace, run.plan))
-    if describing:
-        return None
-    if only_compiled:
+    if main.dry_run or main.summary:
+        raise Answered
+    if run.options.device.compile_only:
+        from harness.commands import compile_only
+
         compiled(run) if compiled else compile_only.report(run, training)
-        return None
-    if not run.options.checkpoint.predict:
-        profile.check_target(run.options.device, os.environ)
-    if training and not membership.is_later_instance(os.environ, run.options.training.distributed):
-        trackers.check_installed(run.options.logging)
-    return run
-
-
-def parse(
-    argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None
-) -> Parsed | None:
-    """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
-    run, or the weights, with the `recorded` ones."""
-    if answers.answered(argv, script):
-        return None
-    return answers.parse(argv, script, recorded, run_record.arguments_file(folder) if folder else None)
+        raise Answered
 
 
 def only_asks(options: RunOptions) -> bool:
@@ -106,7 +116,7 @@ def other_pictures(run: Run, recorded: Mapping[str, Any]) -> list[str]:
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:
-    names_network = any(sources.value_of(argv, name, script) for name in TELLING)
+    names_network = any(sources.argument(argv, name, script) for name in TELLING)
     if npz_weights.located(file):
         if names_network:
             return
@@ -138,12 +148,13 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
     ]
 
 
-def _checked(run: Run, training: bool, refusing: bool) -> Run:
+def _checked(run: Run) -> Run:
     """The run, with a warning where it may need more memory than there is; refused where it certainly does and is to run."""
     try:
         warnings = host_memory.check(run, host_limits.limits())
     except OptionError as error:
-        if refusing:
+        main = run.options.main
+        if not (main.dry_run or main.summary or run.options.device.compile_only):
             raise
         warnings = [f"warning: {error}"]
     return replace(run, notes=(*run.notes, *warnings))

@@ -16,42 +16,34 @@ from harness.cluster.membership import call_is_of_later_instance, under_poprun
 from harness.run.run import Run
 
 
-def command(script: str, *words: str) -> str:
-    """The call of a script with these words, from the working directory: as `cnn` calls it, where this process was."""
-    called = commands.current_call()
-    if called:
-        program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
-        return commands.in_shell([*program, commands.command_name(script), *words])
+def command(script: str, *arguments: str) -> str:
+    """The call of a script with these arguments, from the working directory: as `cnn` calls it, where this process was."""
+    call, name = commands.current_call(), commands.command_name(script)
     file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # where make has put it
-    if not file.exists() and beside.exists():
-        return commands.in_shell([_from_here(str(beside)), script, *words])
-    file = file if file.exists() else plugins.ROOT / f"tools/{script}.py"
-    return commands.in_shell([_python(), _from_here(str(file)), *words])
+    if call:
+        program = [_shortest(call.path), name] if call.path else [_shortest(sys.executable), "-m", commands.PACKAGE, name]
+    elif not file.exists() and beside.exists():
+        program = [_shortest(str(beside)), script]
+    else:
+        file = file if file.exists() else plugins.ROOT / f"tools/{script}.py"
+        program = [_shortest(sys.executable), _from_here(str(file))]
+    return commands.in_shell([*program, *arguments])
 
 
-def _program(path: str) -> str:
+def _shortest(program: str) -> str:
     """A program by its name, if the shell finds the same, or else by its path."""
-    found, shown = shutil.which(os.path.basename(path)), _from_here(path)
-    if found and os.path.exists(path) and os.path.samefile(found, path):
-        return os.path.basename(path)
-    return path if os.sep not in shown else shown
-
-
-def _python() -> str:
-    """This interpreter, as the shell finds it from here."""
-    python = _from_here(sys.executable)
-    if os.path.isabs(python) or os.sep not in python:
-        python = "python" if shutil.which("python") == sys.executable else sys.executable
-    return python
+    name = os.path.basename(program)
+    found = shutil.which(name)
+    return name if found and os.path.exists(program) and os.path.samefile(found, program) else _from_here(program)
 
 
 def restoring(folder: Path) -> list[str]:
-    """The words that name a run to any command."""
+    """The arguments that name a run to any command."""
     return ["--restore-path", command_line.as_value(folder)]
 
 
 def resuming(run: Run, folder: Path) -> list[str]:
-    """The words of restore.py that resume a run."""
+    """The arguments of restore.py that resume a run."""
     return [*restoring(folder), *["--distributed"] * (run.cluster.source != "" and not run.cluster.by_poprun)]
 
 

@@ -14,10 +14,10 @@ from base.errors import OptionError
 from base.fields import HALVES, short
 from harness.options.catalogue import Catalogue
 from harness.options.exclusive import GROUPS, check_exclusive, overridden
+from harness.options.releases import VINTAGES, vintage
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag, with_trait
 from harness.options.sources import GivenValue, OptionSource
 from harness.options.update_rules import UPDATE_RULES
-from harness.options.vintages import VINTAGES, vintage
 from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OptionValues:
     """Values by option. `sources`: where each came from, if it is no field's default; `spellings`: by which it was given;
-    `lost`: the options that another one of their group excludes; `notes`: lines for the user."""
+    `overridden`: the options that another one of their group excludes; `notes`: lines for the user."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
-    lost: frozenset[str] = frozenset()
+    overridden: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def joined(
@@ -47,31 +47,18 @@ class OptionValues:
 
 
 def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
-    """The highest layer's value of each option; OptionError for a value that is wrong, or that its layer excludes."""
+    """The highest layer's value of each option; OptionError for two values of a layer that exclude each other."""
     higher = OptionValues()
     for layer in layers:
-        converted = _converted(known, layer, higher)
         if layer.source != RECORDED:
-            check_exclusive(known, layer, converted)
-        won = {n: value for n, value in converted.items() if n not in higher.values and n not in higher.lost}
-        joined = higher.joined(won, {name: _source(layer, layer.values[name]) for name in won}, layer.notes)
-        spellings = {**higher.spellings, **{name: layer.values[name].spelling for name in won}}
-        higher = replace(joined, spellings=spellings, lost=higher.lost | (overridden(won) - joined.values.keys()))
+            check_exclusive(known, layer)
+        won = {n: given for n, given in layer.values.items() if n not in higher.values and n not in higher.overridden}
+        values = {name: given.value for name, given in won.items()}
+        joined = higher.joined(values, {name: _source(layer, given) for name, given in won.items()}, layer.notes)
+        spellings = {**higher.spellings, **{name: given.spelling for name, given in won.items()}}
+        dropped = higher.overridden | (overridden(values) - joined.values.keys())
+        higher = replace(joined, spellings=spellings, overridden=dropped)
     return higher
-
-
-def _converted(known: Catalogue, layer: OptionSource, higher: OptionValues) -> dict[str, Any]:
-    """The values of a layer; OptionError for a wrong one, maybe recorded and wrong for another layer's model alone."""
-    try:
-        return {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
-    except OptionError as error:
-        recorded, model = layer.values.get("model"), higher.values.get("model")
-        if layer.source != RECORDED or recorded is None or model in (None, recorded.raw):
-            raise
-        raise OptionError(
-            f"model {model} ({higher.sources['model']}) is not that of the recorded run, {short(recorded.raw)}, whose "
-            f"options do not fit it ({error}); leave the model out, or begin a new run"
-        ) from None
 
 
 def _source(layer: OptionSource, given: GivenValue) -> str:
@@ -85,7 +72,7 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
     spelling, meant = schedule.meant_with(given.spellings, given.values)
     if not meant:
         return given
-    missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.lost}
+    missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.overridden}
     word = flag(spelling)
     values_text = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
     curve = f"{word} means the curve of the releases that had it{': ' + values_text if values_text else ''}"
@@ -151,12 +138,12 @@ def with_model_defaults(
     exponent = exponents.get(optimiser.lower()) if isinstance(exponents, dict) else exponents
     defaults = {**model.DEFAULTS[family], "base_learning_rate_exponent": exponent, **rule}
     decided = (set(group) for group in GROUPS if any(values.get(name) for name in group))
-    lost = given.lost.union(*decided)
+    dropped = given.overridden.union(*decided)
     missing = {n: value for n, value in defaults.items() if n in known.options and values.get(n) is None}
-    off = {n: False if known.options[n].base is bool else None for n in missing if n in lost}
+    off = {n: False if known.options[n].base is bool else None for n in missing if n in dropped}
     usual = f"default of {values['model']} on {family}-sized data"
-    origins = {n: f"default of {optimiser}" if n in rule else usual for n in missing if n not in lost}
-    given = replace(given.joined({**missing, **off}, origins), lost=lost)
+    origins = {n: f"default of {optimiser}" if n in rule else usual for n in missing if n not in dropped}
+    given = replace(given.joined({**missing, **off}, origins), overridden=dropped)
     if "model_size" not in known.options:
         return given
     size = _model_size(model, family, given.values["model_size"], given.sources)

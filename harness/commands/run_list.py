@@ -3,7 +3,6 @@ is written, and no link is followed below that folder."""
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +27,6 @@ RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged
 VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing
 ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
-_LATEST = 253_370_764_800.0  # seconds since 1970 to the year 9999: no date tells what some disks keep beyond
-REMOVING = ".removing-"  # begins the name of a run's folder that is being removed
 _DEEPEST = 8  # folders below the one that is asked for
 
 
@@ -58,35 +55,22 @@ class RunSummary:
 
 def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> list[RunSummary]:
     """Return the runs in a folder and in those below it, the folder itself among them; OptionError if there is no such
-    folder, or none that may be read. `warn` takes a line on each folder below that may not be read, or is half removed."""
+    folder. `warn` takes a line on each folder that may not be read."""
     if not top.is_dir():
         raise OptionError(f"{top} is no folder; give the one that --log-dir named")
 
     def unreadable(error: OSError) -> None:
-        if Path(error.filename) == top:
-            raise OptionError(f"{top} cannot be read: {error.strerror}; make it readable, or give another folder")
-        warn(f"warning: {short(str(error.filename))} cannot be read ({error.strerror}): its runs are not listed")
+        warn(f"warning: {short(error.filename)} cannot be read ({error.strerror}): its runs are not listed")
 
-    def half_removed(folder: Path) -> None:
-        warn(f"warning: {short(str(folder))} is what an interrupted removal has left of a run: delete it")
-
-    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable, half_removed)]
+    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable)]
 
 
 def run_inside(folder: Path) -> Path | None:
-    """Return a run inside of a run's folder, at any depth and under any name, or None. OptionError for a folder inside that
-    may not be read or emptied: nobody knows what it holds, and it could not be removed."""
-
-    def refuse(path: str | Path, reason: str) -> None:
-        raise OptionError(f"{path} cannot be removed ({reason}): make it readable and writable first; nothing was removed")
-
-    for place, names, _ in os.walk(folder, onerror=lambda error: refuse(error.filename, error.strerror)):
+    """Return a run inside of a run's folder, at any depth and under any name, or None."""
+    for place, names, _ in os.walk(folder):
         names[:] = sorted(name for name in names if not name.startswith(STAGING_PREFIX))
-        if not os.access(place, os.W_OK | os.X_OK):
-            refuse(place, os.strerror(errno.EACCES))
-        inside = Path(place)
-        if inside != folder and (is_run(inside) or locks.is_locked(inside)):
-            return inside
+        if Path(place) != folder and is_run(Path(place)):
+            return Path(place)
     return None
 
 
@@ -118,17 +102,12 @@ def table(runs: Sequence[RunSummary]) -> str:
 
 def as_json(run: RunSummary) -> dict[str, Any]:
     """Return the fields of a run, with the last change in ISO 8601, UTC."""
-    return {**asdict(run), "changed": _date(run.changed, timezone.utc).isoformat(timespec="seconds")}
+    return {**asdict(run), "changed": datetime.fromtimestamp(run.changed, timezone.utc).isoformat(timespec="seconds")}
 
 
-def _folders(
-    top: Path, unreadable: Callable[[OSError], None], half_removed: Callable[[Path], None]
-) -> Iterator[Path]:  # fmt: skip
+def _folders(top: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
     for place, names, _ in os.walk(top, onerror=unreadable):  # which follows no links
         folder = Path(place)
-        for name in names:
-            if name.startswith(REMOVING) and not locks.is_locked(folder / name):
-                half_removed(folder / name)
         if is_run(folder) or (folder == top and is_run(folder.resolve())):
             yield folder
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -223,11 +202,6 @@ def _changed(folder: Path) -> float:
     return max(times)
 
 
-def _date(seconds: float, zone: timezone | None = None) -> datetime:
-    """Return the date of a time since 1970, which file systems do not bound; within the years that have a date."""
-    return datetime.fromtimestamp(min(max(0.0, seconds), _LATEST), zone)
-
-
 def _cells(run: RunSummary) -> tuple[str, ...]:
     best = ""
     if run.accuracy is not None:
@@ -235,6 +209,6 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
         best += f"({run.checkpoint})" if run.accuracy_epoch is None else f"at epoch {run.accuracy_epoch:.4g}"
     updates = f"{run.updates:,} of " + ("?" if run.total_updates is None else f"{run.total_updates:,}")
     updates = "" if run.state == VALIDATION else updates
-    changed = _date(run.changed).strftime("%Y-%m-%d %H:%M")
+    changed = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
     state = f"{run.state}: {run.damage}" if run.damage else run.state
     return tuple(map(short, (run.name, run.network, run.dataset, updates, best, changed, state)))

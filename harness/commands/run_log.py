@@ -11,10 +11,9 @@ from typing import Any
 
 from base.process import commands
 from harness.commands import cli
-from harness.options.vintages import vintage
+from harness.options.releases import vintage
 from harness.processes.folders import new_run_folder
 from harness.processes.team import Team, introduction
-from harness.reports import prediction
 from harness.run.recorded_arguments import arguments
 from harness.run.run import Run
 from log import RunLog
@@ -56,6 +55,8 @@ def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
 
 def training_head(run: Run) -> list[str]:
     """Return the log lines on the network and the plan that are about to be trained."""
+    from harness.reports import prediction
+
     names = " ".join(v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name))
     return [
         run.summary(),

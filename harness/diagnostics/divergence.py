@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.plan.number_formats import FP16, FP32
-from harness.checkpoints import compatibility
 from harness.diagnostics.lost_gradients import LostGradients
 from harness.options.update_rules import UPDATE_RULES
 from harness.run.run import Run
@@ -81,6 +80,8 @@ class Divergence:
         format. `together`: every instance judges them now, and no other waits for this one in its next update."""
         if self._options.keep_going:
             return
+        from harness.checkpoints import compatibility
+
         for fault in compatibility.invalid_tensor(values, compatibility.expected_training_tensors(self._context.run)):
             raise self._error(f"after update {iteration}, {fault}: {self._advice}", together)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.storage import files
-from harness.diagnostics import picture, record
 
 if TYPE_CHECKING:
     from emulator.numerics.observation import Observation
@@ -28,6 +27,8 @@ class Observer:
         self._board: _Histograms | None = None
         self._missing = False
         if self._every:
+            from harness.diagnostics import record
+
             record.truncate_after(context.folder, first)
             self._missing = record.is_missing(context.folder, first, self._every)
 
@@ -47,6 +48,8 @@ class Observer:
 
     def observe(self, done: int) -> None:
         """Observe, write and draw."""
+        from harness.diagnostics import picture, record
+
         context = self._context
         if self._observing is None:
             from harness.programs import build  # TensorFlow comes with it

@@ -12,7 +12,6 @@ from base import bounds
 from base.errors import OptionError
 from base.fields import short
 from base.storage import files, input_files
-from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import find, npz_weights, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
@@ -26,11 +25,15 @@ _REMEDY = "put it back as the run wrote it, or delete it to do without its names
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Return the content of the file: the names, () where nobody has any, and `preprocessing.described`."""
+    from Datasets.formats import preprocessing
+
     return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
 def record_inference(run: Run, folder: Path) -> None:
     """Write the file of a run that begins."""
+    from Datasets.formats import class_names
+
     text = json.dumps(described(run, class_names.of(run.data_source.spec)), indent=1, ensure_ascii=False)
     files.write_atomically(folder / FILE, text + "\n")
 
@@ -39,6 +42,8 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the classes that a checkpoint knows: the recorded ones, or without a record those of the data. ()
     where those that the training knew are not at hand: ImageNet's are not theirs. CheckpointError for a record that is not
     this network's."""
+    from Datasets.formats import class_names
+
     folder = find.run_folder(Path(checkpoint.prefix))
     recorded = run_record.arguments(folder)
     known, spec = recorded_names(folder, recorded), run.data_source.spec

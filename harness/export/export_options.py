@@ -15,7 +15,7 @@ from base.fields import short
 from base.process import command_line
 from harness.checkpoints import find, npz_weights
 from harness.export.file_formats import FORMATS
-from harness.options import sources
+from harness.options import catalogue, sources
 
 SCRIPT = "validation"  # whose options describe a network and its data
 FOLDER = "export"  # in a run's folder, by default
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> ExportRequest | None:
     """The request; None for --help. OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
-    if known.help or "help" in sources.given_words(rest, SCRIPT):  # shortened, as validation.py takes it
+    if known.help or "help" in sources.given_arguments(rest, SCRIPT):  # shortened, as validation.py takes it
         return None
     _check_spelling(rest)
     path = _path(known.path, known.restore_path, rest)
@@ -119,7 +119,7 @@ def _format(word: str) -> str:
 
 def _check_spelling(rest: Sequence[str]) -> None:
     """Raise OptionError for a flag that is nearly one of the export's own, and none of validation.py's."""
-    own, known = [flag for each in parser()._actions for flag in each.option_strings], sources.all_options(SCRIPT).flags()
+    own, known = [flag for each in parser()._actions for flag in each.option_strings], catalogue.all_options(SCRIPT).flags()
     for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
         if word in _OTHER_FLAGS:
             raise OptionError(f"unknown option {word}; did you mean {_OTHER_FLAGS[word]}?")

@@ -16,7 +16,7 @@ from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.cluster import membership
-from harness.commands import cli, entry
+from harness.commands import answers, cli, entry
 from harness.evaluation import inference_record
 from harness.export.export_options import SCRIPT
 from harness.options.sections import COMMAND_LINE, RunOptions, flag
@@ -75,14 +75,11 @@ class TrainedNetwork:
         return digest.hexdigest()[:16]
 
 
-def open_network(path: str, words: Sequence[str]) -> TrainedNetwork | None:
-    """The network at a path, as `words` for validation.py describe it beside what was recorded; None where these ask for an
-    explanation, which is printed. No data are needed. An error of wrong input for anything else."""
+def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
+    """The network at a path, as `words` for validation.py describe it beside what was recorded. No data are needed."""
     selected, folder = find.select(Path(path), by_prefix=False), find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, list(words), SCRIPT)
-    parsed = entry.parse(list(words), SCRIPT, recorded, folder)
-    if parsed is None:
-        return None
+    parsed = answers.parse(list(words), SCRIPT, recorded, folder)
     _check_given(parsed)
     run, without_data = _prepared(parsed.options)
     checkpoint, values, left_out = read.load_newest_of(selected, f"--restore-path {path}")

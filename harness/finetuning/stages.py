@@ -12,7 +12,7 @@ from base.process.command_line import as_value
 from base.storage.tables import run_table
 from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.options import sources
+from harness.options import catalogue, sources
 from harness.options.sections import with_trait
 from harness.reports import validations
 
@@ -78,7 +78,7 @@ def words(stage: TrainingStage, given: Sequence[str], folder: Path, place: Path,
 
 def _of_stage(stage: TrainingStage, given: Sequence[str], decided: Collection[str]) -> list[str]:
     """The words of the call that count for a stage, in which the options `decided` have other values."""
-    everything = sources.all_options("train").flags()
+    everything = catalogue.all_options("train").flags()
     words, last_only = [], _LAST_ONLY | set(with_trait(LENGTH)) | _of_schedules()
     for flag, values in sources.tokens(list(given), everything):
         name = everything[flag].option.name
@@ -91,7 +91,7 @@ def _of_stage(stage: TrainingStage, given: Sequence[str], decided: Collection[st
 
 def _of_schedules() -> set[str]:
     """The options of every learning-rate schedule."""
-    return {option.name for option in sources.every_option("train") if option.section == "schedule"}
+    return {option.name for option in catalogue.every_option("train") if option.section == "schedule"}
 
 
 def best(place: Path) -> Best | None:

@@ -7,8 +7,6 @@ the same conversion.
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,12 +14,14 @@ from functools import cache
 from types import NoneType
 from typing import Any
 
+from base import plugins
 from base.errors import OptionError
 from base.fields import META, decimal_number, is_text, short, whole_number
 from base.plugins import did_you_mean
 from harness.options.sections import SECTIONS, flag
 
 LARGEST = 3.4028235e38  # of FP32, in which the device computes
+PLUGINS = (("Models", "model", "model"), ("LR_Schedules", "lr_schedule", "schedule"))  # folder, option, section
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -43,11 +43,11 @@ class Option:
 
     def convert(self, raw: Any, where: str) -> Any:
         """A flag's text, or a YAML value, as the option's type; `where` names it in errors."""
-        if isinstance(raw, bool) and self.base is str and self.meta["bare"] and not self.meta["off"]:
-            raw = self.meta["bare"] if raw else None  # a YAML key that stands for the flag alone, or for its --no- form
+        if isinstance(raw, bool) and self.base is str and self.meta["bare"]:
+            raw = self.meta["bare"] if raw else self.meta["off"]
+        if raw is None and isinstance(self.default, bool):
+            raise OptionError(f"{where}: {self.name} has no value: write true or false, or leave the key out")
         if raw is None:
-            if isinstance(self.default, bool):
-                raise OptionError(f"{where}: {self.name} has no value: write true or false, or leave the key out")
             return self.default
         if self.several:
             items = raw if isinstance(raw, (list, tuple)) else str(raw).split() if isinstance(raw, str) else [raw]
@@ -67,23 +67,17 @@ class Option:
             return self._choice(raw, where)
         try:
             value = CONVERSIONS[self.base](raw)
-        except OverflowError:
-            raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be at most {LARGEST:.2g} in size") from None
         except (ValueError, TypeError):
             raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be {KINDS[self.base]}") from None
-        if self.base is str and self.meta["read"]:
-            value = self.meta["read"](value)
-        return value
+        return self.meta["read"](value) if self.meta["read"] else value
 
     def _choice(self, raw: Any, where: str) -> Any:
-        if self.meta["off"] and isinstance(raw, bool):
-            raw = self.meta["bare"] if raw else self.meta["off"]
-        lowered = {choice.lower(): choice for choice in self.meta["choices"]}
-        if isinstance(raw, bool) or str(raw).lower() not in lowered:
+        chosen = {choice.lower(): choice for choice in self.meta["choices"]}.get(str(raw).lower())
+        if chosen is None:
             known = ", ".join(self.meta["choices"])
-            hint = did_you_mean(str(raw), list(self.meta["choices"]))
+            hint = did_you_mean(str(raw), self.meta["choices"])
             raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be one of {known}{hint}")
-        return self.base(lowered[str(raw).lower()])
+        return self.base(chosen)
 
 
 @dataclass(frozen=True)
@@ -136,28 +130,51 @@ def catalogue(model_options: type, schedule_options: type, script: str) -> Catal
     return Catalogue([option for name, cls in sections.items() for option in section_options(name, cls, script)])
 
 
-def _spellings(option: Option) -> list[tuple[str, Spelling]]:
-    def same(raw: Any) -> dict[str, Any]:
-        return {option.name: raw}
+@cache
+def shared_options(script: str | None) -> Catalogue:
+    """The options that do not depend on the model and the schedule; those of all scripts, if `script` is None."""
+    return Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)])
 
-    switch = option.base is bool
-    takes = "several" if option.several else "optional" if option.meta["bare"] else "nothing" if switch else "one"
-    spellings = [(option.name, Spelling(option, same, True, takes))]
-    spellings += [(alias, Spelling(option, same, False, takes)) for alias in option.meta["aliases"]]
-    if switch:
-        off = Spelling(option, lambda raw: {option.name: not CONVERSIONS[bool](raw)}, True, "nothing")
-        spellings += [(f"no_{name}", off) for name, _ in list(spellings)]
-    elif option.meta["off"]:
-        off = Spelling(
-            option, lambda raw: {option.name: option.meta["off" if CONVERSIONS[bool](raw) else "bare"]}, True, "nothing"
-        )
-        spellings.append((f"no_{option.name}", off))
-    elif option.meta["bare"]:
-        spellings.append((f"no_{option.name}", Spelling(option, lambda raw: {option.name: None}, True, "nothing")))
-    if option.several:  # a block's list can be emptied
-        empty = Spelling(option, lambda raw: {option.name: [] if CONVERSIONS[bool](raw) else None}, True, "nothing")
-        spellings.append((f"no_{option.name}", empty))
-    for alias, rewrite in option.meta["rewrites"].items():
+
+@cache
+def all_options(script: str | None) -> Catalogue:
+    """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
+    return Catalogue(every_option(script))
+
+
+def every_option(script: str | None) -> list[Option]:
+    """Every option of every model and schedule, of which some share a name; of all scripts, if `script` is None."""
+    own = (option for options in _plugin_options(script).values() for option in options)
+    return [*shared_options(script).options.values(), *own]
+
+
+def plugins_with(spelling: str) -> list[str]:
+    """The models and schedules that have an option of this spelling."""
+    return [name for name, options in _plugin_options(None).items() if spelling in Catalogue([*options]).spellings]
+
+
+@cache
+def _plugin_options(script: str | None) -> dict[str, tuple[Option, ...]]:
+    """The own options of each model and schedule, by the argument that chooses it."""
+    return {
+        f"{flag(option)} {name}": section_options(section, plugins.load(folder, name).Options, script)
+        for folder, option, section in PLUGINS
+        for name in plugins.names(folder)
+    }
+
+
+def _spellings(option: Option) -> list[tuple[str, Spelling]]:
+    meta, switch = option.meta, option.base is bool
+    takes = "several" if option.several else "optional" if meta["bare"] else "nothing" if switch else "one"
+    spellings = [
+        (name, Spelling(option, lambda raw: {option.name: raw}, name == option.name, takes))
+        for name in (option.name, *meta["aliases"])
+    ]
+    if switch or option.several or meta["bare"]:  # what --no-NAME gives, and in a file no_NAME: false
+        on, off = (True, False) if switch else (None, []) if option.several else (meta["off"] and meta["bare"], meta["off"])
+        negated = Spelling(option, lambda raw: {option.name: off if _to_bool(raw) else on}, True, "nothing")
+        spellings += [(f"no_{name}", negated) for name, _ in list(spellings)]
+    for alias, rewrite in meta["rewrites"].items():
         spellings.append((alias, Spelling(option, lambda raw, f=rewrite: f(str(raw)), False, "one")))
     return spellings
 
@@ -177,27 +194,18 @@ def _to_bool(raw: Any) -> bool:
     return text in TRUE
 
 
-_MANY_DIGITS = re.compile(r"[+-]?[0-9]{300,}")
-
-
 def _to_int(raw: Any) -> int:
-    if isinstance(raw, str):
-        if _MANY_DIGITS.fullmatch(raw):
-            raise OverflowError(raw)
-        return whole_number(raw)
-    if isinstance(raw, bool) or not isinstance(raw, int):
+    if isinstance(raw, bool) or not isinstance(raw, (str, int)):
         raise ValueError(raw)
-    return int(raw)
+    return whole_number(raw) if isinstance(raw, str) else raw
 
 
 def _to_float(raw: Any) -> float:
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
         raise ValueError(raw)
     value = decimal_number(raw) if isinstance(raw, str) else float(raw)
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST:
         raise ValueError(raw)
-    if abs(value) > LARGEST:
-        raise OverflowError(raw)
     return value
 
 
@@ -211,7 +219,7 @@ CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, f
 KINDS = {
     bool: "true or false",
     int: "a whole number",
-    float: "a finite number",
+    float: f"a number of at most {LARGEST:.2g} in size",
     str: "UTF-8 text, not empty",
 }
 

@@ -6,7 +6,7 @@ Blocks are made when they are asked for, so that faults of others do not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +19,12 @@ from base.fields import short
 from base.plugins import did_you_mean
 from base.storage import input_files
 from harness.options import releases
-from harness.options.releases import Choice, Span
+from harness.options.releases import Span
 
 MAX_BYTES = 1 << 18  # PyYAML needs some ten seconds for as many
+ALL = "all"  # the word of --list-configs that stands for no word
+NEVER_READ = ("gradient_accumulation",)  # keys of published files that no release knew
+MARKS = ("gradient_accumulation", "xla_recompute")  # keys of the first release's file, which has some of its keys twice
 MAX_LISTED = 24  # names in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE = STANDARD + "merge"
@@ -44,7 +47,6 @@ class Block:
     release: str | None  # whose values they are, where the file says
     entries: dict[str, Entry]
     notes: tuple[str, ...]  # lines that the user should read
-    is_old: bool  # of a file of the first release with such files, which read keys by the letter
 
 
 class _Loader(yaml.SafeLoader):
@@ -115,14 +117,49 @@ class _Loader(yaml.SafeLoader):
 def choose(path: str, name: str, release: str | None = None) -> Block:
     """The configuration `name` or `name`@release of the file at `path`, its newest values if there is no release."""
     file = ConfigFile(path)
-    plain, written = releases.divided(name)
+    plain, written = releases.split_name(name)
     if plain not in file.names and name in file.names:  # a name that only looks like one with a release
         plain, written = name, None
     if release and written and releases.version(release) != releases.version(written):
         raise OptionError(f"--config {name} and --release {release} name two releases; give one of them")
-    choice = file.choice(plain, release or written)
-    chosen = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
-    return Block(chosen, choice.release, file.block(choice.block), (choice.note,) * bool(choice.note), file.is_old)
+    block, found, note = file.choice(plain, release or written)
+    entries, notes = file.block(block), [note] * bool(note)
+    for key, entry in list(entries.items()):
+        if key.replace("-", "_") in NEVER_READ or (file.is_old and ("-" in key or key.startswith("no_"))):
+            notes.append(f"{entry.where}: {key} is left out: its release did not read it")
+            del entries[key]
+    return Block(f"{plain}@{found}" if release or written else name, found, entries, tuple(notes))
+
+
+def listing(path: str, word: str) -> str:
+    """Return a line for each configuration whose name or line has the word; OptionError, with the nearest names, if there
+    is none."""
+    file = ConfigFile(path)
+    names, spans = [name for name in file.names if releases.split_name(name)[1] is None], file.spans()
+    lines = {name: _summary({key: entry.value for key, entry in file.block(name).items()}) for name in names}
+    lines |= {name: f"{lines[name]} ({spans[name]})" for name in names if name in spans}
+    found = [name for name in names if word == ALL or word.lower() in f"{name} {lines[name]}".lower()]
+    if not found:
+        hint = did_you_mean(word, names, cutoff=0.3)
+        raise OptionError(
+            f"--list-configs {short(word)}: no configuration of the {len(names)} in {path} has that word{hint}"
+        )
+    width = max(map(len, found))
+    return "\n".join(f"{name:<{width}}  {lines[name]}" for name in found)
+
+
+def _summary(values: Mapping[str, Any]) -> str:
+    """The network, the data, the batch, the length and the layout that a block gives, as far as it gives them."""
+    counts = [values.get(name, 1) for name in ("micro_batch_size", "gradient_accumulation_count", "replicas")]
+    parts = [
+        " ".join(str(values[name]) for name in ("model", "model_size") if name in values),
+        str(values.get("dataset", "")),
+        f"batch {' x '.join(map(str, counts))}" if "micro_batch_size" in values else "",
+        next((f"{values[name]} {name}" for name in ("epochs", "iterations") if name in values), ""),
+        f"{values['shards']} stages" if values.get("shards", "1") not in ("1", None) else "",
+        *(str(values.get(name, "")) for name in ("precision", "optimiser")),
+    ]
+    return ", ".join(filter(None, parts))
 
 
 class ConfigFile:
@@ -147,13 +184,14 @@ class ConfigFile:
     def block(self, name: str, depth: int = 0) -> dict[str, Entry]:
         """{option: Entry} of one block. `depth`: of mappings within it, whose values may be lists of lists."""
         self._check_known(name)
-        entries = self.content(name)
-        if entries is None:
-            return {}
-        if not isinstance(entries, dict):
-            where = self._loader.at(self._blocks[name])
-            raise OptionError(f"{where}: configuration '{short(name)}' must be a mapping of options")
+        entries = self._mapping(name)
         _check_values(entries, depth)
+        return entries
+
+    def _mapping(self, name: str) -> dict[str, Entry]:
+        entries = self.content(name) or {}
+        if not isinstance(entries, dict):
+            raise OptionError(f"{self._loader.at(self._blocks[name])}: '{short(name)}' must be a mapping")
         return entries
 
     def values(self) -> dict[str, Any]:
@@ -162,12 +200,12 @@ class ConfigFile:
         _check_values(entries, 0)
         return {name: entry.value for name, entry in entries.items()}
 
-    def choice(self, name: str, release: str | None) -> Choice:
-        """Return the block that holds a configuration in a release; without one, in the last that has the name."""
+    def choice(self, name: str, release: str | None) -> tuple[str, str | None, str]:
+        """Return the block that holds a configuration in a release, in the last that has the name without one; the release,
+        and a note."""
         self._check_known(name)
-        spans = self.spans()
         try:
-            return releases.choose(name, release, self.names, spans)
+            return releases.choose(name, release, self.names, self.spans())
         except OptionError as error:
             raise OptionError(*parts(error, f"{self.path}: ")) from None
 
@@ -175,11 +213,8 @@ class ConfigFile:
         """The releases that have each name, as the file's table says."""
         if releases.TABLE not in self._blocks:
             return {}
-        spans, table = {}, self.content(releases.TABLE)
-        if not isinstance(table, dict):
-            where = self._loader.at(self._blocks[releases.TABLE])
-            raise OptionError(f"{where}: '{releases.TABLE}' must be a mapping of releases to names")
-        for key, names in table.items():
+        spans = {}
+        for key, names in self._mapping(releases.TABLE).items():
             span = Span.read(key)
             if span is None or not isinstance(names.value, list) or not all(isinstance(name, str) for name in names.value):
                 raise OptionError(f"{names.where}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
@@ -188,7 +223,7 @@ class ConfigFile:
 
     def _check_known(self, name: str) -> None:
         if name not in self.names:
-            plain = [name for name in self.names if releases.divided(name)[1] is None]
+            plain = [name for name in self.names if releases.split_name(name)[1] is None]
             if not plain:
                 raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has none at all")
             shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
@@ -233,7 +268,7 @@ def _parsed(path: str, text: str) -> tuple[_Loader, dict[str, yaml.Node]]:
     if not isinstance(root, yaml.MappingNode):
         raise OptionError(f"{loader.at(root)}: the file must be a mapping of block names to options")
     blocks = [node.value for _, node in root.value if isinstance(node, yaml.MappingNode)]
-    loader.is_old = any(key.value in releases.MARKS for pairs in blocks for key, _ in pairs)
+    loader.is_old = any(key.value in MARKS for pairs in blocks for key, _ in pairs)
     return loader, {key.value: node for key, node in loader.unique(root.value).values()}
 
 

@@ -40,8 +40,9 @@ def overridden(values: Mapping[str, Any]) -> set[str]:
     return lost
 
 
-def check_exclusive(known: Catalogue, layer: OptionSource, values: Mapping[str, Any]) -> None:
+def check_exclusive(known: Catalogue, layer: OptionSource) -> None:
     """OptionError for two options of one group in one layer."""
+    values = {name: given.value for name, given in layer.values.items()}
     for _, chosen in _chosen(values, EXCLUSIVE):
         if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]

@@ -1,4 +1,4 @@
-"""The values that a named configuration had in each release.
+"""The original's releases: what each did otherwise than this project, and the values that a configuration had in each.
 
 `releases` in a configuration file lists the names of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME holds the
 values of the last release with that name; NAME@2.3 those up to 2.3, back to the next older block of that kind.
@@ -15,9 +15,57 @@ from base.fields import short
 from base.plugins import did_you_mean
 
 TABLE = "releases"
-SIGN = "@"
-MARKS = ("gradient_accumulation", "xla_recompute")  # keys of the first release's file, which has some of its keys twice
 Version = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vintage:
+    """The behaviours of a release; the defaults are those of this project."""
+
+    warms_up_iterations: bool = True  # also where --iterations gives the length
+    cutmix_version: int = 1
+    saves_first_step: bool = False  # a checkpoint after the first host step and the last but one, too
+    names_validations: bool = True  # validation.csv has the column `name`
+    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in the lines of training
+    latency: str = "Latencies - avg"  # in the line of inference_embedded.py
+    compiled: str = "The {kind} graph was successfully compiled"  # by --compile-only
+
+
+_OLDEST = Vintage(warms_up_iterations=False, saves_first_step=True, names_validations=False)
+_COMPILED = {"compiled": "{Kind} graph successfully compiled"}
+VINTAGES = {
+    "1.3": _OLDEST,
+    "1.4": _OLDEST,
+    "2.0": Vintage(cutmix_version=2, **_COMPILED),
+    **dict.fromkeys(("2.1", "2.2", "2.3", "2.4", "2.5", "2.6"), Vintage(**_COMPILED)),
+    "3.0": Vintage(
+        throughput="top-1 accuracy: {train_acc_avg:6.3f} %, throughput: {img_per_sec:6.2f} samples/sec",
+        latency="latency avg",
+        **_COMPILED,
+    ),
+}
+
+
+def vintage(release: str | None) -> Vintage:
+    """Return what a run does in a release; None, or a release of one's own file: as this project does it."""
+    return VINTAGES.get(release, Vintage())
+
+
+def version(text: str) -> Version | None:
+    """'2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
+    match = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def dotted(release: Version) -> str:
+    """A version as people write it."""
+    return f"{release[0]}.{release[1]}"
+
+
+def normalised(text: str) -> str:
+    """Return a release as VINTAGES has it; other text stays."""
+    found = version(text)
+    return dotted(found) if found else text
 
 
 @dataclass(frozen=True)
@@ -37,77 +85,45 @@ class Span:
 
     def __str__(self) -> str:
         one = self.first == self.last
-        return f"release {shown(self.first)}" if one else f"releases {shown(self.first)} to {shown(self.last)}"
+        return f"release {dotted(self.first)}" if one else f"releases {dotted(self.first)} to {dotted(self.last)}"
 
     def __contains__(self, release: Version) -> bool:
         return self.first <= release <= self.last
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A configuration in one release: the block with its values, and a note on them."""
-
-    block: str
-    release: str | None  # None where the file says nothing of releases
-    note: str = ""
-
-
-def version(text: str) -> Version | None:
-    """'2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
-    match = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def shown(release: Version) -> str:
-    """A version as people write it."""
-    return f"{release[0]}.{release[1]}"
-
-
-def divided(name: str) -> tuple[str, str | None]:
+def split_name(name: str) -> tuple[str, str | None]:
     """NAME@2.1 as the name and the release; other names whole."""
-    plain, sign, release = name.rpartition(SIGN)
+    plain, sign, release = name.rpartition("@")
     return (plain, release) if sign and plain and version(release) else (name, None)
 
 
-def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> Choice:
-    """The block of `name` in the release that `text` names, in its last one if None. OptionError for a release that is not
-    known, or had no such name."""
+def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> tuple[str, str | None, str]:
+    """The block of `name` in the release that `text` names, in its last one if None; the release, None where the file says
+    nothing of releases; and a note. OptionError for a release that is not known, or had no such name."""
     older: dict[str, dict[Version, str]] = {}  # name: release: block
     for block in blocks:
-        plain, suffix = divided(block)
+        plain, suffix = split_name(block)
         if suffix:
             older.setdefault(plain, {})[version(suffix)] = block
-    own = dict(sorted(older.get(name, {}).items()))
+    own, span = dict(sorted(older.get(name, {}).items())), spans.get(name)
+    as_release = f"configuration {short(name)} as release {{}} has it"
     if text is None:
-        return _newest(name, own, spans.get(name))
-    if name not in spans and not own:  # its values are those of no release, and serve in any
-        return Choice(name, None)
-    ends = {end for span in spans.values() for end in (span.first, span.last)}
-    release = _known(text, sorted(ends.union(*older.values())))
-    if name in spans and release not in spans[name]:
-        others = [other for other, span in spans.items() if release in span]
+        last = dotted(span.last) if span else None
+        others = " and ".join(f"up to {dotted(release)}" for release in own)
+        note = f"{as_release.format(last)}; {others} it had other values, which --release gives"
+        return name, last, note if span and own else ""
+    if not span and not own:  # its values are those of no release, and serve in any
+        return name, None, ""
+    ends = {end for each in spans.values() for end in (each.first, each.last)}
+    known, release = sorted(ends.union(*older.values())), version(text)
+    if release not in known:
+        listed = [dotted(each) for each in known]
+        raise OptionError(f"no release '{short(text)}'{did_you_mean(text, listed)}", f"There are: {', '.join(listed)}")
+    if span and release not in span:
+        others = [other for other, each in spans.items() if release in each]
         raise OptionError(
-            f"configuration '{short(name)}' exists in {spans[name]}, not in {shown(release)}{did_you_mean(name, others)}",
-            f"Release {shown(release)} has: {', '.join(others)}",
+            f"configuration '{short(name)}' exists in {span}, not in {dotted(release)}{did_you_mean(name, others)}",
+            f"Release {dotted(release)} has: {', '.join(others)}",
         )
     block = next((block for last, block in own.items() if release <= last), name)
-    return Choice(block, shown(release), f"configuration {short(name)} as release {shown(release)} has it")
-
-
-def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
-    if span is None:
-        return Choice(name, None)
-    last = shown(span.last)
-    others = " and ".join(f"up to {shown(release)}" for release in own)
-    note = f"configuration {short(name)} as release {last} has it; {others} it had other values, which --release gives"
-    return Choice(name, last, note if own else "")
-
-
-def _known(text: str, known: list[Version]) -> Version:
-    release = version(text)
-    if release not in known:
-        listed = [shown(release) for release in known]
-        if not listed:
-            raise OptionError(f"the file says nothing of releases; leave out --release {short(text)}")
-        raise OptionError(f"no release '{short(text)}'{did_you_mean(text, listed)}", f"There are: {', '.join(listed)}")
-    return release
+    return block, dotted(release), as_release.format(dotted(release))

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from base.errors import OptionError
 from base.fields import (
     HALVES,
     HINT,
+    LARGEST_COUNT,
     LENGTH,
     NOT_IN_GRAPH,
     ONE_CALL,
@@ -28,18 +30,11 @@ from base.fields import (
     opt,
 )  # fmt: skip
 from emulator.plan.options import DeviceOptions
-from harness.options import vintages
-from harness.options.update_rules import SKIPPED, UPDATE_RULES
+from harness.options import releases
+from harness.options.update_rules import RMSPROP_DECAY, SKIPPED, UPDATE_RULES
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # of values: where from
-ACCUMULATION = "gradient_accumulation_count"
-
-
-AUTO = "auto"
-
-
-def _percentages(value: int) -> str | None:
-    return None if 1 <= value <= 100 else "must lie between 1 and 100"
+ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"
 
 
 def _channels(low: float) -> Callable[[tuple[float, ...]], str | None]:
@@ -50,10 +45,6 @@ def _channels(low: float) -> Callable[[tuple[float, ...]], str | None]:
         return None if good else f"must be three numbers, R G B, between {low:g} and 1e+06"
 
     return check
-
-
-def _epochs(values: tuple[int, ...]) -> str | None:
-    return None if all(0 <= value < 2**31 for value in values) else "must be 0 or more epochs"
 
 
 def _minutes(value: str) -> str | None:
@@ -82,7 +73,7 @@ class MainOptions:
     release: str | None = opt(
         None,
         "do as this release of the original did (2.1), with the values that --config NAME had in it (default: its last)",
-        read=vintages.read,
+        read=releases.normalised,
         traits=(LENGTH,),
     )
     restore_path: str | None = opt(
@@ -167,7 +158,7 @@ class DatasetOptions:
     hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
     dataset_percentage_to_use: int = opt(
-        100, "ImageNet: the first N of a hundred shards", check=_percentages, traits=(NOT_IN_GRAPH,)
+        100, "ImageNet: the first N of a hundred shards", check=between(1, 100), traits=(NOT_IN_GRAPH,)
     )
     fused_preprocessing: bool = opt(
         False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros", needs="photos"
@@ -259,12 +250,7 @@ class TrainingOptions:
         check=above(0),
         traits=(NOT_IN_GRAPH,),
     )
-    optimiser: str = opt(
-        "SGD",
-        "weight update rule",
-        choices=tuple(UPDATE_RULES),
-        aliases=("optimizer",),
-    )
+    optimiser: str = opt("SGD", "weight update rule", choices=tuple(UPDATE_RULES), aliases=("optimizer",))
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=below_one)
     weight_decay: float | None = opt(
         None,
@@ -321,7 +307,10 @@ class TrainingOptions:
     )
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", traits=(HALVES,))
     weight_avg_N: tuple[int, ...] = opt(
-        (), "after training: mean of the checkpoints of the last N epochs", check=_epochs, traits=(NOT_IN_GRAPH,)
+        (),
+        "after training: mean of the checkpoints of the last N epochs",
+        check=between(0, LARGEST_COUNT),
+        traits=(NOT_IN_GRAPH,),
     )
     weight_avg_exp: tuple[float, ...] = opt(
         (),
@@ -353,6 +342,35 @@ class TrainingOptions:
     epochs_per_sync: float = opt(
         0.0, "poprun: epochs between broadcasts of instance 0's weights", check=at_least(0), traits=(NOT_IN_GRAPH,)
     )
+
+    @property
+    def unscales_in_rate(self) -> bool:
+        """True if the learning rate is divided by the loss scale, and not the gradients: a rule that is linear in the
+        gradient gives the same, as long as the scale stays."""
+        return UPDATE_RULES[self.optimiser].linear and not self.automatic_loss_scaling
+
+    @property
+    def gradient_scale(self) -> float:
+        """The factor on the gradients that a rule computes with, slots included: the loss scale where the learning rate is
+        divided by it, and 1 where gradients are."""
+        return self.loss_scaling if self.unscales_in_rate else 1.0
+
+    def mean_square_decay(self, global_batch: int) -> float:
+        """RMSprop's decay: --rmsprop-decay, or 1 - global batch x 2^--rmsprop-base-decay-exp, or 0.9; OptionError for a
+        product above 1, or lost beside 1."""
+        exponent = self.rmsprop_base_decay_exp
+        if self.rmsprop_decay is not None:
+            return self.rmsprop_decay
+        if exponent is None:
+            return RMSPROP_DECAY
+        share = global_batch * 2.0**exponent
+        if not 0 < share <= 1 or 1 - share == 1:
+            remedy = f"give a {'smaller' if share > 1 else 'larger'} exponent, or --rmsprop-decay"
+            raise OptionError(
+                f"--rmsprop-base-decay-exp {exponent:g}: 1 - global batch x 2^exp = 1 - {global_batch} x {2.0**exponent:.4g}"
+                f" = {1 - share:.4g} must lie between 0 and 1; {remedy}"
+            )
+        return 1 - share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from base.errors import OptionError
-
-if TYPE_CHECKING:
-    from harness.options.sections import TrainingOptions
 
 RMSPROP_DECAY = 0.9  # of the mean square, unless options give another
 SKIPPED = ("beta", "gamma", "bias")  # words of variables' names that LARS and LAMB neither scale nor decay, by default
@@ -72,36 +66,6 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
         defaults={"weight_decay": 0.01, **_ADAM_RATE},
     ),
 }
-
-
-def unscales_in_rate(options: TrainingOptions) -> bool:
-    """Return whether the learning rate is divided by the loss scale, and not the gradients: a rule that is linear in the
-    gradient gives the same, as long as the scale stays."""
-    return UPDATE_RULES[options.optimiser].linear and not options.automatic_loss_scaling
-
-
-def lr_scale(options: TrainingOptions) -> float:
-    """Return the factor on the gradients that a rule computes with, slots included: the loss scale where the learning rate
-    is divided by it, and 1 where gradients are."""
-    return options.loss_scaling if unscales_in_rate(options) else 1.0
-
-
-def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:
-    """--rmsprop-decay, or 1 - global batch x 2^--rmsprop-base-decay-exp, or 0.9; OptionError for a product above 1, or lost
-    beside 1."""
-    exponent = options.rmsprop_base_decay_exp
-    if options.rmsprop_decay is not None:
-        return options.rmsprop_decay
-    if exponent is None:
-        return RMSPROP_DECAY
-    share = global_batch * 2.0**exponent
-    if not 0 < share <= 1 or 1 - share == 1:
-        remedy = f"give a {'smaller' if share > 1 else 'larger'} exponent, or --rmsprop-decay"
-        raise OptionError(
-            f"--rmsprop-base-decay-exp {exponent:g}: 1 - global batch x 2^exp = 1 - {global_batch} x {2.0**exponent:.4g} = "
-            f"{1 - share:.4g} must lie between 0 and 1; {remedy}"
-        )
-    return 1 - share
 
 
 def named_by(words: Sequence[str]) -> Callable[[str], bool]:

@@ -89,13 +89,13 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
-        help=known.help or "help" in sources.given_words(rest, "train"),  # shortened, as train.py takes it
+        help=known.help or "help" in sources.given_arguments(rest, "train"),  # shortened, as train.py takes it
     )  # fmt: skip
 
 
 def _check_answered_elsewhere(words: list[str]) -> None:
     """OptionError for the questions about a call that train.py answers in place of a training."""
-    given = sources.given_words(words, "train")
+    given = sources.given_arguments(words, "train")
     for name in ASKED_OF_TRAINING:
         if name in given:
             word = flag(name)
@@ -148,7 +148,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
 
 def _recorded(words: list[str]) -> Mapping[str, Any]:
     """The options of the run that --restore-path names, if it is given."""
-    path = sources.value_of(words, "restore_path", "train")
+    path = sources.argument(words, "restore_path", "train")
     if not path:
         return {}
     find.check_run_folder(Path(path))

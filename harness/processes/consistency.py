@@ -6,10 +6,9 @@ import hashlib
 import json
 from typing import Any
 
-from base import plugins
+from base import plugins, version
 from base.errors import OptionError
 from base.fields import PER_INSTANCE
-from base.process import versions
 from emulator.native import library
 from harness.cluster.cluster import Cluster
 from harness.options.sections import with_trait
@@ -25,7 +24,7 @@ def code_version() -> str:
     packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
     for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
         digest.update(file.name.encode() + file.read_bytes())
-    return ", ".join([digest.hexdigest(), *(f"{name} {versions.installed(name)}" for name in _PACKAGES)])
+    return ", ".join([digest.hexdigest(), *(f"{name} {version.installed(name)}" for name in _PACKAGES)])
 
 
 def config(run: Run) -> dict[str, Any]:

@@ -44,14 +44,14 @@ class LaunchedProgram:
         from harness.options import sources
 
         option = _FOLDERS.get(self.script)
-        given = sources.value_of(list(self.arguments), option, self.script) if option else None
+        given = sources.argument(list(self.arguments), option, self.script) if option else None
         return Path(given) if given else None
 
     def check_resumable(self) -> None:
         """OptionError for a training that would begin anew when it is called again."""
         from harness.options import sources
 
-        if self.script == "train" and "autoresume" not in sources.given_words(list(self.arguments), "train"):
+        if self.script == "train" and "autoresume" not in sources.given_arguments(list(self.arguments), "train"):
             raise OptionError(
                 "--max-restarts makes the same call again, which has to go on with its run: give train.py --autoresume and "
                 "--logs-path, or start restore.py"

@@ -24,12 +24,12 @@ from base.process.signals import Signals, StopRequest, for_others
 from emulator.plan import machine
 from harness.cluster.cluster import ALONE, SLURM, Cluster
 from harness.cluster.ranks import OPENMPI
-from harness.processes import bind_address, consistency, heartbeat, job_token
 from harness.run.run import Run
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from harness.processes.heartbeat import Heartbeat
     from ipu_utils import WorkerGroup
 
 _STATUS_SECONDS = 20.0  # seconds in which another instance reads the status of this one, however busy its host
@@ -51,7 +51,7 @@ class Team:
         self.configs: list[dict[str, Any]] = []  # each instance's name of the run, and the folder that it is to write into
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = commands.prog(prog), timeout
-        self._heartbeat: heartbeat.Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._leaving = threading.Event()
 
     @property
@@ -96,6 +96,8 @@ class Team:
             error.ends_process = self._pause_at_end()
             time.sleep(_LAST_FETCH)
         if self.is_peer_failure(error):
+            from harness.processes import heartbeat
+
             reason = self._why_lost(error)
             self._call_before_exit(reason)
             lost = heartbeat.PeerError(reason)
@@ -128,6 +130,8 @@ class Team:
         """Start the server, wait for all instances and compare their calls; return the seed that all use."""
         if self.size == 1:
             return run.seed
+        from harness.processes import bind_address, consistency, heartbeat, job_token
+
         check_port(self.cluster)
         addresses = bind_address.listening_addresses(run.options.training.bind, self.cluster)
         job_token.check(os.environ)
@@ -152,6 +156,8 @@ class Team:
     def _meet(self) -> None:
         """Wait for all instances, and until each has met the same ones. OptionError for an instance that has met others: it
         belongs to another run, and is left undisturbed."""
+        from harness.processes import heartbeat, job_token
+
         own = {"addresses": self.cluster.addresses}
         self.group.set_status(json.dumps(own))
         identity = self._heartbeat.wait_for_all()
@@ -300,6 +306,8 @@ def introduction(cluster: Cluster, wire: str = "fp32", bind: str | None = None) 
     option."""
     if cluster.size == 1:
         return []
+    from harness.processes import bind_address
+
     where = " and ".join(map(str, bind_address.listening_addresses(bind, cluster))) or "every network interface"
     return [
         f"{cluster.size} instances by {cluster.source}: {', '.join(cluster.addresses)}; this is instance {cluster.instance}",

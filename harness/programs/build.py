@@ -16,7 +16,6 @@ from Datasets.pipeline import augmentation, batching, normalisation
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.options.sections import TrainingOptions
-from harness.options.update_rules import unscales_in_rate
 from harness.programs import embedded, losses, metrics, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
@@ -72,7 +71,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
 
 def _loss_scale(training: TrainingOptions) -> LossScale:
     rule = training.automatic_loss_scaling or ""
-    return LossScale(training.loss_scaling, unscales_in_rate(training), rule, training.loss_scaling_period)
+    return LossScale(training.loss_scaling, training.unscales_in_rate, rule, training.loss_scaling_period)
 
 
 def observing_program(run: Run) -> ObservingProgram:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base import bounds, plugins
+from base import bounds, plugins, version
 from base.errors import OptionError
-from base.process import versions
 from base.storage import input_files
 from emulator.native import library
 from harness.checkpoints.checkpoint import Checkpoint
@@ -121,7 +120,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
         "shape": shape(run),
         "side": run.image_size,
-        "tensorflow": versions.installed("tensorflow"),
+        "tensorflow": version.installed("tensorflow"),
         "kernels": library.identity(),
         "pictures": [
             run.data_source.spec.name, run.data_source.spec.standardised, run.channels,

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from emulator.native import library
 from emulator.program.training import Move, Optimiser
 from harness.options.sections import TrainingOptions
-from harness.options.update_rules import UPDATE_RULES, named_by, rmsprop_decay
+from harness.options.update_rules import UPDATE_RULES, named_by
 
 Slots = dict[str, tf.Tensor]
 Named = Callable[[str], bool]
@@ -187,7 +187,7 @@ def make(options: TrainingOptions, global_batch: int) -> Optimiser:
     return {
         "SGD": SGD,
         "momentum": lambda: Momentum(momentum),
-        "RMSprop": lambda: RMSprop(rmsprop_decay(options, global_batch), momentum, options.rmsprop_epsilon),
+        "RMSprop": lambda: RMSprop(options.mean_square_decay(global_batch), momentum, options.rmsprop_epsilon),
         "LARS": lambda: LARS(
             momentum=momentum,
             weight_decay=options.lars_weight_decay or 0.0,

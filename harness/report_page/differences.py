@@ -8,7 +8,7 @@ from typing import Any
 from base.errors import OptionError
 from base.fields import ONE_CALL, PER_INSTANCE
 from harness.commands import cli
-from harness.options import sources
+from harness.options.catalogue import every_option
 from harness.options.sections import flag, with_trait
 from harness.report_page.run_folder import RunFolder
 
@@ -37,7 +37,7 @@ def from_defaults(run: RunFolder) -> list[tuple[str, str, str]]:
 def between(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
     """Each option in which the runs differ, with its value in each run; - where a run's network has no such option, or its
     options are not known."""
-    known = {option.name for option in sources.every_option(None)}
+    known = {option.name for option in every_option(None)}
     names = dict.fromkeys((*_DECIDING, *sorted({name for run in runs for name in run.options})))
     rows = []
     for name in names:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
-from emulator.cost_model import systems
-from emulator.cost_model.prediction import Prediction, check_tiles, predict
 
 if TYPE_CHECKING:
+    from emulator.cost_model.prediction import Prediction
     from harness.run.run import Run
 
 MIB = 2**20
@@ -17,6 +16,9 @@ MIB = 2**20
 def on_smallest_system(run: Run) -> Prediction | None:
     """Return the prediction on the smallest Mk2 system that holds the run's plan; None without one, or if no tile would
     compute."""
+    from emulator.cost_model import systems
+    from emulator.cost_model.prediction import check_tiles, predict
+
     work = run.workload()
     try:
         system = systems.smallest(run.plan.ipus)

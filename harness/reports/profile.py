@@ -27,7 +27,7 @@ from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.timings import CellTiming
 from harness.options.sections import AUTO
-from harness.reports import output, timeline
+from harness.reports import timeline
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
@@ -73,6 +73,8 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
         request.target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
+    from harness.reports import output
+
     for name in _names(request):
         kind = output.PICTURE if name.endswith(".svg") else output.JSON
         output.check(str(request.target.with_name(name)), kind, "give --profile a folder that may be written", OWN_NAMES)

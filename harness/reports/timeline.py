@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from emulator.plan import schedules, timings
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
 from emulator.plan.timings import CellTiming
-from harness.reports import chart
-from harness.reports.chart import Box, Rows
+
+if TYPE_CHECKING:
+    from harness.reports.chart import Rows
 
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
@@ -19,6 +21,8 @@ Cell = tuple[Action, float, float, str]  # an action, its begin and end, and wha
 
 def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
     """Return the schedule of one update above the measured one."""
+    from harness.reports import chart
+
     timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MAX_CLOCKS))[:MAX_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
     cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"
@@ -42,13 +46,15 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
 
 def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) -> Rows:
     """Return a row for each stage with its passes, whose numbers stand in them."""
+    from harness.reports.chart import LIGHT, Box, Rows
+
     bars = [
         Box(begin, end, COLOURS[action.kind], action.stage, WORDS[action.kind],
             f"stage {action.stage}, {WORDS[action.kind]} of pass {action.micro_batch}: {says}", str(action.micro_batch))
         for action, begin, end, says in cells
     ]  # fmt: skip
     low, high = min((bar.x0 for bar in bars), default=0.0), max((bar.x1 for bar in bars), default=1.0)
-    idle = [Box(low, high, chart.LIGHT, stage, "idle; numbers are passes") for stage in range(len(names))]
+    idle = [Box(low, high, LIGHT, stage, "idle; numbers are passes") for stage in range(len(names))]
     return Rows(title, names, [*bars, *idle], unit, height=38)
 
 

@@ -14,7 +14,6 @@ from base.errors import DataError, OptionError
 from base.fields import short
 from Datasets._spec import DataSource, OpenRequest
 from Datasets.sources.catalogue import published_spec, table
-from Datasets.sources.generated import GeneratedSource
 from Datasets.sources.locate import infer
 from harness.options.sections import DatasetOptions
 
@@ -39,6 +38,7 @@ def name_of(
         return dataset.lower(), None
     if train_dir:
         return "imagefolder", f"which --train-dir {train_dir} is for"
+
     if data_dir:
         return infer(data_dir), f"inferred from --data-dir {data_dir}"
     if environ.get("DATA_DIR"):
@@ -95,6 +95,8 @@ def _within(folder: str | None, place: str) -> str:
 
 def described(options: DatasetOptions) -> DataSource:
     """Generated data that looks like the set asked for."""
+    from Datasets.sources.generated import GeneratedSource
+
     spec = published_spec(options.dataset)
     spec = replace(spec, train_images=max(1, spec.train_images * options.dataset_percentage_to_use // 100))
     if family(options.dataset) == "imagenet":
@@ -117,4 +119,4 @@ def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> Data
         return source
     if not class_names or options.num_classes not in (None, len(class_names)):
         return source
-    return GeneratedSource(replace(source.spec, num_classes=len(class_names), class_names=class_names))
+    return type(source)(replace(source.spec, num_classes=len(class_names), class_names=class_names))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from base.fields import exact
-from harness.options.vintages import vintage
+from harness.options.releases import vintage
 from LR_Schedules._schedule import ScheduledRun
 
 MAX_ITERATIONS = 2**31 - 1

@@ -12,9 +12,7 @@ from typing import Any
 
 from base.fields import LARGEST_COUNT, short
 from Datasets._spec import DataSource, DataSpec
-from harness.options import sources
-from harness.options.catalogue import KINDS, Option
-from harness.options.update_rules import lr_scale
+from harness.options.catalogue import KINDS, Option, every_option
 from harness.run.data import recorded_places
 from harness.run.run import Run
 
@@ -71,7 +69,7 @@ _DERIVED: Mapping[str, Rule] = {
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The content of arguments.json: every option's value and source, and the values that follow from them."""
     values = option_values(run)
-    scale, in_rate = run.options.training.loss_scaling, lr_scale(run.options.training)
+    scale, in_rate = run.options.training.loss_scaling, run.options.training.gradient_scale
     derived = {
         **_in_place_of_options(run),
         "command": command,
@@ -172,7 +170,7 @@ def invalid_option(recorded: Mapping[str, Any]) -> str | None:
 def _options() -> dict[str, Rule]:
     """The rule of every option of any script, model and schedule, of which two may share a name."""
     options: dict[str, list[Option]] = {}
-    for option in sources.every_option(None):
+    for option in every_option(None):
         options.setdefault(option.name, []).append(option)
     return {name: _typed(namesakes) for name, namesakes in options.items()}
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from base import plugins
 from base.errors import OptionError, parts
 from base.fields import LENGTH, TRAINING_ONLY, is_text
-from emulator.cost_model.balance import balanced
 from emulator.plan import plan as plans
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
@@ -74,6 +73,8 @@ def prepare(
         cluster=cluster,
     )
     if training and plans.cuts_automatically(options.device):
+        from emulator.cost_model.balance import balanced
+
         run = replace(run, plan=balanced(run.workload()).plan)
     warnings = rules.check_run(rules.Resolved(run=run, requested=requested, environ=environ))
     return replace(run, notes=(*notes, *source.spec.notes, *warnings))

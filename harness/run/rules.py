@@ -21,7 +21,7 @@ from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
 from emulator.plan.trace import Trace
 from harness.cluster import membership
 from harness.options.sections import RECORDED, DatasetOptions, RunOptions, flag
-from harness.options.update_rules import SKIPPED, UPDATE_RULES, rmsprop_decay
+from harness.options.update_rules import SKIPPED, UPDATE_RULES
 from harness.run.data import SPLIT_FOLDERS, family, recorded_places
 from harness.run.run import Run
 from Models import _norms
@@ -260,7 +260,7 @@ def optimiser(resolved: Resolved) -> Iterator[str]:
     """Refuse a decay of RMSprop outside 0 to 1 and skip lists that match nothing; warn of second moments in FP16."""
     run, training = resolved.run, resolved.run.options.training
     if training.optimiser == "RMSprop":
-        rmsprop_decay(training, run.plan.global_batch)
+        training.mean_square_decay(run.plan.global_batch)
         if None not in (training.rmsprop_decay, training.rmsprop_base_decay_exp):
             yield "--rmsprop-base-decay-exp has no effect with --rmsprop-decay"
     listed = f"{training.optimiser.lower()}_skip_list"

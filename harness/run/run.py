@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from base.process import tf_runtime
 from Datasets._spec import DataSource, ReadRequest
-from emulator.cost_model.workload import Workload
 from emulator.native import library
 from emulator.plan import machine, process_memory
 from emulator.plan.number_formats import FP16
@@ -23,6 +23,9 @@ from harness.run.length import TrainingLength
 from LR_Schedules._schedule import highest
 from Models._norms import Norm
 from Models._segments import Segment
+
+if TYPE_CHECKING:
+    from emulator.cost_model.workload import Workload
 
 PARTS = ", "  # between those of what decides the last places of sums
 
@@ -214,6 +217,8 @@ class Run:
     def workload(self, processes: int | None = None) -> Workload:
         """The run as the planner sees it. `processes`: of the host, that feed the replicas."""
         trained_images = self.length.iterations * self.plan.global_batch
+        from emulator.cost_model.workload import Workload
+
         return Workload(
             trace=self.trace,
             plan=self.plan,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints import averages, find, read, run_record, write
+from harness.checkpoints import find, read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
 from harness.checkpoints.write import SaveError
@@ -153,6 +153,8 @@ class Checkpointer:
 
     def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
         """The averages of the checkpoints of a run that has ended after `done` updates, saved, with their tensors."""
+        from harness.checkpoints import averages
+
         context, pairs = self._context, []
         for name, count in averages.requested_averages(context.run.options.training):
             average, values = Checkpoint(str(context.folder / name), -1), None

@@ -6,8 +6,6 @@ from base import bounds
 from base.process import commands
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
-from harness.report_page import page
-from harness.reports import plot, prediction
 from harness.training.context import TrainingContext
 from harness.training.validating import Validator
 
@@ -17,6 +15,8 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
     if context.log.folder is None and not context.team.is_first:
         return
+    from harness.reports import plot, prediction
+
     validated, best = validator.newest, validator.best
     if validated:
         accuracy = f"validation top-1 accuracy: {float(validated['val_acc']):.2f}%"
@@ -49,6 +49,8 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 def _write_page(context: TrainingContext) -> None:
     """Write the run's page beside its picture, from the rows alone; a line where that fails."""
+    from harness.report_page import page
+
     try:
         context.log.note(f"Its page:        {page.write(context.folder)}")
     except Exception as error:  # whatever is wrong with it, the run is done

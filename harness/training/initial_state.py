@@ -10,7 +10,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 from base.storage.run_files import ARGUMENTS
-from harness.checkpoints import averages, conversion, find, read, run_record
+from harness.checkpoints import find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
@@ -89,6 +89,8 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     source, values, damaged = read.load_init_path(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
+    from harness.checkpoints import conversion
+
     tensors, lines = conversion.initial_tensors(run, source, values)
     program.load_initial(tensors)
     log.note(f"Begun with the weights of {source.prefix}")
@@ -135,6 +137,8 @@ def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedC
         log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(context, program, saved)
     state = team.broadcast_json(run_record.state(checkpoint) if team.is_first else None)
+    from harness.checkpoints import averages
+
     pending = averages.requested_averages(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in pending])
     log.resume_after(checkpoint.updates)
@@ -153,6 +157,8 @@ def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheck
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     tensors: Tensors = {}
     if context.team.is_first:
+        from harness.checkpoints import conversion
+
         tensors, lines = conversion.resumed_tensors(context.run, saved.checkpoint, saved.values)
         for line in lines:
             context.log.note(line)

@@ -15,7 +15,6 @@ from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
 from harness.diagnostics.divergence import Divergence
 from harness.diagnostics.observer import Observer
 from harness.diagnostics.stragglers import Stragglers
-from harness.reports import trackers
 from harness.training.checkpointing import Checkpointer, CheckpointKind
 from harness.training.context import TrainingContext
 from harness.training.initial_state import InitialState
@@ -24,6 +23,7 @@ from harness.training.profiling import Progress, UpdateProfiler
 from harness.training.validating import Validator
 
 if TYPE_CHECKING:
+    from harness.reports.trackers import Board
     from ipu_utils import TrainingProgram
 
 
@@ -120,9 +120,10 @@ class TrainingLoop:
             self._validator.validate(resumed, self._initial.values)
         self._observer.catch_up(self._done)
 
-    def _tensorboard(self) -> trackers.Board:
+    def _tensorboard(self) -> Board:
         """TensorBoard's events in the run's folder."""
         from harness.programs.build import first_training_images  # TensorFlow comes with it
+        from harness.reports import trackers
 
         run, start = self._context.run, self._initial.updates
         most = run.options.logging.tensorboard_images

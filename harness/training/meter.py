@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.reports import prediction
 from harness.run.length import TrainingLength
 
 
@@ -109,4 +108,6 @@ class TimeLeft:
         if not since < done < self._last:
             return ""
         left = (now - began) / (done - since) * (self._last - done)
+        from harness.reports import prediction
+
         return prediction.duration(left / 3600) if left >= 60 else ""

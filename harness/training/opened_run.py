@@ -4,10 +4,11 @@ other."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from base import bounds
 from base.errors import WrongInput
@@ -20,9 +21,10 @@ from harness.checkpoints.write import SaveError, Writer
 from harness.commands import run_log
 from harness.diagnostics import divergence
 from harness.evaluation import inference_record
+from harness.options.sections import LoggingOptions
 from harness.processes import folders
 from harness.processes.team import Team
-from harness.reports import mlperf, profile, trackers
+from harness.reports import mlperf, profile
 from harness.run.run import Run
 from harness.training import endings
 from harness.training.context import TrainingContext
@@ -102,13 +104,21 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
     own = folder if logging.logs and has_log else None
     head = run_log.training_head(run)
     log = run_log.open_run_log(run, own, None if saved else values, head, console=has_log)
-    if logging.wandb and team.is_first:
-        start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, values, logging.wandb_id)
-        log.follow("--wandb", start)
-    if logging.mlflow and team.is_first:
-        log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))
+    if (logging.wandb or logging.mlflow) and team.is_first:
+        _follow(log, logging, folder, values)
     if not saved and not log.recorded:
         folders.keep_options(run, folder, values, restored=False)
     if logging.logs and folders.writes(run) and not saved:
         inference_record.record_inference(run, folder)
     return log
+
+
+def _follow(log: RunLog, logging: LoggingOptions, folder: Path, values: Mapping[str, Any]) -> None:
+    """Send the log's rows to the services that are asked for."""
+    from harness.reports import trackers
+
+    if logging.wandb:
+        start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, values, logging.wandb_id)
+        log.follow("--wandb", start)
+    if logging.mlflow:
+        log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))

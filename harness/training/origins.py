@@ -12,11 +12,11 @@ from typing import Any
 
 from base.errors import OptionError
 from base.fields import ONE_CALL
-from harness.checkpoints import conversion, find, read, run_record
+from harness.checkpoints import find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.cluster import membership
-from harness.commands import autoresume, entry, hints
+from harness.commands import entry, hints
 from harness.evaluation import inference_record
 from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
@@ -57,6 +57,8 @@ class NewRun(TrainingOrigin):
         if run.cluster.instance:
             return []
         if given:
+            from harness.checkpoints import conversion
+
             conversion.check_initial(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.check(run)
@@ -66,7 +68,7 @@ class NewRun(TrainingOrigin):
         """The options that differ from the recorded ones, and the end of the run, of a repeated call that has nothing to do:
         the run in its folder is complete, and was to save nothing."""
         folder = _repeated_folder(run)
-        if folder is None or autoresume.unsaved_end(folder) is None:
+        if folder is None or _unsaved_end(folder) is None:
             return None
         differing = override_notes(run, run_record.options(folder))
         end = f"{run.length.iterations} updates, and saved no checkpoint"
@@ -78,7 +80,7 @@ class NewRun(TrainingOrigin):
         folder = _repeated_folder(run)
         if folder is None or run.cluster.instance or not folders.unsaved_run(folder):
             return []
-        end = autoresume.unsaved_end(folder)
+        end = _unsaved_end(folder)
         if end is None:
             return [f"the run in {folder} has saved nothing: it is begun anew"]
         if end != run.length.iterations:
@@ -141,7 +143,11 @@ class SavedRun(TrainingOrigin):
 
     def _is_complete(self, run: Run) -> bool:
         """Return whether a repeated call has nothing to do."""
-        return self._repeated and self.latest is not None and autoresume.is_complete(run, self.folder, self.updates)
+        if not self._repeated or self.latest is None:
+            return False
+        from harness.commands import autoresume
+
+        return autoresume.is_complete(run, self.folder, self.updates)
 
     def completion_report(self, run: Run) -> str | None:
         """Warnings, the options that differ from the recorded ones, and the end of the run, of a repeated call."""
@@ -182,6 +188,8 @@ class SavedRun(TrainingOrigin):
             )
         latest, _, read_error = self._latest
         if latest:
+            from harness.checkpoints import conversion
+
             conversion.resumed_tensors(run, latest, read.tensors(latest, verify=False))
         if not self._is_complete(run):
             last_update(run, self.updates)
@@ -299,3 +307,9 @@ def changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
 def _new_id() -> str:
     """Return a random name for a new run."""
     return secrets.token_hex(8)
+
+
+def _unsaved_end(folder: Path) -> int | None:
+    from harness.commands import autoresume
+
+    return autoresume.unsaved_end(folder)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.reports import compilation, plot, profile
+from harness.reports import compilation, profile
 from harness.reports.compilation import Compilation, FirstUpdates
 from harness.training.context import TrainingContext
 
@@ -50,6 +50,8 @@ class UpdateProfiler:
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
         """Carry the update out, and write when its cells and operations ran."""
+        from harness.reports import plot
+
         run, request = self._context.run, self._request
         profiled = self._program.profile(learning_rate, request.operations, report)
         title = f"{plot.run_title(run.options.values())}: update {update + 1} of {run.name}"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
-from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.reports import validations
 from harness.training.context import TrainingContext
@@ -48,6 +47,8 @@ class Validator:
         if checkpoint.name in self.rows:
             log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")
             return
+        from harness.evaluation.validate import validate
+
         self.rows[checkpoint.name] = self._context.mlperf.evaluated(
             checkpoint.updates,
             lambda: validate(

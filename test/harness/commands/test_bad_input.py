@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from harness.checkpoints import read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.run import recorded_arguments
-from harness.training import origins
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore")
@@ -64,89 +62,46 @@ def finished(tmp_path_factory) -> Result:
     return succeed("train", *GENERATED, *words)
 
 
-@pytest.mark.parametrize("script", ["train", "validation"])
+GIVEN = "--dataset cifar-10 --generated-data"
+
+
 @pytest.mark.parametrize(
-    "words, part",
+    "words, parts",
     [
-        ("--no-such-option 3", "command line: unknown option --no-such-option"),
-        ("--lr-shedule cosine", "unknown option --lr-shedule; did you mean --lr-schedule"),
-        ("--config nosuch", "no configuration 'nosuch'"),
-        ("--config quickstart --config-path missing.yml", "configuration file missing.yml: No such file or directory"),
-        ("--config quickstart --config-path .", "configuration file .: Is a directory"),
-        ("--model alexnet", "no model 'alexnet'"),
-        ("--lr-schedule linear", "no learning-rate schedule 'linear'"),
-        ("--dataset mnist", "no data set 'mnist'; did you mean fashion-mnist"),
-        ("--epochs many", "epochs is 'many' but must be a finite number"),
-        ("--optimiser nadam", "optimiser is 'nadam' but must be one of SGD, momentum"),
-        ("--batch-size 4 --micro-batch-size 8", "--batch-size 4 and --micro-batch-size 8 are two spellings"),
-        ("--iterations 3 --epochs 2", "--iterations 3 and --epochs 2.0 exclude each other"),
-        ("", "no data set given: --dataset fashion-mnist needs no files"),
-        ("stray", "command line: 'stray' is not an option; options begin with --"),
-        ("--dataset cifar-10 stray", "command line: --dataset: takes one value, but was given cifar-10 stray"),
-        ("--dataset cifar-10", "data set cifar-10 needs its files (data_batch_1.bin, "),
-        ("--dataset cifar-10 --data-dir nowhere", "data set cifar-10: --data-dir nowhere is not a folder"),
-        ("--dataset cifar-10 --data-dir .", "data set cifar-10: no data_batch_1.bin in ."),
-        ("--dataset imagenet --data-dir nowhere", "data set imagenet: --data-dir nowhere is not a folder"),
-        ("--data-dir nowhere", "no data set can be inferred from --data-dir nowhere"),
-        ("--dataset fashion-mnist --data-dir .", "data set fashion-mnist: --data-dir . lacks the IDX files"),
-        ("--dataset cifar-10 --generated-data --groups 5 --group-norm", "16 channels do not divide into 5 norm groups"),
-        ("--dataset cifar-10 --generated-data --name-suffix ../x", "--name-suffix '../x' must not contain"),
-        (
-            "--dataset cifar-10 --generated-data --available-memory-proportion .1 .2 .3",
-            "has 3 values but needs 1 without --pipeline",
-        ),
-        (
-            "--dataset cifar-10 --generated-data --available-memory-proportion .1 .2",
-            "has 2 values but needs 1 without --pipeline",
-        ),
-        (
-            "--dataset cifar-10 --generated-data --base-learning-rate 2000",
-            "base_learning_rate_exponent is '2000' but must lie between -126 and 64",
-        ),
-        (
-            "--dataset cifar-10 --generated-data --optimiser RMSprop --rmsprop-base-decay-exp 1024",
-            "rmsprop_base_decay_exp is '1024' but must lie between -126 and 64",
-        ),
-        ("--dataset cifar-10 --generated-data --log-dir file/x", "cannot make a run folder in file/x"),
-        ("--dataset cifar-10 --generated-data --dry-run --log-dir file/x", "run folder in file/x: Not a directory"),
-        ("--dataset cifar-10 --generated-data --dry-run --logs-path file", "cannot make a run folder in file: File exists"),
-        ("--dataset cifar-10 --generated-data --dry-run --logs-path /proc/x", "cannot make a run folder in /proc/x: "),
-        (f"--dataset cifar-10 --generated-data --dry-run --logs-path {'x' * 300}", ": File name too long"),
-        (f"--dataset cifar-10 --generated-data --dry-run --name-suffix {'x' * 250}", ": File name too long"),
-        (
-            "--dataset cifar-10 --generated-data --dry-run --num-io-tiles 1472",
-            "num_io_tiles is '1472' but must lie between 0",
-        ),
-        ("--dataset cifar-10 --generated-data --dry-run --dataset-benchmark", "exclude each other; give one of them"),
+        ("--config nosuch", "'nosuch'"),
+        ("--config quickstart --config-path missing.yml", "missing.yml"),
+        ("", "--dataset fashion-mnist"),
+        ("stray", "'stray' --"),
+        ("--dataset mnist", "'mnist' fashion-mnist"),
+        ("--dataset cifar-10", "cifar-10 data_batch_1.bin"),
+        ("--dataset cifar-10 --data-dir nowhere", "cifar-10 --data-dir nowhere"),
+        ("--dataset imagenet --data-dir .", "imagenet train-?????-of-?????"),
+        ("--dataset fashion-mnist --data-dir .", "fashion-mnist --data-dir IDX"),
+        (f"{GIVEN} --groups 5 --group-norm", "16 5"),
+        (f"{GIVEN} --name-suffix ../x", "--name-suffix '../x'"),
+        (f"{GIVEN} --available-memory-proportion .1 .2", "2 1 --pipeline"),
+        (f"{GIVEN} --base-learning-rate 2000", "base_learning_rate_exponent '2000' -126 64"),
+        (f"{GIVEN} --log-dir file/x", "file/x"),
+        (f"{GIVEN} --dry-run --log-dir file/x", "file/x"),
+        (f"{GIVEN} --dry-run --logs-path file", "file"),
+        (f"{GIVEN} --dry-run --name-suffix {'x' * 250}", "name too long"),
+        (f"{GIVEN} --dry-run --num-io-tiles 1472", "num_io_tiles '1472'"),
+        (f"{GIVEN} --dry-run --dataset-benchmark", "--dry-run --dataset-benchmark"),
     ],
 )
-def test_wrong_options(script, words, part, tmp_path):
+def test_wrong_options(words, parts, tmp_path):
     (tmp_path / "file").write_text("kept")
-    assert part in refused(script, *words.split())
+    for script in ("train", "validation"):
+        said = refused(script, *words.split())
+        assert all(part in said for part in parts.split()), said
     assert list(tree(tmp_path)) == ["file"]
 
 
-def test_a_temporary_run_folder_has_a_name_that_can_be():
-    words = (*GENERATED, "--no-logs", "--no-validation", "--name-suffix", "x" * 232)
-    assert refused("train", *words, "--dry-run").endswith("File name too long; give a place with --logs-path")
-    assert run("validation", *words, "--dry-run").code == 0  # which makes none
-
-
-def test_a_schedule_without_its_numbers():
-    assert "lr_decay_rate and lr_drops not given" in refused("train", *GENERATED, "--lr-schedule", "exponential")
-
-
-def test_a_batch_that_cannot_be_cut_evenly():
-    message = refused("train", *GENERATED, "--global-batch-size", 64)
-    assert message == ("--global-batch-size 64 is not a multiple of micro-batch 10 x replicas 1 = 10; nearest: 60 or 70")
-
-
-def test_an_error_in_a_block_names_file_and_line(tmp_path):
-    (tmp_path / "my.yml").write_text("base: &base\n  dataset: cifar-10\nmine:\n  <<: *base\n  micro_bath_size: 3\n")
-    message = refused("train", "--config", "mine", "--config-path", "my.yml")
-    assert message == (
-        "my.yml:5: mine: unknown key 'micro_bath_size'; did you mean micro_batch_size, batch_size or valid_batch_size?"
-    )
+def test_wrong_trainings():
+    said = refused("train", *GIVEN.split(), "--lr-schedule", "exponential")
+    assert "lr_decay_rate" in said and "lr_drops" in said
+    said = refused("train", *GIVEN.split(), "--micro-batch-size", 10, "--global-batch-size", 64)
+    assert all(part in said for part in ("--global-batch-size 64", "60", "70"))
 
 
 def cifar(folder: Path) -> Path:
@@ -167,19 +122,13 @@ def imagenet(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "make, damage, part",
     [
-        (cifar, lambda f: (f / "data_batch_3.bin").write_bytes(b""), "data_batch_3.bin is 0 bytes, not a positive multiple of "
-         "the record length 3073"),
-        (cifar, lambda f: os.truncate(f / "data_batch_3.bin", 5000), "data_batch_3.bin is 5000 bytes, not a positive multiple"),
-        (cifar, lambda f: os.truncate(f / "test_batch.bin", 0), "test_batch.bin is 0 bytes, not a positive multiple"),
-        (cifar, lambda f: (f / "data_batch_5.bin").unlink(), "lacks data_batch_5.bin"),
-        (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11, outside 0 "
-         "to 9"),
+        (cifar, lambda f: os.truncate(f / "data_batch_3.bin", 5000), "data_batch_3.bin is 5000 bytes"),
+        (cifar, lambda f: os.truncate(f / "test_batch.bin", 0), "test_batch.bin is 0 bytes"),
+        (cifar, lambda f: (f / "data_batch_5.bin").unlink(), "data_batch_5.bin"),
+        (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11"),
         (imagenet, lambda f: None, "train-00000-of-00001"),
-        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001 cannot be used: it is empty"),
-        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "train.tfrecord"), "data set imagenet: no "
-         "train-?????-of-????? in "),
-        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "validation-00000-of-00001"), "data set imagenet: no "
-         "train-?????-of-????? in "),
+        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001"),
+        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "train.tfrecord"), "train-?????-of-?????"),
     ],
 )  # fmt: skip
 def test_damaged_data(tmp_path, make, damage, part):
@@ -216,53 +165,38 @@ def test_a_folder_around_runs_names_them(script, tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize(
-    "path, parts",
-    [
-        ("nowhere", {"is not a folder", "no such folder"}),
-        ("empty", {"holds no checkpoint"}),
-        ("file", {"is not a folder", "no such folder"}),
-        ("empty/ckpt-3", {"is not a folder", "no such folder"}),
-    ],
-)
-def test_restore_paths_without_a_run(script, path, parts, tmp_path):
+def test_restore_paths_without_a_run(script, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("kept")
-    message = refused(script, "--restore-path", path, *GENERATED)
-    assert message.startswith(f"--restore-path {path}")
-    assert any(part in message for part in parts)
+    for path in ("nowhere", "empty", "file", "empty/ckpt-3"):
+        assert f"--restore-path {path}" in refused(script, "--restore-path", path, *GENERATED)
     assert list(tree(tmp_path)) == ["file"]
 
 
-def test_weights_that_tell_no_options_want_some(tmp_path):
+def test_weights_without_options_want_some(tmp_path):
     np.savez(tmp_path / "bare.npz", weights=np.zeros(3, np.float32))
     message = refused("validation", "--restore-path", "bare.npz")
-    assert message.startswith("weights bare.npz tell no options of their network: give them, as --model")
-    assert "tools/import_weights.py" in message
-    assert "does not fit the network asked for" in refused("validation", "--restore-path", "bare.npz", *GENERATED)
+    assert all(part in message for part in ("bare.npz", "--model", "tools/import_weights.py"))
+    assert "does not fit" in refused("validation", "--restore-path", "bare.npz", *GENERATED)
 
 
 def test_restore_needs_a_path():
-    assert refused("restore") == "--restore-path is needed: the folder of the run, as in logs/<run>"
-    assert refused("restore", "--epochs", 3).startswith("--restore-path is needed")
-    assert refused("restore", "--restore-path").startswith("--restore-path is needed")
-
-
-LOST = "no state of a checkpoint and no "
+    for words in ((), ("--epochs", 3), ("--restore-path",)):
+        assert "--restore-path is needed" in refused("restore", *words)
 
 
 @pytest.mark.parametrize(
     "content, part",
     [
-        (b"{", "arguments.json cannot be read: it is not JSON from line 1, column 2 on"),
-        (b'{"a": "\xe9"}', "arguments.json cannot be read: it is not UTF-8 text from byte 7 on"),
-        (b"[]", "arguments.json is damaged: it must hold one JSON object"),
-        (b"{}", LOST),
-        (None, LOST),
-        (b'{"dataset": "cifar-10", "model": "alexnet"}', "/run/arguments.json): no model 'alexnet'"),
-        (b'{"dataset": "cifar-10", "epochs": "many"}', "/run/arguments.json is damaged: epochs is 'many'"),
-        pytest.param(b"[" * 100_000, "arguments.json cannot be read: its JSON is nested too deeply"),
+        (b"{", "line 1, column 2"),
+        (b'{"a": "\xe9"}', "byte 7"),
+        (b"[]", "JSON object"),
+        (None, "no "),
+        (b'{"dataset": "cifar-10", "model": "alexnet"}', "'alexnet'"),
+        (b'{"dataset": "cifar-10", "epochs": "many"}', "epochs is 'many'"),
+        (b"[" * 100_000, "nested"),
     ],
+    ids=range(7),
 )
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_damaged_record_of_weights_without_states(script, content, part, finished, tmp_path):
@@ -273,8 +207,8 @@ def test_a_damaged_record_of_weights_without_states(script, content, part, finis
             (folder / file.name).write_bytes(file.read_bytes())
     if content is not None:
         (folder / "arguments.json").write_bytes(content)
-    before = tree(tmp_path)
-    assert part in refused(script, "--restore-path", folder)
+    before, said = tree(tmp_path), refused(script, "--restore-path", folder)
+    assert part in said and "arguments.json" in said
     assert tree(tmp_path) == before
 
 
@@ -317,48 +251,6 @@ def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
     assert f"(8 train images, now {recorded['train_images']:,})" in (folder / "log.txt").read_text()
 
 
-def test_another_model_than_the_run_recorded_is_named(finished, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(finished.folder, folder)
-    record_again(folder, model="efficientnet", model_size="B0")
-    message = refused("restore", "--restore-path", folder, "--model", "resnet", "--dry-run")
-    assert message.startswith("model resnet (command line: --model) is not that of the recorded run, efficientnet")
-
-
-def test_a_path_is_no_pattern(finished):
-    for name in ("ckpt**", "[c]kpt-"):
-        assert "no such folder, and no checkpoint" in refused("validation", "--restore-path", finished.folder / name)
-
-
-def test_other_records_of_the_same_number_are_warned_of():
-    spec = SimpleNamespace(train_images=3, validation_images=2)
-    run = SimpleNamespace(data_source=SimpleNamespace(spec=spec, digest=lambda: "b"))
-    for digest, said in (("a", True), ("b", False), (None, False)):
-        recorded = {"train_images": 3, "validation_images": 2, "records_digest": digest}
-        assert any("others or in another order" in line for line in origins.changed_data_warnings(run, recorded)) == said
-
-
-def test_validation_tells_of_other_pictures():
-    """The sizes of the part that is not validated say nothing; a prediction has no pictures of the data."""
-    spec = SimpleNamespace(train_images=3, validation_images=2)
-    options = SimpleNamespace(checkpoint=SimpleNamespace(predict=""))
-    run = SimpleNamespace(data_source=SimpleNamespace(spec=spec, digest=lambda: "b"), options=options)
-    begin = "the data are not those that the run recorded"
-    for train_images, validation_images, digest, told in (
-        (3, 2, "a", [f"{begin} (as many pictures, but others or in another order)"]),
-        (3, 2, "b", []), (9, 2, "a", []), (9, 1234, "a", [f"{begin} (1,234 validation images, now 2)"]),
-    ):  # fmt: skip
-        recorded = {"train_images": train_images, "validation_images": validation_images, "records_digest": digest}
-        assert entry.other_pictures(run, recorded) == told
-    run.data_source.validation_digest = lambda: "v"
-    others = [f"{begin} (as many pictures, but others or in another order)"]
-    for train_images, digest, told in ((3, "v", []), (9, "v", []), (9, "w", others), (3, "w", others)):
-        recorded = {"train_images": train_images, "validation_images": 2, "records_digest": "a"}
-        assert entry.other_pictures(run, {**recorded, "validation_records_digest": digest}) == told
-    options.checkpoint.predict = "photo.jpg"
-    assert not entry.other_pictures(run, recorded)
-
-
 def test_a_run_resumes_from_its_checkpoints_alone(finished, tmp_path):
     """With the options of the last call that saved, whatever is in arguments.json, or without it."""
     folder = shutil.copytree(finished.folder, tmp_path / "run")
@@ -382,30 +274,16 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     before = tree(finished.folder)
     for script, *more in (("train",), ("train", "--dry-run"), ("validation",)):
         message = refused(script, *GENERATED, *more, "--logs-path", finished.folder)
-        assert message.startswith(f"--logs-path {finished.folder} holds a run already; give another folder")
-        assert f"python restore.py --restore-path {finished.folder} --epochs NUMBER" in message
+        assert f"--logs-path {finished.folder}" in message and f"restore.py --restore-path {finished.folder}" in message
     assert tree(finished.folder) == before
-    record = {"dataset": "cifar-10"}
-    (tmp_path / "arguments.json").write_text(json.dumps(record))
-    assert "holds a run already" in refused("train", *GENERATED, "--logs-path", ".")
-    assert json.loads((tmp_path / "arguments.json").read_text()) == record
 
 
-@pytest.mark.parametrize(
-    "words, part",
-    [
-        (("--epochs", "many"), "epochs is 'many'"),
-        (("--model-size", "21"), "no model size 21"),
-        (("--model-size", "14"), "parameters, that of this call"),
-        (("--stop-after", "1"), "--stop-after 1: the run has done 1 updates already"),
-        (("stray",), "takes one value, but was given"),
-        (("--nonsense",), "unknown option --nonsense"),
-    ],
-)
 @pytest.mark.parametrize("script", ["train", "restore"])
-def test_a_refused_restore_leaves_the_run_as_it_is(script, words, part, finished):
+def test_a_refused_restore_leaves_the_run_as_it_is(script, finished):
     before = tree(finished.folder)
-    assert part in refused(script, "--restore-path", finished.folder, *words)
+    for words, part in ((("--epochs", "many"), "'many'"), (("--model-size", "14"), "parameters"), (("--stop-after", "1"), "1 updates"),
+                        (("--model", "resnext"), "resnet")):  # fmt: skip
+        assert part in refused(script, "--restore-path", finished.folder, *words)
     assert tree(finished.folder) == before
 
 
@@ -423,12 +301,6 @@ def without_manifests(finished, tmp_path) -> Path:
         if not kept.name.endswith(".manifest.json"):
             (tmp_path / kept.name).write_bytes(kept.read_bytes())
     return tmp_path
-
-
-def test_damaged_tensors_of_a_run_without_manifests(without_manifests):
-    (without_manifests / "ckpt-1.data-00000-of-00001").write_bytes(b"junk")
-    chosen, _, (warning,) = read.load_latest(without_manifests)
-    assert chosen.updates == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
 
 
 # In a process of its own

@@ -3,7 +3,6 @@ signal with one line, whenever it comes."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import io
 import os
@@ -15,25 +14,16 @@ import termios
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from commands import assert_same_bits, run, succeed, timeless, variables
 
-import train
 from base import plugins
 from base.process.signals import Signals, StopRequest, TolerantStream
 from base.process.startup import BEFORE
 from emulator.plan.plan import PlanError
 from harness.checkpoints import read
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.write import Writer
-from harness.cluster.cluster import ALONE
-from harness.processes.team import Team
 from harness.programs import compiling
-from harness.training import endings
-from harness.training.context import TrainingContext
-from log import RunLog
 
 ROOT = plugins.ROOT
 # one host step of 16 updates, each of several micro-batches: nothing is due in between
@@ -112,33 +102,19 @@ def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
 
 
-def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch):
-    def stopped():
-        raise StopRequest(signal.SIGHUP)
-
-    monkeypatch.setattr(read, "load_latest", lambda *_, **__: stopped())
-    result = run("restore", "--restore-path", unbroken, "--iterations", 70)
-    assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
-    told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
-    assert re.fullmatch(told, result.out)
-    monkeypatch.setattr(train.sources, "value_of", lambda *_: stopped())  # in its first second
-    assert re.fullmatch(told, run("restore", "--restore-path", unbroken, "--iterations", 70).out)
-    result = run("train", "--model-size", 8)
-    assert result.code == 129 and re.fullmatch(r"Nothing was saved.\nBegin again: .*train\.py --model-size 8\n", result.out)
-    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")  # one process alone would begin another run
-    assert run("train", "--model-size", 8).out == "Nothing was saved.\nBegin again:     the same call of poprun\n"
-
-
-def test_a_run_that_is_stopped_before_it_recorded_its_options_names_the_whole_call(unbroken, monkeypatch):
-    def stopped(*_):
+def test_a_run_that_is_stopped_before_it_resumes_names_the_whole_call(unbroken, monkeypatch):
+    def stopped(*_, **__):
         raise StopRequest(signal.SIGTERM)
 
-    monkeypatch.setattr(compiling, "training_program", stopped)
     words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
-    result = run("restore", *words)
-    assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
-    (line,) = re.findall("^Go on: +(.*)", result.out, re.M)
-    assert line.endswith(f"restore.py {' '.join(map(str, words))}") and line in (unbroken / "log.txt").read_text()
+    again = f"restore.py {' '.join(map(str, words))}"
+    for module, name in ((compiling, "training_program"), (read, "load_latest")):  # after and before its log is open
+        monkeypatch.setattr(module, name, stopped)
+        result = run("restore", *words)
+        assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
+        (line,) = re.findall("^Go on: +(.*)", result.out, re.M)
+        assert line.endswith(again)
+    assert again in (unbroken / "log.txt").read_text()
 
 
 def test_the_log_tells_of_a_refusal_that_comes_after_its_first_lines(monkeypatch, tmp_path):
@@ -163,46 +139,6 @@ def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypat
     assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
     result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # which goes on in the folder
     assert f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path / 'other'}\n" in result.out
-
-
-def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path, capsys):
-    """And not what else lies in the folder, such as a damaged checkpoint that was left out."""
-    Path(Checkpoint.at(tmp_path, 6).prefix + ".index").touch()
-    logging = SimpleNamespace(logs=True, logs_path=None)
-    stopped = SimpleNamespace(options=SimpleNamespace(logging=logging), cluster=ALONE)
-    none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
-    for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
-        with Writer(newest) as writer:
-            endings.stopped(
-                TrainingContext(stopped, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "SIGTERM"
-            )
-        assert told in capsys.readouterr().out
-
-
-def test_a_run_that_has_no_checkpoint_names_the_option_with_which_its_call_gets_on(tmp_path, capsys):
-    for place, way in ((str(tmp_path), "; delete it before the same call with"), (None, "; make the same call with")):
-        logging = SimpleNamespace(logs=True, logs_path=place, autoresume=False)
-        run = SimpleNamespace(options=SimpleNamespace(logging=logging), cluster=ALONE)
-        with Writer(None) as writer:
-            context = TrainingContext(run, Team(), tmp_path, RunLog(None), writer, Signals(), None, None)
-            endings.stopped(context, "", "a reason", "--skip-bad-records", "2")
-        assert f"There is no checkpoint in {tmp_path}{way} --skip-bad-records 2\n" in capsys.readouterr().out
-
-
-def test_a_run_says_how_to_go_on_where_its_last_checkpoint_could_not_be_told_of(tmp_path, capsys):
-    def task() -> None:
-        writer.latest = "ckpt-4"
-        raise OSError(errno.EPIPE, os.strerror(errno.EPIPE), "standard output")
-
-    run_of = SimpleNamespace(options=SimpleNamespace(logging=SimpleNamespace(logs=True, logs_path=None)), cluster=ALONE)
-    with Writer() as writer:
-        writer.submit(task)
-        endings.stopped(TrainingContext(run_of, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "full")
-    told = capsys.readouterr().out
-    assert "Broken pipe: 'standard output'\nThe newest checkpoint is ckpt-4.\nGo on: " in told
-    writer = Writer()
-    writer.submit(task)
-    writer.__exit__(KeyError, KeyError(), None)  # an error that ends the run stays the one that is told
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
@@ -239,12 +175,6 @@ def test_one_process_at_a_time_writes_a_run(unbroken, tmp_path):
     process.communicate(timeout=60)
     succeed("restore", "--restore-path", folder)
     assert_same_bits(variables(unbroken, 16), variables(folder, 16))
-
-
-def test_the_earlier_handlers_come_back(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    succeed("train", *WORDS.replace("--iterations 16", "--iterations 1").split(), "--logs-path", tmp_path / "run")
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tmp_path):
@@ -342,44 +272,11 @@ def test_nohup_is_honoured():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-class Broken(io.StringIO):
-    """A stream whose other end has gone."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-    def write(self, text: str) -> int:
-        raise OSError(self.number, os.strerror(self.number))
-
-
-def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
-    signals = Signals()
-    print("dropped", file=TolerantStream(Broken(errno.EIO), signals))
-    with pytest.raises(BrokenPipeError):
-        print("told", file=TolerantStream(Broken(errno.EPIPE), signals))
-    signals.received = signal.SIGINT
-    print("dropped", file=TolerantStream(Broken(errno.EPIPE), signals))
-    with pytest.raises(OSError, match="No space"):
-        print("told", file=TolerantStream(Broken(errno.ENOSPC), signals))
-
-
 def test_a_terminal_gets_no_orders_from_what_is_printed():
     """The names of folders and classes may hold any; colours, and a bar's return and clear, go through."""
     out = io.StringIO()
     print("a\x1b]0;title\x07\x9b31m\tb\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m", file=TolerantStream(out, Signals()))
     assert out.getvalue() == "a\\x1b]0;title\\x07\\x9b31m\tb\\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m\n"
-
-
-def test_a_signal_to_an_instance_that_has_followed_another_asks_for_nothing_more():
-    """It comes when the run's handlers have gone, and led to `The run is as it was` below the line of the checkpoint."""
-    with Signals() as command:
-        with Signals() as of_run:
-            of_run.agree_to_stop(1)
-            with pytest.raises(StopRequest, match="instance 1, which was told to stop"):
-                of_run.raise_if_received()
-        signal.raise_signal(signal.SIGTERM)
-        assert command.received == signal.SIGTERM
 
 
 def test_a_signal_waits_for_no_lock_that_the_main_thread_holds():

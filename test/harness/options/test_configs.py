@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from base.errors import DataError, OptionError
 from harness.commands import cli
@@ -73,47 +69,6 @@ B2-G1-GN-Native_16IPU_4x4:
   pipeline_splits: ['block2b', 'block4a', 'block5d']
   available_memory_proportion: ['0.2']
 """
-# what of it works so far, in the same style
-AVAILABLE = """
-base: &base
-  model: 'efficientnet'
-  dataset: 'imagenet'
-  enable_half_partials: True
-  standard_imagenet: True
-  no_stochastic_rounding: True
-  optimiser: 'Momentum'
-  lr_schedule: 'exponential'
-  label_smoothing: '0.1'
-  epochs: 350
-  weight_decay: 1e-5
-  internal_exchange_optimisation_target: 'balanced'
-  disable_variable_offloading: True
-  cutmix_version: 1
-  shards: 1
-  validation: False
-B2: &B2
-  model_size: 'B2'
-Half: &Half
-  <<: *B2
-  image_size: 196
-G16: &G16
-  group_dim: 16
-  expand_ratio: 4
-GN: &GN
-  groups: 4
-B2-G16-GN: &B2-G16-GN
-  <<: *Half
-  <<: *G16
-  <<: *GN
-run:
-  <<: *base
-  <<: *B2-G16-GN
-  batch_size: '12'
-  replicas: '4'
-  gradient_accumulation_count: '16'
-  available_memory_proportion: ['0.2']
-  precision: 32.32
-"""
 
 
 @pytest.fixture
@@ -136,9 +91,9 @@ def refused(path: str, *words: str, name: str = "a") -> str:
     """The message's first line, with the file called FILE."""
     with pytest.raises((OptionError, DataError)) as caught:
         parse(path, *words, name=name)
-    first = str(caught.value).splitlines()[0]
+    first = str(caught.value).splitlines()[0].replace(path, "FILE")
     assert len(first) < 400
-    return first.replace(path, "FILE")
+    return first
 
 
 def flat(text: str, name: str, path: str) -> dict[str, object]:
@@ -183,19 +138,13 @@ empty: &empty
     assert found == {key: str(value) for key, value in expected.items()}
 
 
-def test_a_block_s_own_key_is_above_a_merged_one_in_either_spelling(write):
-    for low, own in (("log_freq", "log-freq"), ("log-freq", "log_freq")):
-        text = f"b: &b {{{low}: 1, seed: 2}}\na:\n  {own}: 3\n  <<: *b\n"
-        assert {key: entry.value for key, entry in configs.ConfigFile(write(text)).block("a").items()} == {
-            "seed": "2",
-            own: "3",
-        }
-
-
 def test_every_entry_knows_the_line_of_its_key(write):
-    text = "b: &b\n  epochs: 1\n  seed: 2\na:\n  <<: *b\n\n  seed: 3\n"
+    """A block's own key is above a merged one in either spelling."""
+    text = "b: &b\n  epochs: 1\n  log-freq: 2\na:\n  <<: *b\n\n  log_freq: 3\n"
     entries = configs.ConfigFile(write(text)).block("a")
-    assert {key: entry.where.rsplit(":", 1)[1] for key, entry in entries.items()} == {"epochs": "2", "seed": "7"}
+    assert {key: (entry.value, entry.where.rsplit(":", 1)[1]) for key, entry in entries.items()} == {
+        "epochs": ("1", "2"), "log_freq": ("3", "7"),
+    }  # fmt: skip
 
 
 def test_values(tmp_path):
@@ -206,42 +155,20 @@ def test_values(tmp_path):
     assert flat(text, "a", str(tmp_path / "c.yml")) == expected
 
 
-# MEME's way of writing
-
-
 def test_a_file_like_that_of_meme(write):
     path = write(MEME)
     names = configs.ConfigFile(path).names
-    assert names[-1] == "B2-G1-GN-Native_16IPU_4x4"
-    entries = configs.ConfigFile(path).block(names[-1])
-    assert {key: entries[key].value for key in ("model_size", "groups", "group_dim", "precision", "replicas")} == {
-        "model_size": "B2", "groups": "4", "group_dim": "1", "precision": "16.32", "replicas": "4"
-    }  # fmt: skip
-    found = parse(path, name=names[-1]).options.values()
-    expected = {"eight_bit_io": True, "weight_avg_exp": (0.97,), "mixup_alpha": 0.1, "replicas": 4, "precision": "16.32"}
-    assert {key: found[key] for key in expected} == expected
-
-
-def test_meme_blocks_of_what_is_available(write):
-    parsed = parse(write(AVAILABLE), name="run")
-    found = parsed.options.values()
+    found = parse(path, "--generated-data", name=names[-1]).options
     expected = {
-        "model": "efficientnet", "model_size": "B2", "image_size": 196, "group_dim": 16, "expand_ratio": 4, "groups": 4,
-        "micro_batch_size": 12, "replicas": 4, "gradient_accumulation_count": 16, "precision": "32.32",
-        "available_memory_proportion": (0.2,), "optimiser": "momentum", "lr_schedule": "exponential",
-        "label_smoothing": 0.1, "epochs": 350.0, "weight_decay": 1e-5, "stochastic_rounding": "OFF", "validation": False,
-        "internal_exchange_optimisation_target": "balanced", "lr_decay_rate": 0.97, "lr_drops": 146,
-        "base_learning_rate_exponent": -10.0,
+        "model": "efficientnet", "model_size": "B2", "group_dim": 1, "expand_ratio": 6, "groups": 4, "eight_bit_io": True,
+        "weight_avg_exp": (0.97,), "mixup_alpha": 0.1, "replicas": 4, "precision": "16.32", "stochastic_rounding": "OFF",
+        "available_memory_proportion": (0.2,), "optimiser": "RMSprop", "lr_schedule": "exponential", "lr_decay_rate": 0.97,
+        "label_smoothing": 0.1, "epochs": 350.0, "internal_exchange_optimisation_target": "balanced",
     }  # fmt: skip
-    assert {name: found[name] for name in expected} == expected
-    run = prepare(parse(write(AVAILABLE), "--generated-data", name="run").options, {})
-    assert (run.plan.global_batch, run.image_size, run.peak_rate) == (768, 196, 0.75)
-    assert run.name == "EfficientNet-B2_bs12x16ax4r_GN4"
-
-
-def test_every_anchor_block_can_be_chosen(write):
-    path = write(AVAILABLE)
-    for name in configs.ConfigFile(path).names:
+    assert {name: found.values()[name] for name in expected} == expected
+    run = prepare(found, {})
+    assert (run.plan.global_batch, run.name) == (768, "EfficientNet-B2_bs12x16px4r_GN4")
+    for name in names:
         parse(path, "--model", "efficientnet", "--dataset", "imagenet", name=name)
 
 
@@ -324,101 +251,75 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
 # Errors, with file and line
 
 
-NO_KIND = "not valid YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:"
+@pytest.mark.parametrize(
+    "keys, line, parts",
+    [
+        ("micro_bath_size: 3", 3, "a: 'micro_bath_size' micro_batch_size, batch_size valid_batch_size?"),
+        ("epochs: many", 3, "epochs 'many' number"),
+        ("epochs: .inf", 3, "epochs '.inf' number"),
+        ("epochs: yes", 3, "epochs 'True' number"),
+        ("epochs: [1]", 3, "epochs list ['1']"),
+        ("epochs: {x: 1}", 3, "'epochs' list"),
+        ("epochs: [[1]]", 3, "'epochs' list"),
+        ("batch_size: 2.0", 3, "micro_batch_size '2.0' whole number"),
+        ("batch_size: 0", 3, "micro_batch_size '0' 1"),
+        ("replicas: " + "1" * 5000, 3, "replicas 5000 characters whole number"),
+        ("pipeline:", 3, "pipeline true false"),
+        ("wandb: maybe", 3, "wandb 'maybe' true false"),
+        ("no_validation: maybe", 3, "validation 'maybe' true false"),
+        ("precision: 16", 3, "precision '16' 16.32"),
+        ("optimiser: yes", 3, "optimiser 'True' SGD"),
+        ("name_suffix: ''", 3, "name_suffix '' text"),
+        ('name_suffix: "\\ud800"', 3, "name_suffix '\\ud800' text"),
+        ("available_memory_proportion: [0.2, 1.2]", 3, "available_memory_proportion '0.2 1.2' 0 1"),
+        ("model: alexnet", 3, "'alexnet' resnet resnext?"),
+        ("lr_schedule: step", 3, "'step' stepped?"),
+        ("model_size: 21", 3, "21 20?"),
+        ("restore_path: logs/x", 3, "restore_path command line"),
+        ("epochs: 1\n  epochs: x", 4, "'epochs' twice FILE:3"),
+        ("log_freq: 1\n  log-freq: 2", 4, "'log-freq' twice FILE:3"),
+        ("<<: {seed: 1, seed: 1}", 3, "'seed' twice FILE:3"),
+        ("epochs: 1\n  iterations: 2", 3, "--iterations 2 --epochs 1.0 exclude"),
+        ("epochs: 1\n  epoch: 2", 4, "epochs 1.0 epoch 2.0 spellings"),
+        ("epochs: *nothing", 3, "YAML 'nothing'"),
+        ("epochs: !!timestamp soon", 3, "epochs 'soon'"),
+        ("seed: !!python/object/apply:os.system ['touch FILE']", 3, "YAML python/object/apply:os.system"),
+        ("name_suffix: !!binary aGk=", 3, "YAML binary"),
+        ("<<: [{epochs: 1}, 3]", 3, "<< mappings '3'"),
+        ("? [x]\n  : 1", 3, "key name"),
+        ("\tepochs: 1", 3, "YAML token"),
+        ("variable_filter: &f [*f]", 3, "YAML recursive"),
+    ],
+)  # fmt: skip
+def test_errors_name_file_and_line(write, keys, line, parts):
+    said = refused(write(f"a:\n  dataset: cifar-10\n  {keys}\n"))
+    assert f"FILE:{line}" in said and all(part in said for part in parts.split()), said
 
 
 @pytest.mark.parametrize(
-    "keys, message",
+    "content, place, parts",
     [
-        ("micro_bath_size: 3", "FILE:3: a: unknown key 'micro_bath_size'; did you mean micro_batch_size, batch_size or "
-         "valid_batch_size?"),
-        ("gradient_acumulation: 64", "FILE:3: a: unknown key 'gradient_acumulation'; did you mean "
-         "gradient_accumulation_count, gradients_to_accumulate or gradient_format?"),
-        ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
-        ("epochs: .inf", "FILE:3: epochs is '.inf' but must be a finite number"),
-        ("epochs: yes", "FILE:3: epochs is 'True' but must be a finite number"),
-        ("epochs: [1]", "FILE:3: epochs takes one value, not the list ['1']"),
-        ("epochs: {x: 1}", "FILE:3: 'epochs' must be a value or a list of values"),
-        ("epochs: [[1]]", "FILE:3: 'epochs' must be a value or a list of values"),
-        ("batch_size: 2.0", "FILE:3: micro_batch_size is '2.0' but must be a whole number"),
-        ("batch_size: 0", "FILE:3: micro_batch_size is '0' but must be at least 1"),
-        ("replicas: 1e1", "FILE:3: replicas is '1e1' but must be a whole number"),
-        ("replicas: " + "1" * 5000, f"FILE:3: replicas is '{'1' * 100}... (5000 characters)' but must be at most 3.4e+38 in size"),
-        ("pipeline:", "FILE:3: pipeline has no value: write true or false, or leave the key out"),
-        ("wandb: maybe", "FILE:3: wandb is 'maybe' but must be true or false"),
-        ("no_validation: maybe", "FILE:3: validation is 'maybe' but must be true or false"),
-        ("precision: 16", "FILE:3: precision is '16' but must be one of 16.16, 16.32, 32.32, 8.16, 8.32, bf16.16, bf16.32; did you mean 8.16, 16.32 or 16.16?"),
-        ("optimiser: yes", "FILE:3: optimiser is 'True' but must be one of SGD, momentum, RMSprop, LARS, LAMB, Adam, AdamW"),
-        ("name_suffix: yes", "FILE:3: name_suffix is 'True' but must be UTF-8 text, not empty"),
-        ("name_suffix: ''", "FILE:3: name_suffix is '' but must be UTF-8 text, not empty"),
-        ('name_suffix: "\\ud800"', "FILE:3: name_suffix is '\\ud800' but must be UTF-8 text, not empty"),
-        ("available_memory_proportion: [0.2, 1.2]", "FILE:3: available_memory_proportion is '0.2 1.2' but must lie between 0 "
-         "and 1"),
-        ("model: alexnet", "FILE:3: no model 'alexnet': Models/alexnet.py not found; did you mean resnet or resnext?"),
-        ("lr_schedule: step", "FILE:3: no learning-rate schedule 'step': LR_Schedules/step.py not found; did you mean stepped?"),
-        ("model_size: 21", "configuration a (FILE:3): no model size 21 for cifar-sized data; did you mean 32, 29 or 20?"),
-        ("restore_path: logs/x", "FILE:3: a: restore_path has a meaning on the command line only"),
-        ("autoresume: true", "FILE:3: a: autoresume has a meaning on the command line only"),
-        ("config: b", "FILE:3: a: config has a meaning on the command line only"),
-        ("epochs: 1\n  epochs: x", "FILE:4: 'epochs' is given twice, first at FILE:3; keep one of them"),
-        ("<<: {seed: 1, seed: 1}", "FILE:3: 'seed' is given twice, first at FILE:3; keep one of them"),
-        ("log_freq: 1\n  log-freq: 2", "FILE:4: 'log-freq' is given twice, first at FILE:3; keep one of them"),
-        ("epochs: 1\n  iterations: 2", "FILE:3: --iterations 2 and --epochs 1.0 exclude each other; give one of them"),
-        ("epochs: 1\n  epoch: 2", "FILE:4: epochs 1.0 and epoch 2.0 are two spellings of epochs with different values; give one "
-         "of them"),
-        ("epochs: *nothing", "FILE:3: not valid YAML: found undefined alias 'nothing'"),
-        ("epochs: !!bool maybe", "FILE:3: epochs is 'maybe' but must be a finite number"),
-        ('epochs: !!int ""', "FILE:3: epochs is '' but must be a finite number"),
-        ("epochs: !!timestamp soon", "FILE:3: epochs is 'soon' but must be a finite number"),
-        ("epochs: 2020-13-45", "FILE:3: epochs is '2020-13-45' but must be a finite number"),
-        ("epochs: !!python/name:os.system", f"FILE:3: {NO_KIND}python/name:os.system'"),
-        ("variable_filter: !!python/object/apply:os.system [touch x]", f"FILE:3: {NO_KIND}python/object/apply:os.system'"),
-        ("name_suffix: !!binary aGk=", f"FILE:3: {NO_KIND}binary'"),
-        ("name_suffix: !!map x", "FILE:3: 'x' is no mapping"),
-        ("<<: 3", "FILE:3: << merges mappings of options, not '3'"),
-        ("<<: [{epochs: 1}, 3]", "FILE:3: << merges mappings of options, not '3'"),
-        ("<<: !!python/object:os.x {epochs: 1}", f"FILE:3: {NO_KIND}python/object:os.x'"),
-        ("'<<': {epochs: 1}", "FILE:3: '<<' must be a value or a list of values"),
-        ("? [x]\n  : 1", "FILE:3: a key must be a name, not a list or a mapping"),
-        ("? {x: 1}\n  : 1", "FILE:3: a key must be a name, not a list or a mapping"),
-        ("\tepochs: 1", "FILE:3: not valid YAML: found character '\\t' that cannot start any token"),
-        ("epochs: 1\n  b: : 2", "FILE:4: not valid YAML: mapping values are not allowed here"),
+        ("# nothing\n", "FILE", "'a' none"),
+        ("\n- a\n", "FILE:2", "mapping"),
+        ("a: [1]", "FILE:1", "'a' mapping"),
+        ("a: {seed: 1}\nb: {}\na: {seed: 1}\n", "FILE:3", "'a' twice FILE:1"),
+        ("a: {seed: 1}\n---\na: {seed: 2}\n", "FILE:2", "YAML another document"),
+        ("a: {seed: 1", "FILE:1", "YAML"),
+        (b"\xff\xfea\x00", "FILE", "UTF-8 byte 0"),
+        (b"\x00\x01", "FILE", "YAML #x0000"),
+        ('a: {name_suffix: "\\UFFFFFFFF"}', "FILE", "YAML"),
+        ("a: " + "{x: " * 5000, "FILE", "nested"),
+        ("#" + "x" * 5_000_000, "FILE", "262144 bytes"),
+        ("a: &a\n  <<: *a\n", "FILE:1", "YAML recursive"),
+        ("a:\r\n  dataset: cifar-10\r\n  epochs: x\r\n", "FILE:3", "epochs"),
+        ("releases: [a]\na: {}", "FILE:1", "'releases' mapping"),
+        ("releases: {2.1: a}\na: {}", "FILE:1", "'releases' 2.1 to 2.3"),
+        ("releases: {2.3 to 2.1: [a]}\na: {}", "FILE:1", "'releases' 2.1 to 2.3"),
     ],
 )  # fmt: skip
-def test_errors_name_file_and_line(write, keys, message):
-    assert refused(write(f"a:\n  dataset: cifar-10\n  {keys}\n")) == message
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("", "FILE: no configuration 'a'; the file has none at all"),
-        ("# nothing\n", "FILE: no configuration 'a'; the file has none at all"),
-        ("a", "FILE:1: the file must be a mapping of block names to options"),
-        ("\n- a\n", "FILE:2: the file must be a mapping of block names to options"),
-        ("a: 3", "FILE:1: configuration 'a' must be a mapping of options"),
-        ("a: [1]", "FILE:1: configuration 'a' must be a mapping of options"),
-        ("a: !!python/object:os.x {epochs: 1}", f"FILE:1: {NO_KIND}python/object:os.x'"),
-        ("a: {seed: 1}\nb: {}\na: {seed: 1}\n", "FILE:3: 'a' is given twice, first at FILE:1; keep one of them"),
-        ("releases: {2.1: [a]}\na: {seed: 1}\nreleases: {2.1: [a]}", "FILE:3: 'releases' is given twice, first at FILE:1; keep one of them"),
-        ("? [x]\n: 1\n", "FILE:1: a key must be a name, not a list or a mapping"),
-        ("a: {seed: 1}\n---\na: {seed: 2}\n", "FILE:2: not valid YAML: but found another document"),
-        ("%YAML 9.9\n---\na: 1", "FILE:1: not valid YAML: found incompatible YAML document (version 1.* is required)"),
-        ("a: {seed: 1", "FILE:1: not valid YAML: expected ',' or '}', but got '<stream end>'"),
-        (b"\xff\xfea\x00", "FILE: not UTF-8 text: invalid start byte at byte 0"),
-        (b"\x00\x01", "FILE: not valid YAML: unacceptable character #x0000: special characters are not allowed"),
-        (b"\x89PNG\r\n\x1a\n", "FILE: not UTF-8 text: invalid start byte at byte 0"),
-        ('a: {name_suffix: "\\UFFFFFFFF"}', "FILE: not valid YAML: Python int too large to convert to C int"),
-        *((text, "FILE: lists and mappings are too deeply nested")
-          for text in ("[" * 100_000, "a: " + "{x: " * 5000, "- " * 1000, "? " * 1000, "a: " + "{[" * 800)),
-        ("#" + "x" * 5_000_000, "configuration file FILE: Has more than the 262144 bytes that are read of such a file"),
-        ("a: &a\n  <<: *a\n", "FILE:1: not valid YAML: found unconstructable recursive node"),
-        ("a: &a\n  dataset: cifar-10\n  variable_filter: &f [*f]\n", "FILE:3: not valid YAML: found unconstructable "
-         "recursive node"),
-    ],
-)  # fmt: skip
-def test_files_that_are_wrong_as_a_whole(write, content, message):
-    assert refused(write(content)) == message
+def test_files_that_are_wrong_as_a_whole(write, content, place, parts):
+    said = refused(write(content))
+    assert place in said and all(part in said for part in parts.split()), said
 
 
 def test_an_alias_is_read_once(write):
@@ -431,68 +332,13 @@ def test_an_alias_is_read_once(write):
     assert "a list of values" in refused(write(lists + "a:\n  dataset: cifar-10\n  variable_filter: *l39\n"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a: {epochs: LONG}", "a: {'LONG': 3}", "a: LONG", "a: {dataset: LONG}", "a: {model: LONG}", "a: {dataset: *LONG}",
-        "a: {dataset: !LONG x}", "a: {device: !!int LONG}", "a: {epochs: [LONG]}", "a: {epochs: {x: LONG}}",
-        "a: {model_size: LONG}", "a: {weight_avg_N: [LONG]}", "a: {dataset: cifar-10, iterations: 3, batch_size: 3,"
-        " micro_batch_size: 4, name_suffix: LONG}", "a: {optimiser: LONG}", "a: {stable_norm: LONG}", "a: {select_ipu: [LONG]}",
-        "a: {dataset: cifar-10, learning_rate_schedule: 'LONG'}", "a: {seed: !!bool LONG}", "a: {no_validation: LONG}",
-    ],
-)  # fmt: skip
-def test_what_is_echoed_is_cut(text, write):
-    """`refused` holds the message's length."""
-    for long in ("v" * 100_000, "1:" * 50_000 + "1"):
-        assert refused(write(text.replace("LONG", long)))
-
-
-def test_what_is_explained_is_cut(write):
-    long = "v" * 200_000
-    options = parse(write(f"a: {{dataset: cifar-10, name_suffix: {long}}}")).options
-    assert options.logging.name_suffix == long
-    assert len(cli.explain(options)) < 100_000
-
-
-def test_no_object_of_python_is_made(write, tmp_path):
-    for tag in ("object/apply:os.system", "object/new:os.system", "object:os.system"):
-        made = f"!!python/{tag} ['touch {tmp_path}/made']"
-        assert "python/" in refused(write(f"a: {made}"))
-        assert "python/" in refused(write(f"a:\n  dataset: cifar-10\n  seed: {made}"))
-    assert not (tmp_path / "made").exists()
-
-
-def test_names_of_blocks(write):
-    path = write("quick: {dataset: cifar-10}\n16: {dataset: cifar-100}\nquicker: {}\n")
-    with pytest.raises(OptionError) as caught:
-        parse(path, name="quik")
-    assert str(caught.value) == (
-        f"{path}: no configuration 'quik'; did you mean quick or quicker?\nThere are: quick, 16, quicker"
-    )
-    assert refused(path, name="QUICK").startswith("FILE: no configuration 'QUICK'; did you mean quick or quicker?")
+def test_names_and_files_that_are_not_there(write, tmp_path):
+    path = write("\ufeffquick: {dataset: cifar-10}\n16: {dataset: cifar-100}\nquicker: {}\n")
+    for name in ("quik", "QUICK"):
+        assert all(part in refused(path, name=name) for part in (name, "quick or quicker?"))
     assert parse(path, name="16").options.dataset.dataset == "cifar-100"
-
-
-def test_paths_that_are_no_files(tmp_path):
-    assert refused(str(tmp_path / "none.yml")) == "configuration file FILE: No such file or directory"
-    assert refused(str(tmp_path)) == "configuration file FILE: Is a directory"
-    with pytest.raises(OptionError, match=r"^configuration file : No such file or directory$"):
-        parse("")
-    os.mkfifo(tmp_path / "pipe")
-    for path in ("/dev/zero", "/dev/tty", str(tmp_path / "pipe")):
-        if os.path.exists(path):
-            assert refused(path) == "configuration file FILE: Is a pipe or a device, not a file"
-
-
-def test_a_missing_file_is_also_an_error_when_the_block_is_in_the_usual_one():
-    with pytest.raises(OptionError, match="no configuration 'nosuch'"):
-        cli.parse(["--config", "nosuch"], "train", None, {})
-    assert refused("/nowhere/c.yml", name="quickstart") == "configuration file FILE: No such file or directory"
-
-
-def test_bytes_before_the_text_and_windows_lines(write):
-    assert parse(write("\ufeffa: {dataset: cifar-10}\r\n")).options.dataset.dataset == "cifar-10"
-    assert "FILE:3: epochs is" in refused(write("a:\r\n  dataset: cifar-10\r\n  epochs: x\r\n"))
+    for wrong in ("none.yml", "."):
+        assert wrong in refused(str(tmp_path / wrong)).replace("FILE", wrong)
 
 
 # Old files: options that their release took are taken, with a note
@@ -558,12 +404,8 @@ def test_old_files(write, name, expected, notes):
 
 def test_a_kind_of_profile_is_not_a_file(write):
     """Before releases had --profile, --gc-profile was written under this key."""
-    path = write("a: {dataset: fashion-mnist, profile: NO_PROFILE}\nb: {dataset: fashion-mnist, profile: here}")
-    parsed = parse(path)
-    assert (parsed.options.device.profile, parsed.options.device.gc_profile) == (None, "NO_PROFILE")
-    assert [note.replace(path, "FILE") for note in parsed.notes] == ["FILE:1: profile is an older spelling of gc_profile"]
-    device = parse(path, name="b").options.device
-    assert (device.profile, device.gc_profile) == ("here", None)
+    device = parse(write("a: {dataset: fashion-mnist, profile: NO_PROFILE}")).options.device
+    assert (device.profile, device.gc_profile) == (None, "NO_PROFILE")
 
 
 def test_moving_statistics_that_are_forced_to_what_they_are(write):
@@ -611,98 +453,47 @@ own@1.0: {<<: *own, epochs: 7}
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "epochs", "release", "note"),
+    ("name", "words", "epochs", "release", "parts"),
     [
-        (
-            "a",
-            "",
-            5,
-            None,
-            "configuration a as release 2.5 has it; up to 2.1 and up to 2.3 it had other values, which --release gives",
-        ),
-        ("a", "--release 2.5", 5, "2.5", "configuration a as release 2.5 has it"),
-        ("a", "--release 2.4.0", None, None, "no release '2.4.0'; did you mean"),
-        ("a", "--release 2.3", 3, "2.3", "configuration a as release 2.3 has it"),
-        ("a", "--release v2.1.0", 1, "2.1", "configuration a as release 2.1 has it"),
-        ("a@2.1", "", 1, "2.1", "configuration a as release 2.1 has it"),
-        ("a@2.5", "--release 2.5", 5, "2.5", "configuration a as release 2.5 has it"),
-        ("a@2.1", "--release 2.5", None, None, "--config a@2.1 and --release 2.5 name two releases; give one of them"),
-        ("a", "--release 2.6", None, None, "configuration 'a' exists in releases 2.1 to 2.5, not in 2.6"),
-        ("a", "--release 1.0", None, None, "configuration 'a' exists in releases 2.1 to 2.5, not in 1.0\nRelease 1.0 has: "),
-        ("b", "", 5, None, None),
-        ("b", "--release 2.5", None, None, "configuration 'b' exists in release 2.6, not in 2.5"),
-        ("c", "--release 3.0", 5, "3.0", "configuration c as release 3.0 has it"),  # 2.10 comes after 2.6
-        ("own", "", 9, None, None),
-        ("own", "--release 1.0", 7, "1.0", "configuration own as release 1.0 has it"),
-        ("own", "--release 2.1", 9, "2.1", "configuration own as release 2.1 has it"),
-        ("own@v1.0", "", 7, "1.0", "configuration own as release 1.0 has it"),
-        ("own", "--release newest", None, None, "no release 'newest'"),
-        ("nosuch@2.1", "", None, None, "no configuration 'nosuch'"),
-        ("a@b", "", None, None, "no configuration 'a@b'; did you mean"),
-        ("releases", "", None, None, "no configuration 'releases'"),
+        ("a", "", 5, None, "2.5 2.1 2.3 other values"),
+        ("a", "--release 2.5", 5, "2.5", "2.5"),
+        ("a", "--release 2.4.0", None, None, "'2.4.0' 2.1"),
+        ("a", "--release 2.3", 3, "2.3", "2.3"),
+        ("a", "--release v2.1.0", 1, "2.1", "2.1"),
+        ("a@2.1", "", 1, "2.1", "2.1"),
+        ("a@2.5", "--release 2.5", 5, "2.5", "2.5"),
+        ("a@2.1", "--release 2.5", None, None, "a@2.1 2.5"),
+        ("a", "--release 2.6", None, None, "'a' 2.1 2.5 2.6"),
+        ("b", "", 5, None, ""),
+        ("b", "--release 2.5", None, None, "'b' 2.6 2.5"),
+        ("c", "--release 3.0", 5, "3.0", "3.0"),  # 2.10 comes after 2.6
+        ("own", "", 9, None, ""),
+        ("own", "--release 1.0", 7, "1.0", "1.0"),
+        ("own", "--release 2.1", 9, "2.1", "2.1"),
+        ("own@v1.0", "", 7, "1.0", "1.0"),
+        ("own", "--release newest", None, None, "'newest'"),
+        ("nosuch@2.1", "", None, None, "'nosuch'"),
+        ("a@b", "", None, None, "'a@b'"),
+        ("releases", "", None, None, "'releases'"),
     ],
 )
-def test_releases(write, name, words, epochs, release, note):
+def test_releases(write, name, words, epochs, release, parts):
     path = write(BY_RELEASE)
     if epochs is None:
-        with pytest.raises(OptionError, match=re.escape(note)):
-            parse(path, *words.split(), name=name)
+        said = refused(path, *words.split(), name=name)
+        assert all(part in said for part in parts.split()), said
         return
     parsed = parse(path, *words.split(), name=name)
     assert (parsed.options.training.epochs, parsed.options.main.release) == (epochs, release)
-    assert [line for line in parsed.notes if "release" in line] == [note] * (note is not None)
+    (note,) = [line for line in parsed.notes if "release" in line] or [""]
+    assert bool(note) == bool(parts) and all(part in note for part in parts.split())
     asked = f"{name.split('@')[0]}@{release}" if words or "@" in name else name
     assert parsed.options.sources["epochs"].startswith(f"configuration {asked} ({path}:")
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ("releases: [a]", "FILE:1: 'releases' must be a mapping of releases to names"),
-        ("releases: {2.1: a}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
-        ("releases: {2.3 to 2.1: [a]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
-        ("releases: {2.1 to 2.2 to 2.3: [a]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
-        ("releases: {2.1: [[a]]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
-        ("a@2.1: {epochs: 1}", "FILE: no release '2.2'; did you mean 2.1?"),
-    ],
-)
-def test_tables_of_releases_that_are_wrong(write, table, message):
-    assert refused(write(f"{table}\na: {{dataset: cifar-10}}\n"), "--release", "2.2") == message
 
 
 def test_files_without_releases(write):
     assert parse(write("a: {dataset: cifar-10}"), "--release", "2.1").options.main.release == "2.1"  # as the harness was
     assert parse(write("a: {dataset: cifar-10, release: 2.0}")).options.dataset.cutmix_version == 2
-    assert refused(write("a: {dataset: cifar-10}"), "--release", "2.9").startswith(
-        "command line: --release: no release '2.9'"
-    )
+    assert "'2.9'" in refused(write("a: {dataset: cifar-10}"), "--release", "2.9")
     path = write("x@2.1: {dataset: cifar-10, seed: 4}\nx@y: {dataset: cifar-10, seed: 5}\n")
     assert [parse(path, name=name).options.device.seed for name in ("x@2.1", "x@y")] == [4, 5]
-
-
-# Mutated files: nothing but an answer or an error that was foreseen
-
-SEEDS = [MEME, AVAILABLE, V20, BY_RELEASE, Path(DEFAULT_CONFIG_PATH).read_text()]
-SNIPPETS = ["<<: *base", "*B2", "&base", "!!int", "!!bool ", "!!python/name:os.system", "- ", ": ", "\t", "{", "}", "[", "]", "\x00",
-            "\u2028", "'", '"', '"\\UFFFFFFFF"', "1e999", "~", "? ", "%YAML 9", "---\n", "no_", "2020-99-99", "0x", "|", ">",
-            "\ud800", "=", "<<", "!!timestamp ", "!!binary ", "!!set ", "@2.1", " to ", "releases: "]  # fmt: skip
-EDIT = st.tuples(st.integers(0, 2000), st.integers(0, 12), st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=4)))
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.sampled_from(SEEDS), st.lists(EDIT, max_size=4), st.sampled_from(["run", "quickstart", "B2", "a@2.3"]))
-@example("run: !!timestamp x\n", [], "run")
-@example("run: {dataset: cifar-10, epochs: !!bool maybe}\n", [], "run")
-def test_any_file_ends_in_options_or_in_a_foreseen_error(text, edits, name):
-    for at, length, new in edits:
-        at %= len(text) + 1
-        text = text[:at] + new + text[at + length :]
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"mutated-{os.getpid()}.yml"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    try:
-        told = cli.explain(parse(str(path), name=name).options)
-    except (OptionError, DataError) as error:
-        told = str(error).splitlines()[0].strip()
-    finally:
-        path.unlink()
-    assert told

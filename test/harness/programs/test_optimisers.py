@@ -10,7 +10,6 @@ from commands import run, succeed, variables
 from base.errors import OptionError
 from emulator.program.runtime import new_graph, session_config
 from harness.commands import cli
-from harness.options.update_rules import rmsprop_decay
 from harness.programs import optimisers
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
@@ -204,13 +203,14 @@ def options(words):
 
 
 def test_rmsprop_decay_from_the_batch():
-    assert rmsprop_decay(options("--optimiser RMSprop --rmsprop-decay 0.7").training, 768) == 0.7
-    assert rmsprop_decay(options("--optimiser RMSprop").training, 768) == 0.9
-    assert rmsprop_decay(options("--optimiser RMSprop --rmsprop-base-decay-exp -14").training, 768) == 0.953125
+    assert options("--optimiser RMSprop --rmsprop-decay 0.7").training.mean_square_decay(768) == 0.7
+    assert options("--optimiser RMSprop").training.mean_square_decay(768) == 0.9
+    assert options("--optimiser RMSprop --rmsprop-base-decay-exp -14").training.mean_square_decay(768) == 0.953125
     with pytest.raises(OptionError, match=r"1 - 768 x 0.0625 = -47 must lie between 0 and 1; give a smaller exponent"):
-        rmsprop_decay(options("--optimiser RMSprop --rmsprop-base-decay-exp -4").training, 768)
+        options("--optimiser RMSprop --rmsprop-base-decay-exp -4").training.mean_square_decay(768)
     assert (
-        rmsprop_decay(options("--optimiser RMSprop --rmsprop-decay 0.7 --rmsprop-base-decay-exp -14").training, 768) == 0.7
+        options("--optimiser RMSprop --rmsprop-decay 0.7 --rmsprop-base-decay-exp -14").training.mean_square_decay(768)
+        == 0.7
     )
 
 

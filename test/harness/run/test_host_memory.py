@@ -10,7 +10,7 @@ import pytest
 
 import train
 from base import host_limits, plugins
-from base.errors import OptionError
+from base.errors import Answered, OptionError
 from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from emulator.plan import process_memory
 from harness.commands import answers, entry
@@ -56,7 +56,7 @@ MEASURED = {
 
 
 def prepared(words: str, script: str = "train"):
-    parsed = entry.parse(words.split(), script)
+    parsed = answers.parse(words.split(), script)
     return prepare(parsed.options, {}, training=script == "train")
 
 
@@ -143,11 +143,13 @@ def test_between_the_prediction_and_what_is_certain_there_is_a_warning(monkeypat
 
 def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, capsys):
     with_limits(monkeypatch, machine(1.0))
-    assert asked(f"{R18} --dry-run") is None
+    with pytest.raises(Answered):
+        asked(f"{R18} --dry-run")
     said = capsys.readouterr().out
     assert "warning: training needs about" in said and "Host memory: about" in said and "Learning rate:" in said
     compiled = []
-    entry.start(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
+    with pytest.raises(Answered):
+        entry.start(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
     assert compiled  # holds no activations
 
 
