@@ -112,7 +112,7 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
     from harness.checkpoints import find, run_record
 
     recorded: dict[str, Any] = {}
-    with suppress(WrongInput):  # which is reported when they are read
+    with suppress(WrongInput, OSError):  # which is reported when they are read
         recorded = run_record.options(find.run_folder(Path(weights)))
     other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
     if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.value != recorded["model"]):
