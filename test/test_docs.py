@@ -114,7 +114,7 @@ def flags_of(*files: str) -> set[str]:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Flags of the scripts with every model and schedule, and of poprun."""
-    found = {f"--{name}" for name in poprun_options.OPTIONS}
+    found = poprun_options.flags()
     for script in ("train", "validation", "restore", "inference_embedded"):
         for model in plugins.names("Models"):
             found |= cli.parse(["--model", model, "--dataset", "imagenet", "-h"], script, None, {}).catalogue.flags().keys()

@@ -22,8 +22,8 @@ from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, image_headers, tf_example, tfrecord
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
-from harness.cluster import membership, poprun_environment, ranks
-from harness.cluster.tf_config import TF_CONFIG
+from harness.cluster import membership
+from harness.cluster.membership import TF_CONFIG
 from harness.commands import cli
 from harness.options import configs
 from harness.options.catalogue import Option, all_options
@@ -112,18 +112,18 @@ def cluster_of(rng: random.Random) -> dict[str, str]:
         given = fuzzing.damaged(rng, given.encode()).decode("utf-8", "surrogateescape")
     if rng.random() < 0.05:
         given = "[" * 100_000
-    found = {TF_CONFIG: given} | ({ranks.OPENMPI[0]: word(rng)} if rng.random() < 0.2 else {})
+    found = {TF_CONFIG: given} | ({membership.OPENMPI[0]: word(rng)} if rng.random() < 0.2 else {})
     if rng.random() < 0.3:
         found = {
             name: rng.choice((word(rng), "2", "1"))
             for name in (
-                poprun_environment.TOTAL,
-                poprun_environment.LOCAL,
-                poprun_environment.OFFSET,
-                poprun_environment.IPUS,
+                membership.TOTAL,
+                membership.LOCAL,
+                membership.OFFSET,
+                membership.IPUS,
             )
         }
-        found[poprun_environment.ADDRESSES] = ",".join(worker)
+        found[membership.ADDRESSES] = ",".join(worker)
     return found
 
 
@@ -148,7 +148,7 @@ def step_of(rng: random.Random) -> dict[str, str]:
     changed = {
         name.removeprefix("SLURM_"): rng.choice((*values, word(rng))) for name in rng.sample(sorted(TASK), rng.randint(0, 4))
     }
-    mpi = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", *ranks.OPENMPI)
+    mpi = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", *membership.OPENMPI)
     return task(**changed) | ({rng.choice(mpi): word(rng)} if rng.random() < 0.2 else {})
 
 
@@ -166,7 +166,7 @@ def test_environments_of_steps(pytestconfig):
 
 
 def launch_of(rng: random.Random) -> list[str]:
-    names = [f"--{name}" for name in poprun_options.OPTIONS]
+    names = sorted(poprun_options.flags() - {"-h", "--help", "--version"})
     words = []
     for _ in range(rng.randint(0, 4)):
         words += [rng.choice((rng.choice(names), rng.choice(names), rng.choice(ODD)))] + [word(rng)] * (rng.random() < 0.8)

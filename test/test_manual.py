@@ -57,10 +57,9 @@ def launched(command: str, places: dict[str, str]) -> Call:
         name, _, value = call.words.pop(0).partition("=")
         call.environ[name] = value
     if call.words[0] == "poprun":
-        asked, program = poprun_options.parse(call.words[1:])
-        hosts = asked.get("host") or ()
-        where = launch.layout(asked["num-replicas"], asked["num-instances"], asked.get("ipus-per-replica", 1), hosts, 2000)
-        return Call(list(program), {**call.environ, **where.variables(0)})
+        args = poprun_options.parse(call.words[1:])
+        where = launch.layout(args.num_replicas, args.num_instances, args.ipus_per_replica, args.host, 2000)
+        return Call(args.program, {**call.environ, **where.variables(0)})
     if call.words[0] == "mpirun":
         first = next(i for i, word in enumerate(call.words) if word.startswith("python"))
         for flag, value in zip(call.words, call.words[1:first]):

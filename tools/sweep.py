@@ -346,7 +346,7 @@ class Sweep:
             process = subprocess.Popen(
                 [sys.executable, str(plugins.ROOT / "train.py"), *trial.words, *seed], stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: orphans.mark()},
+                preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: "1"},
             )  # fmt: skip
         with suppress(ProcessLookupError):  # it has ended already
             os.sched_setaffinity(process.pid, cores)

@@ -1,45 +1,63 @@
-"""The search for the processes that train together, and for this one's place among them: in poprun's variables, in
-TF_CONFIG, or in those of a step of Slurm."""
+"""Finds the processes that train together and this one's place among them: from the variables of poprun, from TF_CONFIG, or
+from those of a Slurm step.
+
+TF_CONFIG is {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. A chief, or master, is
+instance 0 before the workers, as Kubeflow writes it. OMPI_COMM_WORLD_RANK overrides the index, so that one value serves all
+processes of an mpirun; the numbers of other launchers stand in where there is no index.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
+from base.bounds import json_value
 from base.errors import OptionError
-from harness.cluster import poprun_environment, ranks, slurm, tf_config
-from harness.cluster.cluster import ALONE, Cluster, several
+from base.fields import short
+from harness.cluster import slurm
+from harness.cluster.cluster import ALONE, POPRUN, Cluster, check_addresses, number
 from harness.options import sources
 from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 
-# beginnings of the variables by which launchers tell a process of others
-_OF_LAUNCHERS = ("POPDIST_", "OMPI_", "PMI_", "PMIX_", "SLURM_", tf_config.TF_CONFIG)
+TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
+IPUS, UNIFORM = "POPDIST_NUM_IPUS_PER_REPLICA", "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+PLACE, ADDRESSES = "POPDIST_LOCAL_INSTANCE_INDEX", "POPDIST_INSTANCE_ADDRESSES"
+SHOWN = "POPDIST_ONLY_OUTPUT"  # set for the one instance whose output is shown, if that is another than the first
+TF_CONFIG = "TF_CONFIG"
+_FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_LEADERS, _WORKER = ("chief", "master"), "worker"
+# a launcher's variables of this process' number and of how many there are; mpirun may itself run inside a Slurm step
+OPENMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+_RANKS = (OPENMPI, ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", ""), (slurm.RANK, slurm.TASKS[0]))
+_LAUNCHERS = ("POPDIST_", "OMPI_", "PMI_", "PMIX_", "SLURM_", TF_CONFIG)  # beginnings of launchers' variables
 
 
 def under_poprun(environ: Mapping[str, str]) -> bool:
     """Return whether poprun started this process."""
-    return poprun_environment.started(environ)
+    return bool(environ.get(TOTAL))
 
 
 def without_others(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what launchers say of other processes."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OF_LAUNCHERS)}
+    """Return the environment without the variables of launchers."""
+    return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
 
 
 def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> bool:
-    """Return whether the environment says that this is not instance 0, before anything else is known. `distributed`: the
-    call has --distributed; without it the tasks of srun are strangers to each other."""
-    if under_poprun(environ):
-        return environ.get(poprun_environment.OFFSET, "0") != "0"
-    if environ.get(tf_config.TF_CONFIG):
-        return tf_config.follows(environ)
-    return distributed and slurm.in_step(environ) and environ.get(slurm.RANK, "0") != "0"
+    """Return whether this is not instance 0, before any option is read. `distributed`: the call has --distributed; without
+    it the tasks of srun have nothing to do with each other."""
+    with suppress(OptionError):
+        if under_poprun(environ):
+            return _by_poprun(environ).instance > 0
+        return (distributed or bool(environ.get(TF_CONFIG))) and _distributed(environ).instance > 0
+    return False
 
 
 def answers_for_all(environ: Mapping[str, str]) -> bool:
-    """Return whether this is the instance of those that poprun started whose answers are seen: the first, or the one whose
-    output alone is shown."""
-    return not is_later_instance(environ) or bool(environ.get(poprun_environment.SHOWN))
+    """Return whether this is the instance of poprun whose answers are shown: the first, or --only-output-from-instance."""
+    return not is_later_instance(environ) or bool(environ.get(SHOWN))
 
 
 def call_is_of_later_instance(argv: list[str], script: str) -> bool:
@@ -48,15 +66,12 @@ def call_is_of_later_instance(argv: list[str], script: str) -> bool:
 
 
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:
-    """The instances that the options and the environment speak of; OptionError for what does not fit together. Without
+    """Return the instances that the options and the environment define; OptionError for what does not fit together. Without
     `training` the shards do not matter: every IPU has the whole network then."""
     if under_poprun(environ):
         if options.training.distributed:
-            raise OptionError(
-                f"--distributed and poprun ({poprun_environment.TOTAL} is set) are two ways to start several processes; "
-                "leave one out"
-            )
-        cluster = poprun_environment.cluster(environ)
+            raise OptionError(f"--distributed and poprun ({TOTAL} is set) both start several processes; leave one out")
+        cluster = _by_poprun(environ)
         if training and cluster.ipus_per_replica != options.device.shards:
             raise OptionError(
                 f"poprun gives each replica {cluster.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
@@ -64,75 +79,111 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
             )
         return cluster
     _check_syncs(options)
-    if not options.training.distributed:
-        return ALONE
-    return _of_flag(environ)
-
-
-def _of_flag(environ: Mapping[str, str]) -> Cluster:
-    """The instances of --distributed."""
-    if environ.get(tf_config.TF_CONFIG):
-        return tf_config.cluster(environ)
-    _check_mpi(environ)
-    if slurm.in_job(environ):
-        return slurm.cluster(environ)
-    raise OptionError(
-        f"--distributed needs the environment variable {tf_config.TF_CONFIG}, or to be started by Slurm's srun; "
-        f"{tf_config.TF_CONFIG}='{tf_config.FORM}' is an example"
-    )
-
-
-def _check_mpi(environ: Mapping[str, str]) -> None:
-    """OptionError for the processes of an mpirun, which says nothing of their addresses. Inside of a job it starts them
-    through Slurm, whose variables are then those of its own helpers; srun sets MPI's too, to its own numbers."""
-    rank = ranks.of_mpi(environ)
-    if rank is None or (rank.name != ranks.OPENMPI[0] and _agrees(environ, rank)):
-        return
-    instead = "start with srun instead of mpirun, or give" if slurm.in_job(environ) else "start with poprun, or give"
-    raise OptionError(
-        f"--distributed: mpirun started this process ({rank.name} is set), and does not say where the others are; {instead} "
-        f"all of them the environment variable {tf_config.TF_CONFIG}='{tf_config.FOR_ALL}'"
-    )
-
-
-def _agrees(environ: Mapping[str, str], rank: ranks.Rank) -> bool:
-    tasks = slurm.tasks(environ)
-    size = several(environ, rank.size_name) if rank.size_name else tasks
-    return tasks > 0 and (rank.text, size) == (environ.get(slurm.RANK), tasks)
-
-
-def ignored_others(environ: Mapping[str, str]) -> Iterator[str]:
-    """A line on other processes that the environment names, for one that trains alone."""
-    named = tf_config.workers(environ)
-    if named > 1:
-        yield (
-            f"warning: {tf_config.TF_CONFIG} names {named} workers, and this process trains alone; give --distributed if "
-            "they are to train together"
-        )
-        return
-    rank = ranks.of_mpi(environ)
-    by_slurm, by_mpi = slurm.tasks(environ), several(environ, rank.size_name if rank else ranks.OPENMPI[1])
-    if by_slurm > 1 and (rank is None or _agrees(environ, rank)):
-        yield (
-            f"warning: srun started {by_slurm} tasks, and each of them trains alone; give --distributed if they are to "
-            "train together"
-        )
-    elif by_mpi > 1:
-        yield (
-            f"warning: mpirun started {by_mpi} processes, and each of them trains alone; start them with poprun, or give "
-            f"--distributed and {tf_config.TF_CONFIG}, if they are to train together"
-        )
+    return _distributed(environ) if options.training.distributed else ALONE
 
 
 def _other_release(options: RunOptions) -> str:
-    """Return where else the shards may come from, if a configuration says how many there are."""
+    """Return a hint if the shards are those of one release's configuration."""
     named = "release" in options.sources and options.sources.get("shards", "").startswith(CONFIGURATION)
     return ", or the release whose configuration is meant: --release" if named else ""
 
 
 def _check_syncs(options: RunOptions) -> None:
-    """Recorded values stay: what instances began may be validated, exported and trained further without poprun."""
+    """OptionError for options of poprun, unless they are recorded: one process may validate or resume such a run."""
     for name in ("syncs_per_epoch", "epochs_per_sync"):
         value = getattr(options.training, name)
         if value and not options.sources.get(name, RECORDED).startswith(RECORDED):
             raise OptionError(f"{flag(name)} {value:g} is for several instances under poprun; leave it out")
+
+
+def _by_poprun(environ: Mapping[str, str]) -> Cluster:
+    """Return the instances of poprun; OptionError for variables that do not fit together."""
+    total, local, offset = (number(environ, name, POPRUN) for name in (TOTAL, LOCAL, OFFSET))
+    ipus = number(environ, IPUS, POPRUN, "1")
+    if local < 1 or total % local or offset % local or offset >= total:
+        raise OptionError(
+            f"{TOTAL} {total}, {LOCAL} {local} and {OFFSET} {offset} do not fit together: every instance has as many "
+            "replicas, and its offset is a multiple of them"
+        )
+    if total == local:
+        return Cluster((), 0, local, ipus, POPRUN)
+    listed = [part for part in environ.get(ADDRESSES, "").split(",") if part]
+    if len(listed) != total // local:
+        raise OptionError(f"{ADDRESSES} has {len(listed)} addresses for {total // local} instances; start with poprun")
+    return Cluster(check_addresses(listed, ADDRESSES), offset // local, local, ipus, POPRUN)
+
+
+def _distributed(environ: Mapping[str, str]) -> Cluster:
+    """Return the instances of --distributed. Under mpirun, Slurm's variables are those of mpirun's own helpers."""
+    if environ.get(TF_CONFIG):
+        return _by_tf_config(environ)
+    if environ.get(slurm.JOB) and not environ.get(OPENMPI[0]):
+        return slurm.cluster(environ)
+    raise OptionError(
+        f"--distributed needs the environment variable {TF_CONFIG}, or a start by srun; mpirun alone does not say where the "
+        f"others are, use poprun. An example: {TF_CONFIG}='{_FORM}'"
+    )
+
+
+def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list], dict[str, Any]]:
+    """Return the jobs and the task of TF_CONFIG; OptionError if it cannot be used."""
+    try:
+        content = json_value(environ[TF_CONFIG])
+        jobs, task = content["cluster"], content.get("task") or {}
+        kinds = {*jobs, task.get("type", _WORKER)}
+        if not isinstance(task, dict) or not any(jobs.values()) or not all(isinstance(each, list) for each in jobs.values()):
+            raise ValueError("it has no list cluster.worker, or a task that is no dictionary")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "it has no list cluster.worker"
+        raise OptionError(f"{TF_CONFIG} cannot be used ({reason}), and must be JSON as in", _FORM) from None
+    unknown = sorted(kinds - {_WORKER, *(leader for leader in _LEADERS if leader in jobs)}, key=str)
+    if unknown or sum(len(jobs.get(leader, ())) for leader in _LEADERS) > 1:
+        raise OptionError(
+            f"{TF_CONFIG} has the jobs {short(', '.join(map(str, unknown or jobs)))}: it may have workers, and one chief or "
+            "master; leave out parameter servers and evaluators"
+        )
+    return jobs, task
+
+
+def _addresses(jobs: Mapping[str, list]) -> tuple[str, ...]:
+    """Return all addresses, the leader's first."""
+    return check_addresses([each for job in (*_LEADERS, _WORKER) for each in jobs.get(job, ())], TF_CONFIG)
+
+
+def _by_tf_config(environ: Mapping[str, str]) -> Cluster:
+    """Return the instances of TF_CONFIG, and this one's place."""
+    jobs, task = _tf_config(environ)
+    addresses = _addresses(jobs)
+    launchers = _RANKS[: len(_RANKS) if slurm.in_step(environ) else -1] if task.get("index") is None else (OPENMPI,)
+    for name, size_name in launchers:
+        if environ.get(name):
+            if environ.get(size_name, str(len(addresses))) != str(len(addresses)):
+                raise OptionError(
+                    f"{size_name} is {short(environ[size_name])}, but {TF_CONFIG} names {len(addresses)} workers: start as "
+                    "many processes as it names"
+                )
+            return Cluster(addresses, _index(environ[name], name, len(addresses)), source=TF_CONFIG)
+    kind = task.get("type", _WORKER)
+    before = sum(len(jobs.get(leader, ())) for leader in _LEADERS) if kind == _WORKER else 0
+    index = _index(task.get("index"), f"{TF_CONFIG}'s task.index", len(jobs.get(kind, ())))
+    return Cluster(addresses, before + index, source=TF_CONFIG)
+
+
+def _index(index: Any, where: str, size: int) -> int:
+    """Return the index of one of `size` workers; OptionError for anything else."""
+    found = int(index) if re.fullmatch("[0-9]{1,6}", str(index)) else -1
+    if isinstance(index, bool) or not 0 <= found < size:
+        raise OptionError(f"{where} is {short(index)}, but must be a whole number from 0 to {size - 1}")
+    return found
+
+
+def ignored_others(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning about other processes that the environment names, for one that trains alone."""
+    step = [("srun", slurm.TASKS[0])] * slurm.in_step(environ)
+    sizes = (("mpirun", OPENMPI[1]), *step, ("mpiexec", "PMI_SIZE"))
+    launcher, text = next(((each, environ[name]) for each, name in sizes if environ.get(name)), ("", ""))
+    if environ.get(TF_CONFIG):
+        with suppress(OptionError):
+            launcher, text = TF_CONFIG, str(len(_addresses(_tf_config(environ)[0])))
+    if re.fullmatch("[0-9]{1,6}", text) and int(text) > 1:
+        yield f"warning: {launcher} has {text} processes, and each trains alone; give --distributed if they belong together"

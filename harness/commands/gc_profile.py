@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before what takes time to import
     startup.begin("gc-profile")
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     before = _state(written)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        code = launch.run(command, {FOLDER_VARIABLE: str(folder)}).code
+        code = launch.run(command, {**os.environ, FOLDER_VARIABLE: str(folder)}).code
     except OSError as error:
         print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
         return 2

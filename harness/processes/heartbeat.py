@@ -64,8 +64,8 @@ class Heartbeat:
             if missing and time.monotonic() > end:
                 names = " and ".join(self._cluster.name_of(k) for k in missing)
                 raise PeerError(
-                    f"{names} did not come within {self._timeout:g} s (--worker-timeout): start {_them(missing)}, or "
-                    "correct the addresses"
+                    f"{names} did not come within {self._timeout:g} s (--worker-timeout): start all instances, or correct "
+                    "the addresses"
                 )
             time.sleep(0.05 if missing else 0)
         return hashlib.blake2b(repr(sorted(self._first_replies.items())).encode(), digest_size=8).hexdigest()
@@ -132,7 +132,3 @@ def foreign_run_error(cluster: Cluster, instance: int, what: str) -> OptionError
         f"{cluster.name_of(instance)} belongs to another run, which goes on undisturbed: {what}; correct the addresses, or "
         "wait for the end of that run"
     )
-
-
-def _them(missing: list[int]) -> str:
-    return "it" if len(missing) == 1 else "them"

@@ -1,13 +1,12 @@
-"""Several instances of a program, laid out over hosts and started with mpirun, or directly where all are on this host."""
+"""Lays out the instances of a program over hosts and starts them: with mpirun, or directly where all are on this host."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-import errno
 import math
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,27 +14,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from base import plugins
 from base.errors import OptionError
-from base.fields import short
-from base.process import orphans
+from base.process import commands, orphans
 from base.process.signals import URGENT
-from base.storage import locks
-from emulator.plan import machine
-from harness.cluster import poprun_environment
+from harness.cluster import membership
 from harness.processes import job_token
-from harness.processes.launched_program import LaunchedProgram
-from harness.processes.server_probe import ServerProbe
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")
-_SILENT = plugins.ROOT / "base" / "process" / "silent.py"
+_WITHOUT_OUTPUT = ("sh", "-c", 'exec "$@" > /dev/null', "sh")
 # handed on to every instance where they are set
 _PASSED = (
     "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OPAL_PREFIX", "DATA_DIR", "DATASETS_DIR", "TF_POPLAR_FLAGS",
@@ -45,28 +39,18 @@ _PASSED = (
 )  # fmt: skip
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
-_MAX_INSTANCES = 1024  # instances: each is told the addresses of all of them
-_MAX_PER_CORE = 64  # instances on this host, each of which has dozens of threads
-_ANSWER = 30.0  # seconds in which a host must answer that is to have instances again
-_GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
-# mpirun kills the others within a second when a signal has ended one, before they could save and say how to resume
-_KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
-# OpenMPI 5 cannot wait, but leave the others to themselves. An instance that ended by itself gives its exit code then; that
-# a signal killed one is told on standard error alone, if asked for
+_GRACE = 5.0  # seconds for the others to end by themselves after a failure, and again after SIGTERM
+# modules whose instances notice the loss of another one, save, and end
+_WATCHING = ("train", "restore", "validation")
+# OpenMPI 4 kills the others after a second, before they could save
+_KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}
+# OpenMPI 5 can only leave the others alone. It then returns 0 if a signal killed an instance; these lines alone report that
 _KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verbose": "1"}
-_PRTE = rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:"
-_TOLD = re.compile(_PRTE + rb"[^\n]*\n")
-_KILLED = re.compile(_PRTE + rb"\w+: for proc \[[^]\r\n]*,(\d+)\] state ABORTED BY SIGNAL")
-# such a line, as far as it has come
-_BEGUN = re.compile(rb"\[[\w.:-]*(?:\](?: (?:\[(?:[prteun-]{0,8}|prterun-[^\r\n]*))?)?)?")
-_LONGEST_TOLD = 600  # bytes of such a line
-# where OpenMPI 4 and 5 put the files of a session on the host that starts it; the other hosts may not have this folder
-_SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
-_SESSION = ".poprun-mpirun-"  # begins the folder's name
-# OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
+_REPORT = re.compile(rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:\w+: for proc \[[^]\r\n]*,(\d+)\] state ([^\n]*)\n")
+# OpenMPI 5 returns 0 after this, too
 _LOST_HOST = b"has lost communication with a remote daemon"
-NO_DAEMON = 255  # ssh's exit code, with which OpenMPI 5 ends where it cannot start on a host
-CANNOT_START = "mpirun cannot start on "
+# folders of mpirun's session (OpenMPI 4 and 5): a killed mpirun leaves files that stop a later one with its process id
+_SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 @dataclass(frozen=True)
@@ -93,18 +77,19 @@ class Topology:
         """host:port of each instance's server."""
         return [f"{host}:{port}" for host, port in zip(self.hosts, self.ports)]
 
-    def variables(self, instance: int) -> dict[str, str]:
-        """Return the environment variables that tell an instance its place."""
+    def variables(self, instance: int, only_output_from: int | None = None) -> dict[str, str]:
+        """Return the environment variables of an instance. `only_output_from`: the one whose output is shown, if not all."""
         replicas = self.replicas // self.instances
         host = self.hosts[instance]
         return {
-            poprun_environment.TOTAL: str(self.replicas),
-            poprun_environment.LOCAL: str(replicas),
-            poprun_environment.UNIFORM: "1",
-            poprun_environment.OFFSET: str(instance * replicas),
-            poprun_environment.IPUS: str(self.ipus_per_replica),
-            poprun_environment.PLACE: str(self.hosts[:instance].count(host)),
-            poprun_environment.ADDRESSES: ",".join(self.addresses),
+            membership.TOTAL: str(self.replicas),
+            membership.LOCAL: str(replicas),
+            membership.UNIFORM: "1",
+            membership.OFFSET: str(instance * replicas),
+            membership.IPUS: str(self.ipus_per_replica),
+            membership.PLACE: str(self.hosts[:instance].count(host)),
+            membership.ADDRESSES: ",".join(self.addresses),
+            **({membership.SHOWN: "1"} if instance and instance == only_output_from else {}),
         }
 
     def table(self) -> str:
@@ -117,208 +102,108 @@ class Topology:
         return "\n".join(lines)
 
 
-class ExitStatus(NamedTuple):
+class Ending(NamedTuple):
     """The end of instances, or of a command."""
 
     code: int  # the first that is not 0; 128 + n for signal n
     by_signal: bool = False  # to this process
-    first_failure: str = ""  # which process failed first, and how, in words
-
-    @property
-    def is_untold(self) -> bool:
-        """True if a signal killed an instance, or mpirun, which could not tell the user, or if none could be started."""
-        told = " was killed by " not in self.first_failure and not self.first_failure.startswith(CANNOT_START)
-        return not told and not self.by_signal
-
-    @property
-    def left(self) -> str:
-        """The lot of the instances then, in words: they notice when their mpirun is gone."""
-        of_mpirun = self.first_failure.startswith("mpirun was ")
-        return "its instances save and end by themselves" if of_mpirun else "no instance is left"
+    reason: str = ""  # which process failed first, and how
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
-    """The instances over all hosts, neighbours together; where they do not divide evenly, the first hosts have one more."""
+    """Distribute the instances over the hosts, neighbours together; the first hosts take the remainder."""
     if replicas % instances:
+        nearest = sorted((n for n in range(1, replicas + 1) if replicas % n == 0), key=lambda n: abs(n - instances))[:2]
         raise OptionError(
             f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
-            f"nearest: {' or '.join(str(n) for n in _divisors_near(replicas, instances))} instances"
+            f"nearest: {' or '.join(map(str, sorted(nearest)))} instances"
         )
-    if instances > _MAX_INSTANCES:
-        raise OptionError(f"--num-instances {instances}: {_MAX_INSTANCES} at most; give fewer, with more replicas each")
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:
         raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
     each, more = divmod(instances, len(names))
     placed = tuple(name for k, name in enumerate(names) for _ in range(each + (k < more)))
-    return Topology(replicas, ipus_per_replica, placed, _ports(placed, first_port))
-
-
-def _divisors_near(number: int, wanted: int) -> list[int]:
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:2])
-
-
-def _ports(hosts: Sequence[str], first: int | None) -> tuple[int, ...]:
-    """A port for each instance: from `first` on; otherwise free ones here, and likely ones elsewhere."""
-    return free_ports(len(hosts)) if first is None else tuple(first + k for k in range(len(hosts)))
+    ports = free_ports(instances) if first_port is None else tuple(range(first_port, first_port + instances))
+    if ports[-1] > 65535:
+        raise OptionError(f"--first-port {first_port}: {instances} instances need ports up to {ports[-1]}; give a lower one")
+    return Topology(replicas, ipus_per_replica, placed, ports)
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nothing on this host uses now; OptionError if there are not as many."""
-    with ExitStack() as probes:
-        ports = []
-        try:
-            for _ in range(count):  # all of them at once, or one would be given twice
-                probe = probes.enter_context(socket.socket())
-                probe.bind(("", 0))
-                ports.append(probe.getsockname()[1])
-        except OSError as error:
-            raise OptionError(
-                f"--num-instances {count}: only {len(ports)} ports could be had at once ({error.strerror}); give fewer, or "
-                "--first-port"
-            ) from None
-        return tuple(ports)
+    """Return ports that nothing on this host uses now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:  # all of them at once, or one would be given twice
+            probe.bind(("", 0))
+        return tuple(probe.getsockname()[1] for probe in probes)
 
 
-def check_startable(topology: Topology, program: Sequence[str], environ: Mapping[str, str]) -> None:
-    """OptionError if this host lacks the program, or is given more instances than it could carry."""
-    here, cores = sum(host in LOCAL for host in topology.hosts), machine.cores()
-    if here > _MAX_PER_CORE * cores:
-        raise OptionError(
-            f"--num-instances {topology.instances}: {here} would run on this host, whose {cores} cores carry "
-            f"{_MAX_PER_CORE * cores} at most, {_MAX_PER_CORE} each; give fewer, or more hosts"
-        )
-    if topology.local and shutil.which(program[0], path=environ.get("PATH")) is None:
-        raise OptionError(f"no program '{short(program[0])}' is found; check its name and PATH")
-
-
-def mpi_command(
-    mpirun: str, topology: Topology, program: Sequence[str], environ: Mapping[str, str], *,
-    only_output_from: int | None = None,
-    numa_aware: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (), marked: bool = False,
-) -> list[str]:  # fmt: skip
-    """The command that starts every instance, one context of mpirun for each. `only_output_from`: an instance, of
-    which alone the output is wanted; `marked`: they are told which process starts them, as `run` does."""
-    head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
-    if not any("bind-to" in word for word in (*global_args, *local_args)):
-        head += ["--bind-to", "numa" if numa_aware and numa_nodes() > 1 and topology.instances > 1 else "none"]
-    head += ["--oversubscribe", *global_args]
+def mpi_command(mpirun: str, topology: Topology, args: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Return the command that starts every instance, one context of mpirun for each; `args` as `poprun_options.parse`
+    returns them."""
+    command = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
+    if not any("bind-to" in word for word in (*args.mpi_global_args, *args.mpi_local_args)):
+        bound = args.numa_aware and topology.instances > 1 and len(list(_NODES.glob("node[0-9]*"))) > 1
+        command += ["--bind-to", "numa" if bound else "none"]
+    command += ["--oversubscribe", *args.mpi_global_args]
     passed = [word for name in _PASSED if name in environ for word in ("-x", name)]
-    passed += ["-x", orphans.MARK] * marked
-    command = head
+    shown = args.only_output_from_instance
     for k, host in enumerate(topology.hosts):
-        given = {**topology.variables(k), **_shown(k, only_output_from)}
-        variables = [word for name, value in given.items() for word in ("-x", f"{name}={value}")]
+        variables = [word for name, value in topology.variables(k, shown).items() for word in ("-x", f"{name}={value}")]
         placed = [] if topology.local else ["--host", host]
-        command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *variables, *passed, *local_args]
-        command += [*_silenced(k, only_output_from), *program]
+        command += [*[":"] * (k > 0), "--np", "1", *placed, *variables, *passed, *args.mpi_local_args]
+        command += [*_WITHOUT_OUTPUT * (shown not in (None, k)), *args.program]
     return command
 
 
-def host_is_reachable(mpirun: str, host: str, global_args: Sequence[str] = ()) -> bool:
-    """Return whether mpirun can start a program on a host, within a while."""
-    command = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0), *global_args, "--host", host, "--np", "1", "true"]
-    with suppress(subprocess.TimeoutExpired), _session_folder(command) as place:
-        asked = subprocess.run(command, env={**os.environ, **place}, capture_output=True, timeout=_ANSWER)
-        return asked.returncode == 0
-    return False
-
-
-def _shown(instance: int, only_output_from: int | None) -> dict[str, str]:
-    """Return the variable by which a later instance knows that its output alone is shown."""
-    return {poprun_environment.SHOWN: "1"} if instance and instance == only_output_from else {}
-
-
-def _silenced(instance: int, only_output_from: int | None) -> list[str]:
-    return [] if only_output_from in (None, instance) else [sys.executable, str(_SILENT)]
-
-
-def numa_nodes() -> int:
-    """Return the number of NUMA nodes of this host."""
-    return max(1, len(list(_NODES.glob("node[0-9]*"))))
-
-
-def run_mpirun(command: Sequence[str], addresses: Sequence[str]) -> ExitStatus:
-    """Run mpirun to its end, or to that of all its instances where a host has gone; signals go on to the instances, whose
-    servers listen at the addresses."""
-    with ServerProbe(addresses) as probe, _session_folder(command) as place:
-        own = {name: value for name, value in _mca_variables(command).items() if name not in os.environ}
-        return run(command, {**own, **place}, lambda: probe.all_gone, through_mpirun=True)
-
-
-@contextmanager
-def _session_folder(command: Sequence[str]) -> Iterator[Mapping[str, str]]:
-    """The variables that give an mpirun a new folder for its session, unless the user chose one. An mpirun that is killed
-    leaves its files under its process' number, and without this a later one of the same number does not start."""
-    with ExitStack() as stack:
-        place = None
+def run_mpirun(command: Sequence[str]) -> Ending:
+    """Run mpirun to its end; signals are passed on to the instances."""
+    settings = {**_KILL_LATE, **(_KILL_NONE if _watch_each_other(command) else {})}
+    with tempfile.TemporaryDirectory(prefix=".poprun-mpirun-") as session:
         if not any("tmpdir_base" in word for word in (*command, *os.environ)):
-            with suppress(OSError):  # mpirun says itself where it cannot write
-                place = stack.enter_context(locks.scratch_folder(Path(tempfile.gettempdir()), _SESSION))
-        yield dict.fromkeys(_SESSION_BASES, str(place)) if place else {}
+            settings |= dict.fromkeys(_SESSION_BASES, session)
+        return run(command, {**settings, **os.environ}, through_mpirun=True)
 
 
-def run(
-    command: Sequence[str], more: Mapping[str, str] | None = None, abandoned: Callable[[], bool] = lambda: False, *,
-    through_mpirun: bool = False,
-) -> ExitStatus:  # fmt: skip
-    """Run a command to its end; signals go on to the command, or to mpirun's instances. `more`: for the command's
-    environment; `abandoned`: whether it will not end by itself."""
-    with _Children(through_mpirun, abandoned) as children:
-        try:
-            children.start(command, {**os.environ, **(more or {}), orphans.MARK: orphans.mark()}, Path(command[0]).name)
-        except OSError as error:
-            if error.errno != errno.E2BIG:
-                raise
-            raise OptionError(
-                f"{Path(command[0]).name} cannot be given {len(command)} words at once ({error.strerror}): fewer instances, "
-                "or shorter arguments"
-            ) from None
+def _watch_each_other(command: Sequence[str]) -> bool:
+    """Return whether the instances of a command end by themselves when one of them is lost."""
+    names = [Path(word).name for word in command]
+    called = (commands.COMMANDS.get(name) for before, name in pairwise(names) if before in ("cnn", commands.PACKAGE))
+    return any(f"{module}.py" in names for module in _WATCHING) or any(each and each.module in _WATCHING for each in called)
+
+
+def run(command: Sequence[str], environ: Mapping[str, str], through_mpirun: bool = False) -> Ending:
+    """Run a command to its end; signals are passed on to it, or to mpirun's instances."""
+    with _Children(through_mpirun) as children:
+        children.start(command, environ, Path(command[0]).name)
         return children.wait()
 
 
-def _mca_variables(command: Sequence[str]) -> Mapping[str, str]:
-    """Return the variables with which mpirun gives the other instances of a command time when one is lost."""
-    return {**_KILL_LATE, **(_KILL_NONE if LaunchedProgram.of(command).ends_by_itself else {})}
-
-
-def run_directly(
-    topology: Topology,
-    program: Sequence[str],
-    environ: Mapping[str, str],
-    only_output_from: int | None = None,
-    executable: str | None = None,
-) -> ExitStatus:
-    """Start every instance on this host without MPI; when one fails, the others are ended."""
-    path = executable or shutil.which(program[0], path=environ.get("PATH")) or program[0]
+def run_directly(topology: Topology, program: Sequence[str], only_output_from: int | None = None) -> Ending:
+    """Run every instance on this host without MPI; when one fails, the others are ended."""
     with _Children() as children:
         for k in range(topology.instances):
-            own = {**topology.variables(k), **_shown(k, only_output_from)}
-            variables = {**environ, **own, orphans.MARK: orphans.mark()}
+            variables = {**os.environ, **topology.variables(k, only_output_from), orphans.MARK: "1"}
             hidden = subprocess.DEVNULL if only_output_from not in (None, k) else None
-            children.start([path, *program[1:]], variables, f"instance {k}", hidden)
+            children.start(program, variables, f"instance {k}", hidden)
         return children.wait()
 
 
 class _Children:
-    """Child processes that get every signal that would end this one, inside `with`; should it be killed, the kernel tells
-    them where it can. They are in sessions of their own, or a terminal's Ctrl-C would come to them twice."""
+    """Child processes that get every signal that would end this one, inside `with`. If this process is killed, the kernel
+    signals them. Each has its own session, or a terminal would send Ctrl-C to it as well."""
 
-    def __init__(self, through_mpirun: bool = False, abandoned: Callable[[], bool] = lambda: False) -> None:
-        self._abandoned = abandoned
-        self._started: list[subprocess.Popen] = []
-        self._names: list[str] = []
-        self._first_failure = ""  # the first that failed, in words
+    def __init__(self, through_mpirun: bool = False) -> None:
+        self._started: dict[str, subprocess.Popen] = {}  # by name
+        self._failure: tuple[int, str] | None = None  # the first one: exit code and reason
         self._received: list[int] = []
         self._through_mpirun = through_mpirun
         self._relay: threading.Thread | None = None
-        self._lost_host = False
-        self._killed: list[int] = []  # instances, as mpirun tells
-        self._given_up = False  # mpirun itself, which waited for a host
+        self._reported = False  # by mpirun, which may wait for a host that is cut off: a failed instance
+        self._lost = ""  # what mpirun reported as lost
 
     def __enter__(self) -> _Children:
-        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
+        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
         self._earlier = {number: signal.signal(number, self._forward) for number in ending}
         self._wakeup = signal.set_wakeup_fd(-1)  # whose reader ends this process at the second Ctrl-C
         return self
@@ -329,112 +214,83 @@ class _Children:
             signal.signal(number, handler)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], name: str, stdout: int | None = None) -> None:
-        """Start one more process, unless a signal has come; `name`: for messages."""
+        """Start one more process, unless a signal has come."""
         if self._received:
             return
-        child = subprocess.Popen(
+        child = self._started[name] = subprocess.Popen(
             command, env=environ, stdout=stdout, stderr=subprocess.PIPE if self._through_mpirun else None,
             start_new_session=True, preexec_fn=ending_with_this_process(),
         )  # fmt: skip
         if self._through_mpirun:
             self._relay = threading.Thread(target=self._relay_errors, args=(child.stderr,), daemon=True)
             self._relay.start()
-        self._started.append(child)
-        self._names.append(name)
         for number in self._received:  # while it was being started
-            child.send_signal(self._heard(number))
+            child.send_signal(self._translated(number))
 
-    def wait(self) -> ExitStatus:
-        """Wait until all have ended."""
-        failed, last, end = 0, [signal.SIGTERM, signal.SIGKILL], math.inf
-        while [child for child in self._started if child.poll() is None]:  # all of them are asked
-            failed = failed or self._failed()
-            if failed and end == math.inf:
-                end = time.monotonic() + (orphans.GRACE if self._received else _GRACE)
-            if self._received and len(last) > 1:  # they have been told, and may be saving
-                last, end = last[1:], time.monotonic() + orphans.GRACE if failed else math.inf
-            if not self._first_failure and self._abandoned():
-                self._first_failure = "no instance answers, but mpirun waits for a host that it cannot reach, and was killed"
-                self._given_up = True
-                self._send(signal.SIGKILL)
-            if time.monotonic() > end and last:
-                self._send(last.pop(0))
-                end = time.monotonic() + _GRACE
+    def wait(self) -> Ending:
+        """Wait until all have ended. After a failure, end the others."""
+        deadline, escalation = math.inf, [signal.SIGTERM, signal.SIGKILL]
+        while self._running():
+            if self._received and len(escalation) > 1:  # they were asked already, and may be saving
+                deadline, escalation = math.inf, escalation[1:]
+            if (self._failure or self._reported) and deadline == math.inf:
+                deadline = time.monotonic() + (orphans.GRACE if self._received or self._reported else _GRACE)
+            if time.monotonic() > deadline and escalation:
+                self._send(escalation.pop(0))
+                deadline = time.monotonic() + _GRACE
             time.sleep(0.05)
         if self._relay:
             self._relay.join(_GRACE)  # unless something that outlives mpirun holds the pipe
-        code = failed or self._failed()
-        if self._killed and not self._lost_host and not self._given_up:
-            self._first_failure = f"instance {self._killed[0]} was killed by a signal"
-        if not code and (self._lost_host or self._killed):  # which OpenMPI 5 ends well after
-            self._first_failure, code = "mpirun lost a host" if self._lost_host else self._first_failure, 1
+        code, reason = self._failure or (0, "")
+        code, reason = code or int(bool(self._lost)), self._lost or reason
         if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
-            return ExitStatus(128 + self._received[0], True, self._first_failure)
-        return ExitStatus(code if code >= 0 else 128 - code, bool(self._received), self._first_failure)
+            return Ending(128 + self._received[0], True, reason)
+        return Ending(code if code >= 0 else 128 - code, bool(self._received), reason)
 
-    def _failed(self) -> int:
-        """The first exit code that is not 0."""
-        failed = [(name, child.returncode) for name, child in zip(self._names, self._started) if child.returncode]
-        if failed and not self._first_failure:
-            name, code = failed[0]
-            self._first_failure = f"{name} {_killed(-code) if code < 0 else f'ended with exit code {code}'}"
-        return failed[0][1] if failed else 0
+    def _running(self) -> bool:
+        """Return whether a process is left; note the first that failed."""
+        running = False
+        for name, child in self._started.items():
+            code = child.poll()
+            running |= code is None
+            if code and not self._failure:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                self._failure = (code, f"{name} {how}")
+        return running
 
     def _relay_errors(self, errors: IO[bytes]) -> None:
-        """Relay mpirun's standard error as it comes, and look there for a lost host and for killed instances."""
-        end = held = b""  # of what came, and of that what is not yet shown
-        while came := os.read(errors.fileno(), 1 << 16):
-            end += came
-            self._lost_host |= _LOST_HOST in end
-            end = end[-len(_LOST_HOST) :]
-            text = held + came
-            self._killed += [int(instance) for instance in _KILLED.findall(text)]
-            text = _TOLD.sub(b"", text)
-            held = _begun(text)
-            _show(text[: len(text) - len(held)])
-        _show(held)
+        """Relay mpirun's standard error line by line, less its own reports on processes that failed."""
+        for line in errors:
+            report = _REPORT.search(line)
+            self._reported |= report is not None
+            if report and b"BY SIGNAL" in report[2]:
+                self._lost = self._lost or f"instance {int(report[1])} was killed by a signal"
+            if _LOST_HOST in line:
+                self._lost = "mpirun lost a host"
+            with suppress(OSError):  # the terminal may have gone
+                os.write(2, _REPORT.sub(b"", line))
 
     def _forward(self, number: int, frame: object) -> None:
         self._received.append(number)
-        self._send(self._heard(number))
+        self._send(self._translated(number))
 
     def _send(self, number: int) -> None:
-        for child in self._started:
+        for child in self._started.values():
             if child.poll() is None:
                 child.send_signal(number)
 
-    def _heard(self, number: int) -> int:
-        """Return the signal that the processes are sent. mpirun kills its instances a quarter of a second after most
-        signals, before they could save; SIGUSR1 it hands on as it is."""
+    def _translated(self, number: int) -> int:
+        """Return the signal to send. mpirun kills its instances a quarter of a second after most signals, before they could
+        save; it passes SIGUSR1 on as it is."""
         again = sum(earlier in URGENT for earlier in self._received) > 1
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
         return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
 
 
-def _begun(text: bytes) -> bytes:
-    """Return the end of a text that may become a line of mpirun's own."""
-    end = text[max(text.rfind(b"\n") + 1, len(text) - _LONGEST_TOLD) :]
-    starts = (k for k in range(len(end)) if end[k : k + 1] == b"[")
-    return next((end[k:] for k in starts if _BEGUN.fullmatch(end, k)), b"")
-
-
-def _show(text: bytes) -> None:
-    """Write on standard error, if somebody still reads there."""
-    with suppress(OSError):
-        os.write(2, text)
-
-
-def _killed(number: int) -> str:
-    """Return how a signal ended a process, in words."""
-    known = number in {each.value for each in signal.Signals}
-    return f"was killed by {signal.Signals(number).name if known else f'signal {number}'}"
-
-
 def ending_with_this_process() -> Callable[[], None] | None:
-    """Return the function to call in a child before its program begins: the kernel sends it SIGUSR1 when this process ends,
-    however it does; once for each of its threads, so that it must be a signal that may come again. None where there is no
-    such thing; instances watch their launcher besides."""
+    """Return the function to call in a child before its program begins: the kernel sends the child SIGUSR1 when this process
+    ends, once for each of its threads. None where there is no such thing."""
     if not sys.platform.startswith("linux"):
         return None
     prctl, this = ctypes.CDLL(None).prctl, os.getpid()

@@ -1,7 +1,5 @@
-"""The instances of a run at work: they meet, compare their calls, and run together until the end.
-
-A run in one process is a team of one, for which nothing here costs anything.
-"""
+"""The instances of a run at work: they meet, compare their calls, and run together until the end. A run in one process is a
+team of one, which costs nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from base.process import commands, tf_runtime
 from base.process.signals import Signals, StopRequest, for_others
 from emulator.plan import machine
 from harness.cluster.cluster import ALONE, SLURM, Cluster
-from harness.cluster.ranks import OPENMPI
+from harness.cluster.membership import OPENMPI
 from harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -67,20 +65,20 @@ class Team:
             return
         try:
             self._leave(error)
-        except StopRequest as request:  # an instance is lost, and the launcher ends the others before the heartbeat tells
+        except StopRequest as request:  # an instance is lost, and the launcher ends the others before the heartbeat reports
             request.hinted = request.hinted or self._call_before_exit(str(request))
             request.ends_process = 0
             raise
 
     def _leave(self, error: BaseException | None) -> None:
-        """End together with the other instances, as far as they are there still."""
+        """End together with the other instances, as far as they are still there."""
         if self.agreed_to_stop and error is not None:
             try:
                 self.shut_down()
-            except Exception as late:  # what all agreed to end with has been told
+            except Exception as late:  # the error that all agreed to end with is reported already
                 if not self.is_peer_failure(late):
                     raise
-        elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
+        elif isinstance(error, StopRequest):  # the others may be anywhere, and learn nothing from a host step
             self.group.send_message(f"{self.instance} {error.number}", self._heartbeat.responsive())
         elif tf_runtime.data_error(error) is not None:
             self.group.send_message(f"{self.instance}: {tf_runtime.data_error(error)}", self._heartbeat.responsive())
@@ -105,8 +103,8 @@ class Team:
             raise lost from error
 
     def _pause_at_end(self) -> float:
-        """Seconds in which the others may notice that this instance has failed, save and end, before it gives its exit code:
-        mpirun kills them then."""
+        """Return the seconds in which the others may notice this failure, save and end. The exit code of this instance makes
+        mpirun kill them."""
         return 0.25 * self._timeout if any(name in os.environ for name in OPENMPI) else 0
 
     def is_of_runtime(self, error: BaseException | None) -> bool:
@@ -154,8 +152,8 @@ class Team:
         return self.configs[0]["seed"]
 
     def _meet(self) -> None:
-        """Wait for all instances, and until each has met the same ones. OptionError for an instance that has met others: it
-        belongs to another run, and is left undisturbed."""
+        """Wait until every instance has met the same ones. OptionError for an instance of another run, which is left
+        undisturbed."""
         from harness.processes import heartbeat, job_token
 
         own = {"addresses": self.cluster.addresses}
@@ -222,7 +220,7 @@ class Team:
         return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
     def stop_together(self, signals: Signals) -> None:
-        """StopRequest in every instance as soon as one has been told to stop: all call this at the same places. A signal
+        """StopRequest in every instance as soon as one was asked to stop: all call this at the same places. A signal
         that comes while an instance waits here for the others counts at the next place: they do not know of it yet."""
         if self.group is None:
             signals.raise_if_received()

@@ -160,7 +160,7 @@ COMMANDS = {
 # calls that were broken as printed, and programs of another kind: the first line that each gets
 REFUSED = {
     f"{POPRUN} --num-instances 4 --num-replicas 4 --ipus-per-replica python3 train.py --config mk2_resnet50_bn_16ipus":
-        "--ipus-per-replica is 'python3' but must be a whole number",
+        "--ipus-per-replica: python3 is not a whole number",
     f"{POPRUN} --num-instances 8 --num-replicas 16 --ipus-per-replica 1 python3 --config mk2_resnet50_gn_16ipus":
         "python3 --config: the script's name is missing",
     f"poprun --numa-aware=yes --num-replicas=8 --ipus-per replica=2 --num-instances=8 python train.py {MEME} B0-G1-GN":

@@ -62,11 +62,6 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def is_ready(self) -> bool:
-        """Return whether the node takes jobs."""
-        shown = subprocess.run(["sinfo", "-h", "-o", "%T"], env=self._environ, capture_output=True, text=True, check=False)
-        return shown.stdout.strip() == "idle"
-
     def submit(self, *words: object) -> str:
         """The number of a new job."""
         return self.call("sbatch", "--parsable", *words).strip()

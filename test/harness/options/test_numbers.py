@@ -12,8 +12,8 @@ from base import plugins
 from base.errors import OptionError
 from base.process import command_line
 from base.process.command_line import UsageError
-from harness.cluster import membership, poprun_environment, ranks
-from harness.cluster.tf_config import TF_CONFIG
+from harness.cluster import membership
+from harness.cluster.membership import TF_CONFIG
 from harness.commands import cli, gc_info
 from harness.processes import poprun_options
 from LR_Schedules import stepped
@@ -79,15 +79,13 @@ def test_of_cluster_and_poprun(text):
     with pytest.raises(OptionError, match="is not host:port with a port"):
         membership.find(options, {TF_CONFIG: json.dumps(port)})
     if text:
-        rank = {TF_CONFIG: json.dumps(three | {"task": {"index": 0}}), ranks.OPENMPI[0]: text}
+        rank = {TF_CONFIG: json.dumps(three | {"task": {"index": 0}}), membership.OPENMPI[0]: text}
         with pytest.raises(OptionError, match="must be a whole number from 0 to 1"):
             membership.find(options, rank)
         with pytest.raises(OptionError, match="must be a whole number"):
-            membership.find(
-                parsed(), {poprun_environment.TOTAL: text, poprun_environment.LOCAL: "1", poprun_environment.OFFSET: "0"}
-            )
+            membership.find(parsed(), {membership.TOTAL: text, membership.LOCAL: "1", membership.OFFSET: "0"})
         for option in ("num-instances", "first-port", "only-output-from-instance"):
-            with pytest.raises(OptionError, match=f"--{option} is .* but must be"):
+            with pytest.raises(OptionError, match=f"--{option}: "):
                 poprun_options.parse([f"--{option}", text, "python"])
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import random
-import socket
-import struct
 import subprocess
 import sys
 
@@ -59,53 +56,12 @@ def test_the_address_is_that_of_the_list_or_the_one_asked_for(asked, hosts, expe
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("elsewhere", r"--bind elsewhere \(192.0.2.7\) is no address of this host; give one that it has, or all"),
-        ("192.0.2.9", "--bind 192.0.2.9 is no address of this host; give one that it has, or all"),
-        ("nowhere", "--bind nowhere: no address, and no name of one; give an address of this host, or all"),
-    ],
+    ("asked", "part"),
+    [("elsewhere", r"elsewhere \(192.0.2.7\)"), ("192.0.2.9", "192.0.2.9"), ("nowhere", "nowhere")],
 )
-def test_an_address_that_this_host_has_not_is_refused(asked, said, network):
-    with pytest.raises(OptionError, match=said):
+def test_an_address_that_this_host_has_not_is_refused(asked, part, network):
+    with pytest.raises(OptionError, match=f"^--bind {part}"):
         bind_address.listening_addresses(asked, Cluster(("here:1", "here:2"), 0))
-
-
-def accepts(program: list[bytes], destination: str) -> bool:
-    """Carries a filter out for a packet with an IP header for that destination."""
-    address = ipaddress.ip_address(destination)
-    header = (b"\x45" + bytes(15) if address.version == 4 else b"\x60" + bytes(23)) + address.packed + bytes(16)
-    place = value = 0
-    while True:
-        code, if_so, if_not, k = struct.unpack("HBBI", program[place])
-        place += 1
-        if code == bind_address._RETURN:
-            return bool(k)
-        if code == bind_address._EQUAL:
-            place += if_so if value == k else if_not
-        elif code == bind_address._AND:
-            value &= k
-        else:
-            offset = k - bind_address._NETWORK_HEADER
-            value = header[offset] if code == bind_address._LOAD_BYTE else int.from_bytes(header[offset : offset + 4], "big")
-
-
-def test_the_filter_takes_the_addresses_and_this_host_s_own_and_no_other():
-    rng = random.Random(1)
-    for _ in range(300):
-        drawn = [ipaddress.ip_address(rng.getrandbits(32)) for _ in range(4)]
-        drawn += [ipaddress.IPv6Address(rng.getrandbits(128)) for _ in range(4)]
-        drawn += [ipaddress.IPv6Address(int(drawn[-1]) ^ 1 << rng.randrange(128))]  # differs in a bit
-        wanted = rng.sample(drawn, rng.randrange(1, 5))
-        program = bind_address._filter(wanted)
-        assert len(program) < 256  # jumps are a byte
-        for address in (
-            *drawn,
-            ipaddress.ip_address("127.0.0.1"),
-            ipaddress.ip_address("127.9.8.7"),
-            ipaddress.ip_address("::1"),
-        ):
-            assert accepts(program, str(address)) == (address in wanted or address.is_loopback), (wanted, address)
 
 
 IN_A_NETWORK_OF_ITS_OWN = """
@@ -147,10 +103,3 @@ def test_a_server_takes_connections_to_the_address_alone():
         "['127.0.0.1', '::1']",
         "['192.0.2.1', 'fd00::1', '127.0.0.1', '::1']",
     ]
-
-
-def test_a_port_that_nothing_listens_on_is_told():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        with pytest.raises(OptionError, match="give --bind all"):
-            bind_address.restrict_listeners(other.getsockname()[1], [ipaddress.ip_address("127.0.0.1")])

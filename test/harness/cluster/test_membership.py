@@ -1,0 +1,254 @@
+"""The instances of a run, from TF_CONFIG as people, mpirun and Kubeflow's operator write it, and from srun's variables as Slurm
+22.05 sets them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import shlex
+
+import pytest
+import yaml
+from slurm_tasks import OF_STEPS, TASK, found, task
+
+from base import plugins
+from base.errors import OptionError
+from harness.cluster import membership, slurm
+from harness.cluster.cluster import Cluster
+from harness.commands import cli
+
+PAGE = (plugins.ROOT / "docs" / "schedulers.md").read_text()
+HOSTS = ["h0:2222", "h1:2222", "h2:2222"]
+KINDS = {"Chief": "chief", "Master": "master", "Worker": "worker"}  # of replicas, as the operator calls their jobs
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "2"}  # of OpenMPI 5; 4 sets PMIX_RANK too
+
+
+def environ(cluster: object, task: object = None, **others: str) -> dict[str, str]:
+    """An environment with a TF_CONFIG."""
+    content = {"cluster": cluster} if task is None else {"cluster": cluster, "task": task}
+    return {"TF_CONFIG": json.dumps({**content, "environment": "cloud"}), **others}
+
+
+def by_operator(manifest: dict, kind: str, index: int) -> dict[str, object]:
+    """What Kubeflow's operator writes into a replica of a TFJob."""
+    meta, replicas = manifest["metadata"], manifest["spec"]["tfReplicaSpecs"]
+    (port,) = replicas[kind]["template"]["spec"]["containers"][0]["ports"]
+    cluster = {
+        KINDS[each]: [
+            f"{meta['name']}-{KINDS[each]}-{k}.{meta['namespace']}.svc:{port['containerPort']}"
+            for k in range(replica["replicas"])
+        ]
+        for each, replica in replicas.items()
+    }
+    return {"cluster": cluster, "task": {"type": KINDS[kind], "index": index}, "environment": "cloud"}
+
+
+def test_the_manifest_of_the_page_starts_a_group():
+    manifest = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1])
+    shown = json.loads(re.search(r"^```json\n(.*?)^```$", PAGE, re.M | re.S)[1])
+    assert shown == by_operator(manifest, "Worker", 1)
+    replicas = manifest["spec"]["tfReplicaSpecs"]
+    places = [(kind, k) for kind, replica in replicas.items() for k in range(replica["replicas"])]
+    assert places == [("Chief", 0), ("Worker", 0), ("Worker", 1)]
+    for instance, (kind, k) in enumerate(places):
+        given = {"TF_CONFIG": json.dumps(by_operator(manifest, kind, k))}
+        cluster = found(given)
+        assert (cluster.instance, cluster.size) == (instance, 3) and membership.is_later_instance(given) == (instance > 0)
+        assert cluster.addresses[0] == "quickstart-chief-0.research.svc:2222"
+        script, *words = replicas[kind]["template"]["spec"]["containers"][0]["args"]
+        options = cli.parse(words, script, environ={}).options
+        assert options.training.distributed and options.logging.autoresume and script == "train"
+
+
+@pytest.mark.parametrize("leader", ["worker", "chief", "master"])
+def test_the_leader_is_instance_0(leader):
+    jobs = {"worker": HOSTS} if leader == "worker" else {leader: HOSTS[:1], "worker": HOSTS[1:]}
+    tasks = [(job, k) for job, hosts in jobs.items() for k in range(len(hosts))]
+    each = [environ(jobs, {"type": kind, "index": k}) for kind, k in tasks]
+    assert [found(given).instance for given in each] == [0, 1, 2]
+    assert [membership.is_later_instance(given) for given in each] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [OPENMPI, {"PMI_RANK": "2", "PMI_SIZE": "3"}, {"PMI_RANK": "2"}, {"PMIX_RANK": "2"}, TASK],
+    ids=["OpenMPI", "MPICH", "without size", "PMIx", "Slurm"],
+)
+def test_a_launcher_says_which_worker_this_is(launcher):
+    given = environ({"worker": HOSTS}, **launcher)
+    assert found(given).instance == 2 and membership.is_later_instance(given)
+    assert found(environ({"chief": HOSTS[:1], "worker": HOSTS[1:]}, **launcher)).instance == 2
+    indexed = environ({"worker": HOSTS}, {"type": "worker", "index": 1}, **launcher)
+    assert found(indexed).instance == (2 if launcher is OPENMPI else 1)
+
+
+# the batch script of the job of TASK
+SCRIPT = {
+    **task(**{name.removeprefix("SLURM_"): None for name in (*OF_STEPS, "SLURM_DISTRIBUTION")}, PROCID=0, NODEID=0),
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+# salloc's shell, as LaunchParameters=use_interactive_step has it
+SHELL = task(STEP_ID=0xFFFFFFFA, PROCID=0, NODEID=0, NTASKS=1, TASKS_PER_NODE=1, STEP_NODELIST="n1")
+WORKER = {"type": "worker", "index": 0}
+POPDIST = {"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_REPLICA_INDEX_OFFSET": "0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({}, "TF_CONFIG"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "TF_CONFIG"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG"),
+        ({"TF_CONFIG": "[]"}, "cluster.worker"),
+        (environ({"worker": HOSTS, "ps": ["p:1"]}), "ps"),
+        (environ({"chief": HOSTS[:1]}, {"type": "evaluator", "index": 0}), "evaluator"),
+        (environ({"worker": HOSTS, "extra": HOSTS}), "extra"),
+        (environ({"chief": HOSTS[:2], "worker": HOSTS}), "chief"),
+        (environ({"chief": ["a:1"], "master": ["b:1"]}), "chief, master"),
+        (environ({"worker": ["a\0:1", "b:2"]}, WORKER), "a\\x00:1"),
+        (environ({"worker": ["a"]}, WORKER), "'a'"),
+        (environ({"worker": ["a:70000"]}, WORKER), "a:70000"),
+        (environ({"chief": ["a:1"], "worker": "b:1"}), "cluster.worker"),
+        (environ({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 twice"),
+        (environ({"worker": HOSTS}, {"type": "chief", "index": 0}), "chief"),
+        (environ({"chief": ["a:1"], "worker": HOSTS}, {"type": "worker", "index": 3}), "task.index is 3"),
+        (environ({"worker": HOSTS}), "task.index"),
+        (environ({"worker": HOSTS}, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4"), "OMPI_COMM_WORLD_SIZE is 4"),
+        (environ({"worker": HOSTS[:2]}, **TASK), "SLURM_STEP_NUM_TASKS is 3"),
+        (environ({"worker": HOSTS}, PMI_RANK="3"), "PMI_RANK is 3"),
+        (SCRIPT, "srun"),
+        (SHELL, "srun"),
+        (task(STEP_NODELIST="n[1-3]"), "SLURM_STEP_NODELIST has 3 nodes, SLURM_STEP_TASKS_PER_NODE 3 tasks on 2"),
+        (task(NTASKS=4), "SLURM_STEP_NUM_TASKS is 4"),
+        (task(PROCID=3), "SLURM_PROCID 3"),
+        (task(PROCID="x"), "SLURM_PROCID is 'x'"),
+        (task(LOCALID=None), "SLURM_LOCALID is ''"),
+        (task(NODEID=0, LOCALID=1), "task 2"),
+        (task(DISTRIBUTION="cyclic"), "--distribution=block"),
+        (task(STEP_NODELIST="n[1-2"), "n[1-2"),
+        (task(STEP_NODELIST="n1,,n2"), "n1,,n2"),
+        (task(STEP_NODELIST="n[1-2]x[]"), "n[1-2]x[]"),
+        (task(STEP_NODELIST="n[1-999999999]"), "n[1-999999999]"),
+        (task(STEP_NODELIST="n1,n1"), "n1:26001 twice"),
+        (task(TASKS_PER_NODE="2(x"), "2(x"),
+        (task(STEP_RESV_PORTS="12000"), "--resv-ports=2"),
+        (task(STEP_RESV_PORTS="ports"), "'ports'"),
+        ({**TASK, "OMPI_COMM_WORLD_RANK": "0"}, "mpirun"),
+        (POPDIST, "--distributed and poprun"),
+        (environ({"worker": HOSTS}, WORKER, words="--syncs-per-epoch 2"), "--syncs-per-epoch 2"),
+        ({**POPDIST, "POPDIST_NUM_TOTAL_REPLICAS": "x", "words": ""}, "POPDIST_NUM_TOTAL_REPLICAS is 'x'"),
+        ({**POPDIST, "POPDIST_NUM_LOCAL_REPLICAS": "3", "words": ""}, "POPDIST_NUM_LOCAL_REPLICAS 3"),
+        ({**POPDIST, "words": ""}, "POPDIST_INSTANCE_ADDRESSES has 0"),
+        ({**POPDIST, "POPDIST_NUM_LOCAL_REPLICAS": "4", "POPDIST_NUM_IPUS_PER_REPLICA": "2", "words": ""}, "--shards is 1"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(given, part):
+    """`words`: the call's, instead of --distributed."""
+    with pytest.raises(OptionError) as raised:
+        found({name: value for name, value in given.items() if name != "words"}, given.get("words", "--distributed"))
+    assert part in str(raised.value).splitlines()[0]
+
+
+def test_the_tasks_of_a_step_are_the_instances():
+    cluster = found(TASK)
+    assert cluster.addresses == ("n1:26001", "n1:26002", "n2:26001")
+    assert (cluster.instance, cluster.size, cluster.neighbours, cluster.source) == (2, 3, 1, "Slurm")
+    assert membership.is_later_instance(TASK) and not membership.is_later_instance(task(PROCID=0))
+    older = {"STEP_NODELIST": None, "STEP_NUM_TASKS": None, "STEP_TASKS_PER_NODE": None}
+    assert found(task(**older)) == cluster
+    for words in ({"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_JOBID": "1.3", "SLURM_MPI_TYPE": "pmi2"}, {"PMIX_RANK": "2"}):
+        assert found({**TASK, **words}) == cluster  # --mpi=pmi2, --mpi=pmix
+    alone = found(task(NTASKS=1, TASKS_PER_NODE=1, STEP_NODELIST="n2", NODEID=0, PROCID=0))
+    assert (alone.size, alone.instance, alone.addresses) == (1, 0, ())
+
+
+# SLURM_DISTRIBUTION, tasks of each node, and (SLURM_NODEID, SLURM_LOCALID) of each task, as srun's tasks printed them
+PRINTED = [
+    ("block", "3,1", [(0, 0), (0, 1), (0, 2), (1, 0)]),
+    ("block:cyclic", "3,1", [(0, 0), (0, 1), (0, 2), (1, 0)]),
+    ("cyclic:block,nopack", "3,1", [(0, 0), (1, 0), (0, 1), (0, 2)]),
+    ("cyclic", "2,1", [(0, 0), (1, 0), (0, 1)]),
+    ("cyclic", "3,2", [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]),
+    ("cyclic", "1(x2)", [(0, 0), (1, 0)]),  # two components of a job: srun -n1 : -n1
+    (None, "1(x2)", [(0, 0), (1, 0)]),
+]
+
+
+@pytest.mark.parametrize(("distribution", "counts", "places"), PRINTED)
+def test_tasks_are_where_srun_puts_them(distribution, counts, places):
+    each = [
+        found(
+            task(DISTRIBUTION=distribution, TASKS_PER_NODE=counts, NTASKS=len(places), PROCID=rank, NODEID=node, LOCALID=local,
+                 STEP_RESV_PORTS="26005-26009")
+        )
+        for rank, (node, local) in enumerate(places)
+    ]  # fmt: skip
+    assert [cluster.instance for cluster in each] == list(range(len(places)))
+    assert {cluster.addresses for cluster in each} == {tuple(f"n{node + 1}:{26005 + local}" for node, local in places)}
+
+
+def shortened(words: list[str], rng: random.Random) -> str:
+    """Numbers in their order, as Slurm writes them; a few neighbours are left apart."""
+    runs: list[list[str]] = []
+    for word in words:
+        if runs and int(word) == int(runs[-1][-1]) + 1 and len(word) == len(runs[-1][0]) and rng.random() < 0.9:
+            runs[-1].append(word)
+        else:
+            runs.append([word])
+    return ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def test_what_is_shortened_expands_to_what_it_was():
+    """Names of a number or two, with leading zeros or none."""
+    assert slurm.expanded("node[01-03,07],gpu1") == ["node01", "node02", "node03", "node07", "gpu1"]
+    assert slurm.expanded("n[9-11]-ib") == ["n9-ib", "n10-ib", "n11-ib"]
+    assert slurm.per_node("2(x3),1") == [2, 2, 2, 1]
+    for seed in range(300):
+        rng = random.Random(seed)
+        written, names = [], []
+        for _ in range(rng.randint(1, 4)):
+            form, choices = "", [[""]]
+            for _ in range(rng.randint(1, 2)):
+                letters, width = rng.choice(("n", "gpu-", "r.x_")), rng.randint(1, 4)
+                words = [f"{number:0{width}}" for number in sorted(rng.sample(range(120), rng.randint(1, 8)))]
+                form += f"{letters}[{shortened(words, rng)}]"
+                choices.append([letters + word for word in words])
+            written.append(form)
+            names += ["".join(each) for each in itertools.product(*choices)]
+        assert slurm.expanded(",".join(written)) == names, written
+
+
+def test_neighbouring_jobs_and_steps_have_ports_of_their_own():
+    """Of 40 jobs in a row on one node, with 8 steps of 16 tasks each."""
+    for first in (1, 4711, 2**32 - 50):
+        ports = [port for job in range(40) for step in range(8) for port in slurm.shared_ports(first + job, step, 16)]
+        assert len(set(ports)) == len(ports) and min(ports) >= 10_240 and max(ports) < 32_768
+    one, other = (found(task(STEP_RESV_PORTS=None, JOB_ID=job)) for job in (1, 2))
+    assert not set(one.addresses) & set(other.addresses)
+
+
+def test_processes_without_the_flag_are_strangers():
+    """One that is not task 0 was taken for a follower, whose run another instance would have found damaged."""
+    for given, count in ((TASK, 3), ({"PMI_RANK": "0", "PMI_SIZE": "3"}, 3), (environ({"worker": HOSTS[:2]}), 2)):
+        assert not membership.is_later_instance(given, distributed=False)
+        (line,) = membership.ignored_others(given)
+        assert f"{count} processes" in line and "--distributed" in line
+        assert found(given, "") == Cluster()
+    for given in (SCRIPT, SHELL, {"PMI_RANK": "0", "PMI_SIZE": "1"}):
+        assert not membership.is_later_instance(given) and not list(membership.ignored_others(given))
+
+
+def test_the_page_names_every_variable_that_is_read():
+    code = "".join(path.read_text() for path in (plugins.ROOT / "harness" / "cluster").glob("*.py"))
+    read = set(re.findall(r'"((?:SLURM|OMPI|PMI|PMIX)_[A-Z_]+[A-Z])"', code))
+    stand_ins = {"SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"}
+    assert len(read) > 12 and read - stand_ins == {name for name in read - stand_ins if f"`{name}`" in PAGE}
+
+
+def test_the_job_script_of_the_page_resumes_after_a_request_to_leave():
+    script = re.search(r"^```\n(#!/bin/bash.*?)^```$", PAGE, re.M | re.S)[1]
+    (call,) = re.findall(r"^srun .*\\\n +python train.py (.*)$", script, re.M)
+    options = cli.parse(shlex.split(call), "train", environ={}).options
+    assert options.training.distributed and options.logging.autoresume and "-eq 138" in script

@@ -1,0 +1,111 @@
+"""The folders of a run's instances lie beside each other, are found at a resume, and hold no other run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cluster.cluster import Cluster
+from harness.options.sections import CheckpointOptions, LoggingOptions
+from harness.processes import folders
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that folders depend on."""
+
+    logging: LoggingOptions
+    checkpoint: CheckpointOptions
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The parts of a run that its folders depend on."""
+
+    options: Options
+    name: str
+    cluster: Cluster
+    folders: tuple[str, ...] = ()
+    run_id: str = "a"
+
+
+class Team:
+    """An instance of a team; `first`: what instance 0 says."""
+
+    def __init__(self, instance: int, configs: list[dict], first: Any) -> None:
+        self.instance, self.size, self.is_first = instance, len(configs), instance == 0
+        self.configs, self._first = configs, first
+
+    def broadcast_text(self, text: str) -> str:
+        return text if self.is_first else str(self._first)
+
+    def broadcast_json(self, value: Any) -> Any:
+        return value if self.is_first else self._first
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([{}, {}], ["logs/N_worker0_XYZ", "logs/N_worker1_XYZ"]),
+        ([{"name": "N_a", "name_suffix": "a"}, {"name": "N_b", "name_suffix": "b"}], ["logs/N_a_XYZ", "logs/N_b_XYZ"]),
+        ([{"name": "N_a", "name_suffix": "a"}] * 2, ["logs/N_a_worker0_XYZ", "logs/N_a_worker1_XYZ"]),
+        ([{"logs_path": "it"}] * 2, ["it", "it_worker1"]),
+        ([{"logs_path": "it"}, {"logs_path": "there/it"}], ["it", "there/it"]),
+        ([{}, {"log_dir": "there"}], ["logs/N_worker0_XYZ", "there/N_worker1_XYZ"]),
+    ],
+)
+def test_each_instance_has_a_folder_beside_the_first_one_s(given, expected, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    letters = iter("XYZ" * 9)
+    monkeypatch.setattr(folders.secrets, "choice", lambda alphabet: next(letters))
+    standard = {"name": "N", "name_suffix": None, "log_dir": "logs", "logs_path": None}
+    configs = [{**standard, **config} for config in given]
+    for k, config in enumerate(configs):
+        implied = len({each.get("name_suffix") for each in given}) > 1
+        own = {name: config[name] for name in standard if name != "name"}
+        options = Options(LoggingOptions(**own, log_all_instances=not implied), CheckpointOptions())
+        run = Instance(options, config["name"], Cluster(("a:1", "b:1"), k, source="TF_CONFIG"))
+        recorded, folder = folders.begin(run, Team(k, configs, tmp_path / expected[0]))
+        assert folder == tmp_path / expected[k] and len(recorded.folders) == 2
+        assert folder.is_dir()
+
+
+def record(folder: Path, instance: int, listed: list[str], run_id: str = "a") -> None:
+    folder.mkdir(exist_ok=True)
+    content = {"instance": instance, "instance_folders": listed, "run_id": run_id}
+    (folder / "arguments.json").write_text(json.dumps(content))
+
+
+def resumed(top: Path, listed: list[str], size: int = 2) -> list[str]:
+    """Resume a run with `size` instances; return their folders as all of them record them."""
+    found = []
+    for k in range(size):
+        options = Options(LoggingOptions(log_all_instances=True), CheckpointOptions())
+        run = Instance(options, "N", Cluster(("a:1", "b:1", "c:1")[:size], k, source="TF_CONFIG"))
+        resumed_run, folder = folders.resume(run, Team(k, [{}] * size, [str(top), listed]), top)
+        assert folder == top.parent / resumed_run.folders[k] and folder.is_dir()
+        found.append(resumed_run.folders)
+    assert len(set(found)) == 1
+    return list(found[0])
+
+
+def test_a_resume_finds_the_folders_of_all_instances(tmp_path):
+    """Also moved together, of a larger team than before, and not for a copy of instance 0's under another name."""
+    names = ["N_worker0_XYZ", "N_worker1_XYZ"]
+    (tmp_path / "logs").mkdir()
+    for k, name in enumerate(names):
+        record(tmp_path / "logs" / name, k, names)
+    (tmp_path / "logs").rename(tmp_path / "moved")
+    top = tmp_path / "moved" / names[0]
+    assert resumed(top, names) == names
+    assert resumed(top, names, 3) == [*names, "N_worker2_XYZ"]
+    branch = shutil.copytree(top, tmp_path / "moved/branch")
+    assert resumed(branch, names) == ["branch", "branch_worker1"]
+    record(tmp_path / "moved/branch_worker1", 1, [], "b")
+    with pytest.raises(folders.FolderError, match="branch_worker1.* holds another run"):
+        resumed(branch, names)
