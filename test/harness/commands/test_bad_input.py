@@ -84,7 +84,6 @@ GIVEN = "--dataset cifar-10 --generated-data"
         (f"{GIVEN} --log-dir file/x", "file/x"),
         (f"{GIVEN} --dry-run --log-dir file/x", "file/x"),
         (f"{GIVEN} --dry-run --logs-path file", "file"),
-        (f"{GIVEN} --dry-run --name-suffix {'x' * 250}", "name too long"),
         (f"{GIVEN} --dry-run --num-io-tiles 1472", "num_io_tiles '1472'"),
         (f"{GIVEN} --dry-run --dataset-benchmark", "--dry-run --dataset-benchmark"),
     ],
