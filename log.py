@@ -1,6 +1,6 @@
 """The run's log: folder and name, log.txt, CSV rows, progress, and trackers that follow its measures.
 
-No module state; a tracker that fails is told of once and the run goes on.
+No module state; a tracker that fails is reported once, and the run continues.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,6 @@ class RunLog:
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
-        self._options: Mapping[str, Any] = {}  # of this call, once they are recorded
         self._one = threading.RLock()
 
     def note(self, text: str = "") -> None:
@@ -113,23 +112,13 @@ class RunLog:
                 if not self._ending:
                     raise
 
-    def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
-        """Record every option; a resumed run has a file of its own."""
-        if self.folder:
-            record(self.folder, values, restored)
-            self._options = values
-
-    @property
-    def recorded(self) -> bool:
-        """True if the options of this call are recorded."""
-        return bool(self._options)
-
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
         self.note(self._training_line.format(**row))
         if left:
             self.note(f"  ETA: {left}")
-        self._row("training.csv", row)
+        if self._tables:
+            self._tables["training.csv"].append(row)
         self._publish({tag: row[name] for tag, name in TRAINING_TAGS.items()}, row)
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
@@ -137,7 +126,8 @@ class RunLog:
         self.note(VALIDATION_LINE.format(**row))
         if row["loss"] != "":
             self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
-        self._row("validation.csv", row)
+        if self._tables:
+            self._tables["validation.csv"].append(row)
         shown = {tag: row[name] for tag, name in VALIDATION_TAGS.items() if row[name] != ""}
         if row["iteration"] >= 0:
             self._publish(shown, row)
@@ -152,13 +142,6 @@ class RunLog:
         for table in self._tables.values():
             table.rewind(updates)
 
-    def tell_of_averages(self, remade: Collection[str]) -> None:
-        """A line on the averages whose rows go, but for those that the run's end makes anew."""
-        averaged = [row["name"] for row in self.rows("validation.csv") if int(row["iteration"]) < 0]
-        lost = [name for name in averaged if name not in remade]
-        if lost:
-            self.note(f"validation.csv loses the rows of averages that this call does not validate: {', '.join(lost)}")
-
     def rows(self, name: str) -> list[Row]:
         """The rows of training.csv or validation.csv so far."""
         return self._tables[name].read() if self.folder else []
@@ -169,8 +152,7 @@ class RunLog:
             table.sync()
 
     def follow(self, name: str, start: Callable[[], Tracker]) -> None:
-        """Let a tracker follow the rows from now on; one that fails is told of in a line, and follows no more. `name`: for
-        that line."""
+        """Let a tracker follow the rows from now on, until it fails, which is reported in a line. `name`: for that line."""
 
         def begin() -> None:
             self._trackers[name] = start()
@@ -193,10 +175,6 @@ class RunLog:
             with suppress(OSError):  # an earlier error has reported the buffered text
                 text.close()
 
-    def _row(self, name: str, row: Mapping[str, Any]) -> None:
-        if self._tables:
-            self._tables[name].append(row)
-
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
         for name, tracker in list(self._trackers.items()):
             if not self._outlives(name, partial(tracker.log, values, row["iteration"])):
@@ -213,8 +191,8 @@ class RunLog:
         return True
 
 
-def record(folder: Path, values: Mapping[str, Any], restored: bool) -> None:
-    """Write every option of a call into a run's folder."""
+def write_arguments(folder: Path, values: Mapping[str, Any], restored: bool = False) -> None:
+    """Write the record of a call into a run directory; a resumed call has a file of its own."""
     path = folder / ARGUMENTS[restored]
     files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 

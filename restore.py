@@ -16,7 +16,7 @@ from pathlib import Path
 from base.errors import OptionError
 from harness.commands import answers, hints
 from harness.options import sources
-from harness.training.origins import SavedRun
+from harness.training.start import Resume
 from train import run_training
 
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
             if answers.asks(argv, "restore"):
                 answers.parse(argv, "restore")
             raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
-        return run_training(argv, "restore", SavedRun(Path(path), argv, "restore"))
+        return run_training(argv, "restore", Resume(Path(path), argv, "restore"))
 
 
 if __name__ == "__main__":

@@ -19,20 +19,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.checkpoints.read import LoadedCheckpoint
 from harness.commands import answers, entry, hints
 from harness.options import sources
 from harness.processes.team import Team
-from harness.programs import compiling
-from harness.run.origin import TrainingOrigin
-from harness.training import endings
-from harness.training.context import TrainingContext
+from harness.programs import compiled
+from harness.training import summary
 from harness.training.initial_state import initial_state
 from harness.training.loop import TrainingLoop
-from harness.training.opened_run import open_run
-from harness.training.origins import NewRun, SavedRun, last_update
-from harness.training.profiling import UpdateProfiler
-from harness.training.validating import Validator
+from harness.training.profiler import UpdateProfiler
+from harness.training.run_dir import TrainingContext, open_run
+from harness.training.start import FreshStart, LoadedCheckpoint, Resume, last_update
+from harness.training.validator import Validator
 
 
 def main(argv: list[str], extended_by_restore: bool = False) -> int:
@@ -41,9 +38,9 @@ def main(argv: list[str], extended_by_restore: bool = False) -> int:
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, repeated = _run_to_resume(argv)
         if folder is None:
-            return run_training(argv, "train", NewRun())
+            return run_training(argv, "train", FreshStart())
     with hints.resumable("train", argv, alone=not repeated):
-        return run_training(argv, "train", SavedRun(folder, argv, "train", repeated, extended_by_restore))
+        return run_training(argv, "train", Resume(folder, argv, "train", repeated, extended_by_restore))
 
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
@@ -59,36 +56,34 @@ def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
     return folder, folder is not None
 
 
-def run_training(argv: list[str], script: str, origin: TrainingOrigin) -> int:
-    """The run that the call asks for, by all instances of a team."""
-    run = entry.start(argv, script, origin)
-    report = origin.completion_report(run)
+def run_training(argv: list[str], script: str, start: FreshStart | Resume) -> int:
+    """Carry out the run that the call asks for, by all instances of a team."""
+    run = entry.start(argv, script, start)
+    report = start.completion_report(run)
     if report is not None:
         print(report, end="")
         return 0
-    run, checkpoint = origin.read_checkpoint(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.rendezvous(run))
-        run, folder, checkpoint = origin.join(run, team, checkpoint)
-        with open_run(run, team, folder, checkpoint, hints.command(script, *argv)) as context:
-            train(context, checkpoint)
+        run, folder, loaded = start.join(run, team)
+        with open_run(run, team, folder, loaded and loaded.checkpoint, hints.command(script, *argv)) as context:
+            train(context, loaded)
             team.shut_down()
     return 0
 
 
-def train(context: TrainingContext, checkpoint: LoadedCheckpoint | None = None) -> None:
-    """Build the program, load its state, and carry the updates out that are left: from the beginning, or from a
-    checkpoint."""
-    done = checkpoint.updates if checkpoint else 0
+def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> None:
+    """Build the program, load its state, and carry the updates out that are left, from the beginning or a checkpoint."""
+    done = loaded.updates if loaded else 0
     last = last_update(context.run, done)
     context.mlperf.log_init_start()
     recording = context.team.broadcast_json(bool(context.profile))  # the instances cut their host steps alike
-    with compiling.training_program(context.run, context.log, done, recording, context.team.group) as program:
-        initial = initial_state(context, program, checkpoint)
+    with compiled.training_program(context.run, context.log, done, recording, context.team.group) as program:
+        initial = initial_state(context, program, loaded)
         profiler = UpdateProfiler(context, program, recording, done, last)
         with Validator(context, initial.validated) as validator:
             done = TrainingLoop(context, program, initial, validator, profiler).run(last)
-            endings.log_finished(context, done, validator, initial.meter.images_per_second)
+            summary.log_finished(context, done, validator, initial.meter.images_per_second)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
 from harness.processes.team import Team
-from harness.programs import compiling
+from harness.programs import compiled
 from harness.reports import profile
 from harness.run.run import Run
 from log import RunLog
@@ -90,7 +90,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
     team.before_exit = stopped  # where another instance is lost
     with Signals() as signals, profile.copied_output(request), closing(log):
         try:
-            with compiling.validation_program(run, log) as program:
+            with compiled.validation_program(run, log) as program:
                 if team.group:
                     signals.defer_until_agreed(program.stop)
                 if team.is_first:

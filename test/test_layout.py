@@ -86,7 +86,7 @@ TENSORFLOW = (
     "emulator.inference",
 )
 TENSORFLOW += ("tools.datasets.example_checks", "emulator.numerics.program")
-TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "metrics", "optimisers"))
+TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "optimisers"))
 
 
 def module(path: Path) -> str:

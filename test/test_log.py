@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +13,9 @@ import log
 from base import plugins
 from base.storage import locks, tables
 from harness.checkpoints import find, manifest, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.options.releases import vintage
 from harness.processes import folders
-from harness.reports import trackers
 from harness.run.length import TrainingLength
 from harness.training.meter import Meter
 
@@ -73,18 +65,6 @@ def test_speed_leaves_the_first_call_of_a_process_out():
     assert row["total_time"] == 101
 
 
-def test_run_folders_are_never_shared(tmp_path):
-    names = {folders.new_run_folder("RN8", str(tmp_path), None, True).name for _ in range(20)}
-    assert len(names) == 20
-    assert all(len(name) == len("RN8_") + 3 for name in names)
-
-
-def test_a_run_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(folders.FolderError, match="cannot make a run folder"):
-        folders.new_run_folder("RN8", str(tmp_path / "file"), None, True)
-
-
 def row(iteration: int) -> dict[str, object]:
     return {**dict.fromkeys(tables.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
 
@@ -103,39 +83,10 @@ def test_rows_that_will_come_again_are_forgotten(killed, tmp_path):
     assert path.read_text() == "".join(lines[:4])
 
 
-def test_what_is_left_to_say_is_said_where_the_log_cannot_be_written(tmp_path, capsys, monkeypatch):
-    """As when the disk is full, which is why the run ends."""
-
-    def full(text: str) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    for ending in (False, True):
-        run_log = log.RunLog(tmp_path)
-        monkeypatch.setattr(run_log._text, "write", full)
-        with nullcontext() if ending else pytest.raises(OSError, match="No space left on device: .*log.txt"):
-            run_log.ending() if ending else None
-            run_log.note("Stopped")
-        run_log.note("Go on")
-        assert capsys.readouterr().out == "Stopped\nGo on\n"
-
-
 def test_no_value_that_a_line_quotes_reaches_the_terminal(tmp_path, capsys):
     log.RunLog(tmp_path).note("warning: a\x1b[2J\x9bb\tc\nof 2\u3000x")
     told = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
     assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == told
-
-
-def test_rows_of_averages_that_are_not_made_anew_are_told_of(tmp_path, capsys):
-    run_log = log.RunLog(tmp_path)
-    for name, iteration in (("ckpt-4", 4), ("weight_avg_N_1", -1), ("weight_avg_exp_0.9", -1)):
-        run_log.validation_row({**dict.fromkeys(tables.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
-    told = "validation.csv loses the rows of averages that this call does not validate: "
-    for remade, lost in ((["weight_avg_N_1"], "weight_avg_exp_0.9"), ([], "weight_avg_N_1, weight_avg_exp_0.9"), (
-        ["weight_avg_N_1", "weight_avg_exp_0.9", "weight_avg_exp_0.5"], None
-    )):  # fmt: skip
-        capsys.readouterr()
-        run_log.tell_of_averages(remade)
-        assert capsys.readouterr().out == (f"{told}{lost}\n" if lost else "")
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -182,24 +133,6 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
-@pytest.mark.parametrize("name", ["", "ckpt-7", "nowhere/ckpt"])
-def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
-    with pytest.raises(CheckpointError, match="--restore-path .* (no checkpoint|no such folder)"):
-        find.select(tmp_path / name if name else tmp_path)
-
-
-def test_standard_error_stays_empty_while_tensorflow_starts():
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    code = (
-        "from base.process import tf_runtime; tf_runtime.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-
-
 def test_mlperf_s_checker_is_content(tmp_path):
     """Rules of the open division, for the network whose rules there are."""
     checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance", reason="pip install mlperf-logging")
@@ -236,18 +169,6 @@ def test_a_row_of_a_validation_without_what_others_reckon_with_is_damage(tmp_pat
     assert found == ([row] if sound else [])
 
 
-def test_rows_of_an_earlier_run_are_not_gone_on_with(tmp_path):
-    """Without its checkpoints and its record."""
-    for name in ("arguments.json", "validation.csv"):
-        folder = tmp_path / name[:4]
-        folder.mkdir()
-        (folder / name).write_text("")
-        with pytest.raises(folders.FolderError, match=f"{folder} holds a run already"):
-            folders.new_run_folder("run", "", str(folder), True)
-        with locks.lock_folder(folder), pytest.raises(folders.FolderError, match="it is being written by another process"):
-            folders.new_run_folder("run", "", str(folder), True)  # which may have saved nothing yet
-
-
 def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
     """--autoresume; not a run that is being written, or one that has lost its checkpoints."""
     files = {"log.txt": "old", "training.csv": "epoch,iteration\n0.1,1\n", "report.html": "old", "mine.txt": "kept"}
@@ -277,20 +198,6 @@ def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
         with pytest.raises(folders.FolderError, match=said):
             folders.new_run_folder("run", "", str(folder), True, anew=True)
         assert {file.name: file.read_text() for file in folder.iterdir()} == before
-
-
-def test_events_follow_no_prepared_link(tmp_path):
-    """TensorFlow appends to whatever has the name of its file, and by itself that is the time and the host's name."""
-    precious, folder = tmp_path / "precious", tmp_path / "run"
-    folder.mkdir()
-    precious.write_text("kept")
-    for second in range(int(time.time()), int(time.time()) + 60):
-        (folder / f"events.out.tfevents.{second}.{socket.gethostname()}").symlink_to(precious)
-    run_log = log.RunLog(folder, console=False)
-    run_log.follow("TensorBoard", lambda: trackers.Board(folder, 0, {}))
-    run_log.close()
-    assert precious.read_text() == "kept"
-    assert [path for path in folder.glob("events.out.tfevents.*") if not path.is_symlink()]
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, capsys):

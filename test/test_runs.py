@@ -182,12 +182,6 @@ def test_a_terminal_is_asked(answer, code, logs, monkeypatch):
     assert (logs / "done").exists() == bool(code)
 
 
-def test_a_folder_that_is_not_there_or_has_no_runs(tmp_path):
-    result = called(tmp_path / "none")
-    assert result.code == 2 and "is no folder; give the one that --log-dir named" in result.err
-    assert called(tmp_path).out == f"There are no runs below {tmp_path}\n"
-
-
 @pytest.mark.parametrize(
     "call", ["validation --predict photo.png", "inference_embedded --iterations 1", "export --to frozen"]
 )

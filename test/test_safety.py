@@ -20,7 +20,7 @@ from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base import plugins
 from harness.checkpoints import find, write
-from harness.training.checkpointing import Checkpointer
+from harness.training.checkpointer import Checkpointer
 from harness.training.loop import TrainingLoop
 from log import RunLog
 

@@ -32,7 +32,7 @@ from harness.options.sections import flag
 from harness.report_page import page
 from harness.run import data
 from harness.run.resolve import prepare
-from harness.training.origins import NewRun
+from harness.training.start import FreshStart
 from tools import report
 
 
@@ -97,7 +97,7 @@ def _check_options(stage: TrainingStage, given: Sequence[str], folder: Path, pla
     resumed anyway."""
     if not run_record.arguments_file(place).exists():
         options = cli.parse(stages.words(stage, given, folder, place, None), "train").options
-        NewRun().check_source(options)
+        FreshStart().check_source(options)
         prepare(options, os.environ)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from emulator.plan import number_formats
 from emulator.plan.number_formats import Format
 
 FIRST_EXPONENT, EXPONENTS = -64, 128  # of the histogram's bins: numbers further out count in the outermost
@@ -41,13 +40,6 @@ class ObservedTensor:
         losses = {name: float(f"{share:.6g}") for name, share in self.losses._asdict().items()}
         counts = {str(e): count for e, count in self.exponents.items()}
         return {"layer": self.layer, "kind": self.kind, "format": self.format.name, **losses, "exponents": counts}
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> ObservedTensor:
-        """Return the tensor of a record."""
-        losses = Losses(*(float(record[name]) for name in Losses._fields))
-        exponents = {int(e): int(count) for e, count in record["exponents"].items()}
-        return cls(str(record["layer"]), str(record["kind"]), number_formats.by_name(record["format"]), losses, exponents)
 
 
 @dataclass(frozen=True)

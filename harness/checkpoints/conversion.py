@@ -30,7 +30,7 @@ from harness.checkpoints.read import Tensors
 from harness.options.catalogue import LARGEST, format_value
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES
-from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, POSITIVE
+from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, is_positive
 
 if TYPE_CHECKING:
     from harness.run.run import Run
@@ -160,7 +160,7 @@ def _convert_gradient_amax(values: Values, checkpoint: Checkpoint, run: Run) -> 
     a line on that. An unknown scale of the checkpoint counts as the run's."""
     training = run.options.training
     scales = (*values.get(LOSS_SCALE, np.zeros(0)).ravel()[:1].tolist(), _recorded(checkpoint).get("loss_scaling"))
-    before = next((scale for scale in scales if POSITIVE[0](scale)), None)
+    before = next((scale for scale in scales if is_positive(scale)), None)
     now = scales[0] if training.automatic_loss_scaling and LOSS_SCALE in values else training.loss_scaling
     if not run.plan.precision.scaled_kernels or AMAX_HISTORY not in values or before in (None, now):
         return values, []

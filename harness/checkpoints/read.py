@@ -11,7 +11,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,20 +37,6 @@ class DamagedCheckpoint(CheckpointError):
     def __init__(self, checkpoint: Checkpoint, reason: str) -> None:
         super().__init__(f"checkpoint {checkpoint.prefix} is damaged: {reason}")
         self.warning = f"warning: checkpoint {checkpoint.name} is damaged and left out: {reason}"
-
-
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """A checkpoint to resume from, and its tensors, where this instance has read them. Loading them into a program
-    empties the dict, so that the memory is free again."""
-
-    checkpoint: Checkpoint
-    values: Tensors
-
-    @property
-    def updates(self) -> int:
-        """The number of updates that are done."""
-        return self.checkpoint.updates
 
 
 def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:

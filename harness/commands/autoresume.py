@@ -10,7 +10,7 @@ from base.errors import OptionError
 from base.storage.tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
-from harness.diagnostics import record
+from harness.diagnostics import numerics
 from harness.processes import folders
 from harness.reports import validations
 from harness.run.run import Run
@@ -57,7 +57,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     if validates and run.length.is_checkpoint(updates) and not validated:
         return False
     every = run.options.logging.numerics
-    if every and record.is_missing(folder, updates, every):
+    if every and numerics.is_missing(folder, updates, every):
         return False
     if updates == run.length.iterations or validations.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]

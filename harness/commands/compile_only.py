@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands import run_log
 from harness.options.releases import vintage
-from harness.programs import compiling
+from harness.programs import compiled
 from harness.reports import compilation
 from harness.reports.compilation import Compilation
 from harness.run.run import Run
@@ -24,12 +24,12 @@ def report(run: Run, training: bool) -> None:
     for line in (*run.notes, *head(run)):
         log.note(line)
     if training:
-        program = compiling.training_program(run, log)
+        program = compiled.training_program(run, log)
         _profile(run, log, program)
         megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
         _report(run, log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
     if not training or (run.options.checkpoint.validation and run.data_source.spec.validation_images):
-        program = compiling.validation_program(run, log)
+        program = compiled.validation_program(run, log)
         if not training:
             _profile(run, log, program)
         _report(run, log, program, "validation")

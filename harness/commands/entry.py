@@ -20,18 +20,18 @@ from harness.evaluation import inference_record
 from harness.options import sources
 from harness.options.sections import RunOptions, with_trait
 from harness.reports import profile
-from harness.run import host_memory
-from harness.run.origin import Origin
+from harness.run import rules
 from harness.run.recorded_arguments import changed_data, other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
+from harness.run.start import Start
 
 # options of which one at least is given by whoever gives them all
 TELLING = ("config", "model", "dataset", "data_dir", "train_dir")
 
 
 def start(
-    argv: list[str], script: str, origin: Origin | None = None, training: bool = True,
+    argv: list[str], script: str, origin: Start | None = None, training: bool = True,
     compiled: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
     """The run that a call asks for, checked as far as it can be before anything is built; Answered if the call asked for
@@ -39,7 +39,7 @@ def start(
 
     `origin`: the run or the weights that the call starts from. `compiled`: the work of --compile-only, if not the usual.
     """
-    origin = origin or Origin()
+    origin = origin or Start()
     parsed = answers.parse(argv, script, origin.recorded, origin.folder)
     run, warnings = _prepared(parsed, origin, training)
     _answer(run, warnings, origin, training, compiled)
@@ -54,7 +54,7 @@ def start(
     return run
 
 
-def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list[str]]:
+def _prepared(parsed: Parsed, origin: Start, training: bool) -> tuple[Run, list[str]]:
     """The run, and warnings of where it starts from."""
     notes = (*parsed.notes, *origin.check_source(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
@@ -66,7 +66,7 @@ def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list
     return run, warnings
 
 
-def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
+def _answer(run: Run, warnings: list[str], origin: Start, training: bool, compiled: Callable[[Run], None] | None) -> None:
     """Answered, if the call asks for something else than a run."""
     main = run.options.main
     if run.options.dataset.dataset_benchmark:
@@ -133,7 +133,7 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
         raise CheckpointError(f"{lost} give them, as --model, --dataset and --config")
 
 
-def _other_names(run: Run, origin: Origin) -> list[str]:
+def _other_names(run: Run, origin: Start) -> list[str]:
     """A line where the classes of data that only name predictions are not those that the weights know; OptionError where
     they are to be validated."""
     if not run.options.checkpoint.predict:
@@ -151,7 +151,7 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
 def _checked(run: Run) -> Run:
     """The run, with a warning where it may need more memory than there is; refused where it certainly does and is to run."""
     try:
-        warnings = host_memory.check(run, host_limits.limits())
+        warnings = rules.check_host_memory(run, host_limits.limits())
     except OptionError as error:
         main = run.options.main
         if not (main.dry_run or main.summary or run.options.device.compile_only):

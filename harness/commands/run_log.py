@@ -16,14 +16,14 @@ from harness.processes.folders import new_run_folder
 from harness.processes.team import Team, introduction
 from harness.run.recorded_arguments import arguments
 from harness.run.run import Run
-from log import RunLog
+from log import RunLog, write_arguments
 
 
 def open_run_log(
     run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True,
     locked: bool = False,
 ) -> RunLog:  # fmt: skip
-    """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
+    """The log in `folder`, or on the console alone. `values`: the record for arguments.json, unless that comes later;
     `head`: lines on the work that is about to run; `locked`: as of a log."""
     how = vintage(run.options.main.release)
     log = RunLog(folder, console, locked, how.throughput, how.names_validations)
@@ -32,8 +32,8 @@ def open_run_log(
         log.note(f" Saving to {folder}")
     for line in introduction(run.cluster, run.plan.options.all_reduce_format, run.options.training.bind):
         log.note(line)
-    if values is not None:
-        log.arguments(values, restored=False)
+    if folder and values is not None:
+        write_arguments(folder, values)
     log.file_only(f"Options:\n{cli.explain(run.options)}")
     for line in (*run.notes, *head):
         log.note(line)

@@ -1,4 +1,4 @@
-"""Log lines on the one instance of a worker group that the others wait for."""
+"""Reports the instance of a worker group that the others wait for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import numpy as np
 
 from harness.cluster.cluster import Cluster
 
-MUCH, LITTLE = 0.1, 0.05  # of the time of the passes, from which one is slow, and below which none is any more
+MUCH, LITTLE = (
+    0.1,
+    0.05,
+)  # of the time of the passes: an instance is slow above the first, and no longer slow below the second
 _OFTEN = 0.75  # of the updates: one that is slow only now and then has bad luck, or all have neighbours
 _UPDATES, _SECONDS = 16, 5.0  # that are looked at together, at least
 
 
 class Stragglers:
-    """Collects the seconds that every instance needs for its passes, and says who is slow: when another one is, or none any
-    more. An instance's own waiting is not among them, as the others' sums arrive after the passes."""
+    """Collects the seconds that every instance needs for its passes, and reports each change of the slow one. An instance's
+    waiting does not count, as the others' sums arrive after the passes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -11,11 +11,11 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.evaluation import predictions, predictions_file
 from harness.options.sections import RunOptions
 from harness.processes import folders
-from harness.run.origin import Origin
 from harness.run.run import Run
+from harness.run.start import Start
 
 
-class SavedWeights(Origin):
+class SavedWeights(Start):
     """The checkpoints that --restore-path names; none: random weights."""
 
     def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:

@@ -28,7 +28,6 @@ from harness.cluster.cluster import POPRUN
 from harness.processes.team import Team
 from harness.run.recorded_arguments import RUN_ID
 from harness.run.run import Run
-from log import record
 
 Config = dict[str, Any]  # an instance's run name, --name-suffix, --log-dir and --logs-path
 _RANDOM = 3  # characters at the end of a folder's name
@@ -208,9 +207,3 @@ def writes(run: Run) -> bool:
 def all_write(run: Run) -> bool:
     """Return whether every instance logs or saves."""
     return run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
-
-
-def keep_options(run: Run, folder: Path, values: Config, restored: bool) -> None:
-    """Record the options of an instance that saves without a log, so that it can resume from its own folder."""
-    if run.options.logging.logs and run.options.checkpoint.ckpt_all_instances:
-        record(folder, values, restored)

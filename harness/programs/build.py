@@ -16,7 +16,7 @@ from Datasets.pipeline import augmentation, batching, normalisation
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.options.sections import TrainingOptions
-from harness.programs import embedded, losses, metrics, optimisers
+from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
 from ipu_utils import (
@@ -57,7 +57,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         plan=run.plan,
         seed=run.seed,
         loss=partial(_loss, options.label_smoothing or 0.0),
-        correct=metrics.correct,
+        correct=losses.correct,
         optimiser=optimisers.make(options, run.plan.global_batch),
         loss_scale=_loss_scale(options),
         weight_decay=options.weight_decay,
@@ -98,7 +98,7 @@ def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> Infer
 
 
 def top_k_program(run: Run, most: int) -> InferenceProgram:
-    """A program whose step(k, k + 1) tells of each picture of the k-th micro-batch of the validation set: its label, below 0
+    """Return a program whose step(k, k + 1) gives for each image of the k-th validation micro-batch: its label, below 0
     for filling, then its `most` most probable classes, then their probabilities: "answers" [batch, 1 + 2 * most]."""
 
     def answers(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -293,8 +293,8 @@ def _validation_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
     real = tf.cast(labels >= 0, tf.float32)
     loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
     return {
-        "correct": tf.reduce_sum(metrics.correct(logits, labels)),
+        "correct": tf.reduce_sum(losses.correct(logits, labels)),
         "samples": tf.reduce_sum(real),
-        "top5": tf.reduce_sum(metrics.top_k_correct(logits, labels, metrics.TOP)),
+        "top5": tf.reduce_sum(losses.top_5_correct(logits, labels)),
         "loss": tf.reduce_sum(loss),
     }

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base import bounds, plugins, version
+from base import bounds
 from base.errors import OptionError
 from base.storage import input_files
 from emulator.native import library
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.processes.consistency import code_version
 from harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -82,16 +83,6 @@ def check(run: Run) -> None:
         raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
 
 
-def notes(run: Run) -> list[str]:
-    """Lines of the log on options that mean something else here."""
-    lines = []
-    if run.options.dataset.hostside_norm:
-        lines.append("--hostside-norm is ignored: the program takes bytes and normalises them itself")
-    if "batches_per_step" in run.options.sources:
-        lines.append("--batches-per-step only names the program's file: a call takes one micro-batch")
-    return lines
-
-
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
     """Return the program's file name, after model, size, batch, checkpoint, and whether labels are at hand."""
     size = getattr(run.options.model, "model_size", None) or ""
@@ -103,15 +94,10 @@ def file_name(run: Run, checkpoint: Checkpoint) -> str:
 
 
 def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
-    """Everything that the program follows from: network, pictures, precision, weights and the code that builds it."""
+    """Return everything that the program depends on: network, pictures, precision, weights and the code that builds it."""
     digest = hashlib.sha256()
     for name in sorted(values or {}):
         digest.update(name.encode() + values[name].tobytes())
-    sources = [
-        file for folder in ("base", "Models", "emulator", "Datasets") for file in (plugins.ROOT / folder).rglob("*.py")
-    ]
-    for source in (*sorted(sources), plugins.ROOT / "harness" / "programs" / "build.py", Path(__file__)):
-        digest.update(source.read_bytes())
     dataset = run.options.dataset
     described = {
         "model": run.options.main.model,
@@ -120,7 +106,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
         "shape": shape(run),
         "side": run.image_size,
-        "tensorflow": version.installed("tensorflow"),
+        "code": code_version(),
         "kernels": library.identity(),
         "pictures": [
             run.data_source.spec.name, run.data_source.spec.standardised, run.channels,
@@ -128,7 +114,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         ],
         "precision": repr(run.plan.precision),
         "seed": run.options.device.seed if values is None else None,  # a drawn one is as good as another
-        "digest": digest.hexdigest(),
+        "weights": digest.hexdigest(),
     }  # fmt: skip
     return json.dumps(described, sort_keys=True, default=str)
 

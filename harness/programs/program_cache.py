@@ -1,10 +1,10 @@
 """The program cache: compiled programs from run to run: `--executable-cache-path`.
 
-An entry is one file: a digest, then an archive of the optimised graph, the names in it, and the kernels that XLA compiled.
-The entry's name is a digest of its key (`_cache_key`): everything that the program depends on. Nothing is
-read that is not whole, and an entry is written whole or not at all, so several processes may share a folder.
+An entry is one ZIP file: the optimised graph, the names in it, the kernels that XLA compiled, and the key, which is
+everything that the program depends on; the file's name is a digest of the key. An entry is written whole or not at all, so
+several processes may share a folder; ZIP's checksums find damage.
 
-XLA looks for its kernels in a folder that TensorFlow is told of once, when it begins; that is one of this process alone.
+TensorFlow takes XLA's folder of kernels from its environment once, when it is imported; it belongs to this process alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import io
 import json
 import os
 import platform
+import re
 import resource
-import shlex
 import shutil
 import sys
 import tempfile
@@ -43,28 +43,27 @@ from harness.run.run import Run
 if TYPE_CHECKING:
     from emulator.program.optimised_graph import OptimisedGraph
 
-SUFFIX, _KERNELS = ".program", "passes/"
-MAX_BYTES = 1 << 30  # of an entry, packed and unpacked
-_DIGEST = 64  # characters of it, before the archive
+SUFFIX, _KERNELS, _KEY = ".program", "passes/", "described.json"
+MAX_BYTES = 1 << 30  # of an entry
 _XLA_FLAGS = "TF_XLA_FLAGS"
 _FOLDER = f"{tf_runtime.KERNELS_FLAG}directory="
 _STALE = 86400  # seconds after which a folder of kernels that is left was of a killed process
 _ROOM = 256 << 20  # bytes free, for the kernels of any network here
-# the variable and the flag that tell the original its folder
-_POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
+_POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # where the original finds its folder
+_POPLAR_PATH = re.compile(r"(?<!\S)--executable_cache_path(?:=|\s+(?!--))(\S+)")
 _OF_STREAM = ("seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache")  # and not of a micro-batch
 _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
 
 
 def import_tensorflow(run: Run) -> None:
-    """Import TensorFlow for a run whose programs are cached: TensorFlow is told where XLA finds its kernels, and to be
-    silent of how (XLA tries a text first, and names features of the processor that only tune the code)."""
-    talks = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"  # it was imported for something else
-    if folder(run, os.environ) is None or talks:
+    """Import TensorFlow for a run whose programs are cached: XLA gets a folder of kernels, and TensorFlow does not log how
+    it loads them (XLA tries a text first, and names features of the processor that only tune the code)."""
+    imported = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"
+    if folder(run, os.environ) is None or imported:
         tf_runtime.import_tensorflow()
         return
-    if not _told(os.environ):
+    if _FOLDER not in os.environ.get(_XLA_FLAGS, ""):  # neither this process nor the user has chosen a folder
         with suppress(OSError):  # no folder for temporary files: XLA compiles the kernels each time
             os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_kernels()}".strip()
     tf_runtime.import_tensorflow("3")
@@ -72,25 +71,16 @@ def import_tensorflow(run: Run) -> None:
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     """Return the folder where the run's programs are cached; None where they are not: several instances and GPUs build
-    theirs each time, and so does a run for which XLA is told more than where its kernels are, as other parts of a graph may
-    be compiled then."""
+    theirs each time, and so does a run with other flags for XLA, which may compile other parts of a graph then."""
     device = run.options.device
-    if not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
-        return None
-    if (
-        not device.executable_cache
-        or run.cluster.size > 1
-        or any(device.startswith("/gpu") for device in run.plan.stage_devices)
-    ):
+    other_flags = not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split())
+    on_gpus = any(stage.startswith("/gpu") for stage in run.plan.stage_devices)
+    if other_flags or on_gpus or run.cluster.size > 1 or not device.executable_cache:
         return None
     if device.executable_cache_path:
         return Path(device.executable_cache_path)
-    for word, next_word in _pairs(environ.get(_POPLAR_FLAGS, "")):
-        if word.startswith(f"{_POPLAR_FLAG}="):
-            return Path(word[len(_POPLAR_FLAG) + 1 :])
-        if word == _POPLAR_FLAG and next_word and not next_word.startswith("--"):
-            return Path(next_word)
-    return user_cache.folder(environ) / "executables"
+    given = _POPLAR_PATH.search(environ.get(_POPLAR_FLAGS, ""))
+    return Path(given[1].strip("\"'")) if given else user_cache.folder(environ) / "executables"
 
 
 def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
@@ -120,7 +110,7 @@ class DiskCacheEntry:
     @property
     def keeps_kernels(self) -> bool:
         """True if XLA has a folder of kernels."""
-        return _told(os.environ)
+        return _FOLDER in os.environ.get(_XLA_FLAGS, "")
 
     def load(self) -> OptimisedGraph | None:
         """The program, if it is in the cache; XLA finds its kernels then."""
@@ -128,17 +118,16 @@ class DiskCacheEntry:
 
         try:
             members = _unpacked(input_files.content(self.path, MAX_BYTES), self._text)
-            self._files = {name: members[name] for name in members if not name.startswith(_KERNELS)}
-            executable = OptimisedGraph.of(self._files)
-            kernels = {name[len(_KERNELS) :]: members[name] for name in members if name.startswith(_KERNELS)}
+            kernels = {Path(name).name: members.pop(name) for name in list(members) if name.startswith(_KERNELS)}
+            executable, self._files = OptimisedGraph.of(members), members
             with suppress(OSError):  # they are compiled again then
                 for name, content in kernels.items():
                     (_kernels() / name).write_bytes(content)
             with suppress(OSError):
-                os.utime(self.path)  # the last use, for those that are removed first
+                os.utime(self.path)  # the last use, for `_trim`
         except FileNotFoundError:
             return None
-        except Exception as error:  # a file of others may be anything; the program can be built without it
+        except Exception as error:  # damaged bytes may raise anything; the program can be built without them
             self.reject(error)
             return None
         self.hit, self._kernels = True, frozenset(kernels)
@@ -164,11 +153,9 @@ class DiskCacheEntry:
         self._files = {}
 
     def report(self) -> list[str]:
-        """Return lines for the log, of the time since this entry was asked for: where the program came from, and what went
-        wrong."""
-        seconds = time.perf_counter() - self._begun
-        said = f"taken from {self.path} in {seconds:.1f} s" if self.hit else f"built in {seconds:.1f} s"
-        return [*self.warnings, f"The program was {said}."]
+        """Return log lines: warnings, where the program came from, and the seconds since this entry was asked for."""
+        came = f"taken from {self.path}" if self.hit else "built"
+        return [*self.warnings, f"The program was {came} in {time.perf_counter() - self._begun:.1f} s."]
 
     def _there(self) -> frozenset[str]:
         with suppress(OSError):
@@ -185,9 +172,9 @@ class DiskCacheEntry:
             _trim(self._place, self._limit, self.path)
         except OSError as error:
             self._files = {}
-            failure = f"warning: the program is not kept: {error.strerror}: {error.filename}"
             self.warnings.append(
-                f"{failure}; --executable-cache-path names another folder, --no-executable-cache does without"
+                f"warning: the program is not kept: {error.strerror}: {error.filename}; --executable-cache-path names "
+                "another folder, --no-executable-cache does without"
             )
 
 
@@ -195,7 +182,10 @@ class DiskCacheEntry:
 def _kernels() -> Path:
     """Return this process' folder of kernels, removed when the process ends. OSError where they may not find room: XLA ends
     a run that cannot write one."""
-    _check_room(Path(tempfile.gettempdir()))
+    longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < _ROOM or (longest != resource.RLIM_INFINITY and longest < _ROOM):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tempfile.gettempdir())
     place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{tf_runtime.KERNELS}"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     for left in place.parent.glob(f"cnn-harness{tf_runtime.KERNELS}*"):
@@ -203,18 +193,6 @@ def _kernels() -> Path:
             if time.time() - left.stat().st_mtime > _STALE and left.stat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)
     return place
-
-
-def _check_room(folder: Path) -> None:
-    longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    free = shutil.disk_usage(folder).free
-    if free < _ROOM or (longest != resource.RLIM_INFINITY and longest < _ROOM):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-
-
-def _told(environ: Mapping[str, str]) -> bool:
-    """Return whether TensorFlow knows a folder of kernels already: this process', or one of the user's own choice."""
-    return _FOLDER in environ.get(_XLA_FLAGS, "")
 
 
 def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,26 +234,17 @@ def _processor() -> list[Any]:
 def _packed(members: Mapping[str, bytes], text: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr("described.json", text)
-        for name, content in members.items():
-            archive.writestr(name, content)
-    packed = buffer.getvalue()
-    return hashlib.sha256(packed).hexdigest().encode() + packed
+        for name, content in {_KEY: text.encode(), **members}.items():
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
 
 
 def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
-    """Members by name; ValueError for content that is damaged or of another program."""
-    digest, packed = content[:_DIGEST], content[_DIGEST:]
-    if hashlib.sha256(packed).hexdigest().encode() != digest:
-        raise ValueError("it is damaged")
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
-            raise ValueError(f"it holds more than {MAX_BYTES} bytes")
+    """Return the members by name; an error for content that is damaged or of another program."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
-    if members.pop("described.json", b"").decode() != text:
+    if members.pop(_KEY, b"").decode() != text:
         raise ValueError("it is of another program")
-    if any("/" in name.removeprefix(_KERNELS) or name.startswith(".") for name in members):
-        raise ValueError("it has names that are not ours")
     return members
 
 
@@ -291,11 +260,3 @@ def _trim(place: Path, limit: int, newest: Path) -> None:
         if total > limit and path != newest:
             with suppress(OSError):
                 path.unlink()
-
-
-def _pairs(flags: str) -> list[tuple[str, str]]:
-    try:
-        words = shlex.split(flags)
-    except ValueError:  # a quote that is not closed
-        words = flags.split()
-    return list(zip(words, [*words[1:], ""]))

@@ -22,13 +22,13 @@ GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed
 
 
 class NoDataSet(OptionError):
-    """An error for a call that does not tell which data set is meant."""
+    """The error of a call that names no data set."""
 
 
 def name_of(
     dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = "", train_dir: str | None = None
 ) -> tuple[str, str | None]:
-    """The data set's name, and how it was inferred if it was not given."""
+    """Return the data set's name, and how it was inferred if it was not given."""
     known = sorted(table("DATASETS"))
     if dataset is not None:
         if dataset.lower() not in known:
@@ -78,7 +78,7 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
 
 
 def recorded_places(options: DatasetOptions) -> dict[str, str | None]:
-    """The folders of splits as a run records them: from the data's folder on for those within it, else in full."""
+    """Return the folders of splits as a run records them: relative to the data folder if inside it, else in full."""
 
     def recorded(given: str | None) -> str | None:
         if given is None or (options.data_dir and os.path.isdir(os.path.join(options.data_dir, given))):
@@ -94,7 +94,7 @@ def _within(folder: str | None, place: str) -> str:
 
 
 def described(options: DatasetOptions) -> DataSource:
-    """Generated data that looks like the set asked for."""
+    """Return generated data of the data set's sizes."""
     from Datasets.sources.generated import GeneratedSource
 
     spec = published_spec(options.dataset)
@@ -106,7 +106,7 @@ def described(options: DatasetOptions) -> DataSource:
 
 
 def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """Return the same as `described`, with the names of the classes where the set's folder tells them."""
+    """Return the same as `described`, with the class names that the data set's folder has."""
     request = OpenRequest(
         options.data_dir, environ, num_classes=options.num_classes, train_dir=options.train_dir,
         validation_dir=options.validation_dir,

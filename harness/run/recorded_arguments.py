@@ -12,7 +12,7 @@ from typing import Any
 
 from base.fields import LARGEST_COUNT, short
 from Datasets._spec import DataSource, DataSpec
-from harness.options.catalogue import KINDS, Option, every_option
+from harness.options.catalogue import KINDS, every_option
 from harness.run.data import recorded_places
 from harness.run.run import Run
 
@@ -25,11 +25,6 @@ ASKED = "asked"  # the requested values of options that something else followed 
 RECORDS, VALIDATION_RECORDS = "records_digest", "validation_records_digest"
 PARTS = ("train_images", "validation_images")  # of a data set, by the names of their sizes
 _LARGEST = 2**63 - 1
-Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
-
-
-def _is_whole(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
-    return type(value) is int and least <= value <= most
 
 
 def is_number(value: Any) -> bool:
@@ -37,41 +32,61 @@ def is_number(value: Any) -> bool:
     return type(value) is float or _is_whole(value, -_LARGEST)
 
 
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
+def is_positive(value: Any) -> bool:
+    """Return whether a value of JSON is a finite number above 0."""
+    return is_number(value) and 0 < value < math.inf
+
+
+def _is_whole(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-COUNT: Rule = (lambda value: _is_whole(value, 1, LARGEST_COUNT), f"a whole number from 1 to {LARGEST_COUNT}")
-WHOLE: Rule = (_is_whole, "a whole number from 0 on")
-SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
-TEXT: Rule = (lambda value: isinstance(value, str), "text")
-_TEXTS: Rule = (_are_texts, "a list of names")
-OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
-POSITIVE: Rule = (lambda value: _is_finite(value) and value > 0, "a number above 0")
-_DERIVED: Mapping[str, Rule] = {
+COUNT, WHOLE, POSITIVE = f"a whole number from 1 to {LARGEST_COUNT}", "a whole number from 0 on", "a number above 0"
+TEXT, TEXTS, OBJECT = "text", "a list of names", "an object"
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {  # by the words of the rule
+    COUNT: lambda value: _is_whole(value, 1, LARGEST_COUNT),
+    WHOLE: _is_whole,
+    POSITIVE: is_positive,
+    TEXT: lambda value: isinstance(value, str),
+    TEXTS: _are_texts,
+    OBJECT: lambda value: isinstance(value, dict),
+    KINDS[bool]: lambda value: isinstance(value, bool),
+    KINDS[int]: lambda value: _is_whole(value, -_LARGEST),
+    KINDS[float]: lambda value: is_number(value) and math.isfinite(value),
+    KINDS[str]: lambda value: isinstance(value, str),
+}
+_DERIVED: Mapping[str, str] = {
     **dict.fromkeys((ASKED, "sources"), OBJECT),
     **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances"), COUNT),
     **dict.fromkeys(("num_classes", "train_images"), COUNT),
     **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
     "validation_images": WHOLE,
     **dict.fromkeys(("grad_scale", LR_SCALE), POSITIVE),
-    **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
+    **dict.fromkeys(("seed_specified", "restoring"), KINDS[bool]),
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, VALIDATION_RECORDS, "name", "command", "summary_str"), TEXT),
     **dict.fromkeys(("checkpoint_path", "datetime", "hostname", "restored_from"), TEXT),
-    **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), _TEXTS),
+    **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), TEXTS),
 }  # fmt: skip
 
 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of arguments.json: every option's value and source, and the values that follow from them."""
+    """Return the content of arguments.json: every option's value and source, and the values that follow from them."""
     values = option_values(run)
     scale, in_rate = run.options.training.loss_scaling, run.options.training.gradient_scale
-    derived = {
-        **_in_place_of_options(run),
+    return {
+        **values,
+        # options whose values followed from others
+        **recorded_places(run.options.dataset),
+        "batch_size": run.plan.micro_batch_size,
+        "global_batch_size": run.plan.global_batch,
+        "image_size": run.image_size,
+        "num_classes": run.data_source.spec.num_classes,  # --predict needs no data, but the network's size
+        "precision": run.plan.precision.name,
+        # derived values
         "command": command,
         "data_dir": run.data_dir,
         "fold_used": run.plan.fold,
@@ -92,24 +107,10 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "instance": run.cluster.instance,
         "instance_folders": list(run.folders),
         "wd_exclude": list(run.not_decayed),
+        **extra,
+        ASKED: {name: values[name] for name in ("global_batch_size", "image_size")},
+        "sources": dict(run.options.sources),
     }
-    return {**values, **derived, **extra, ASKED: _requested(values), "sources": dict(run.options.sources)}
-
-
-def _in_place_of_options(run: Run) -> dict[str, Any]:
-    """The values that followed from options, under their names."""
-    return {
-        **recorded_places(run.options.dataset),
-        "batch_size": run.plan.micro_batch_size,
-        "global_batch_size": run.plan.global_batch,
-        "image_size": run.image_size,
-        "num_classes": run.data_source.spec.num_classes,  # --predict needs no data, but the network's size
-        "precision": run.plan.precision.name,
-    }
-
-
-def _requested(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values[name] for name in ("global_batch_size", "image_size")}
 
 
 def option_values(run: Run) -> dict[str, Any]:
@@ -118,8 +119,8 @@ def option_values(run: Run) -> dict[str, Any]:
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:
-    """The sizes of a data set's parts, and digests of its records, of photographs of some: of both parts together, and of
-    those for validation. Generated ones have none."""
+    """Return the sizes of a data set's parts, a digest of all its records and one of those for validation. Generated data
+    have no digests."""
     return {
         **{name: getattr(source.spec, name) for name in PARTS},
         RECORDS: source.digest() if hasattr(source, "digest") else None,
@@ -128,8 +129,8 @@ def data_identity(source: DataSource) -> dict[str, Any]:
 
 
 def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequence[str] = PARTS) -> list[str]:
-    """Phrases that tell where the data are not those that a run recorded: in the size of these parts, or in their records
-    where all sizes are as they were."""
+    """Return phrases on the differences between the data and those that a run recorded: in the size of these parts, or in
+    their records if all sizes are equal."""
     now = data_identity(source)
     before = {name: recorded.get(name) for name in now}
     sizes = [name for name in PARTS if before[name] not in (None, now[name])]
@@ -160,46 +161,21 @@ def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
 
 
 def invalid_option(recorded: Mapping[str, Any]) -> str | None:
-    """Return the first value that has not the type of its option, as a message; null stands for none."""
-    values = {name: value for name, value in recorded.items() if value is not None}
-    wrong = invalid_entry(values, _DERIVED) or invalid_entry(values, _options())
-    return wrong or (invalid_option(values[ASKED]) if values.get(ASKED) else None)
+    """Return a message on the first value of a wrong type; null stands for a missing value."""
+    for name, value in recorded.items():
+        several, kinds = (False, {_DERIVED[name]}) if name in _DERIVED else _option_kinds().get(name, (False, set()))
+        items = value if several and isinstance(value, list) else [value]
+        if value is not None and kinds and not any(all(map(_CHECKS[kind], items)) for kind in kinds):
+            allowed = "a list, each " * several + " or ".join(sorted(kinds))
+            return f"{name} is {short(repr(value))} but must be {allowed}"
+    return invalid_option(recorded[ASKED]) if recorded.get(ASKED) else None
 
 
 @functools.cache
-def _options() -> dict[str, Rule]:
-    """The rule of every option of any script, model and schedule, of which two may share a name."""
-    options: dict[str, list[Option]] = {}
+def _option_kinds() -> Mapping[str, tuple[bool, set[str]]]:
+    """Return for each option of any script, model or schedule whether it may be a list, and the kinds of its values."""
+    kinds: dict[str, tuple[bool, set[str]]] = {}
     for option in every_option(None):
-        options.setdefault(option.name, []).append(option)
-    return {name: _typed(namesakes) for name, namesakes in options.items()}
-
-
-def _typed(options: list[Option]) -> Rule:
-    def keeps(value: Any) -> bool:
-        return any(_fits(option, value) for option in options)
-
-    several = "a list, each " if any(option.several for option in options) else ""
-    return keeps, several + " or ".join(dict.fromkeys(KINDS[option.base] for option in options))
-
-
-def _fits(option: Option, value: Any) -> bool:
-    """Return whether a value of JSON is of the option's type."""
-    if option.several and isinstance(value, list):
-        return all(_FITTING[option.base](each) for each in value)
-    return _FITTING[option.base](value)
-
-
-_FITTING: Mapping[type, Callable[[Any], bool]] = {
-    bool: SWITCH[0], int: lambda value: _is_whole(value, -_LARGEST), float: _is_finite, str: TEXT[0],
-}  # fmt: skip
-
-
-def invalid_entry(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
-    """The first value that breaks its rule, as a message."""
-    names = (name for name, (keeps, _) in rules.items() if name in values and not keeps(values[name]))
-    return next((f"{name} is {_shown(values[name])} but must be {rules[name][1]}" for name in names), None)
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else short(repr(value))
+        several, found = kinds.get(option.name, (False, set()))
+        kinds[option.name] = several or option.several, {*found, KINDS[option.base]}
+    return kinds

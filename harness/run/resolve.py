@@ -1,5 +1,5 @@
-"""The way from options to a run that is ready to build: data found and counted, model traced, batches and updates worked
-out, learning rates known. No TensorFlow, no files written."""
+"""Resolves options to a run that is ready to build: finds the data, traces the model, and works out batches, updates and
+learning rates. No TensorFlow, no files written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from base import plugins
 from base.errors import OptionError, parts
-from base.fields import LENGTH, TRAINING_ONLY, is_text
+from base.fields import LENGTH, TRAINING_ONLY
 from emulator.plan import plan as plans
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
@@ -39,10 +39,10 @@ def prepare(
     requested: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
     total_replicas: int | None = None,
 ) -> Run:  # fmt: skip
-    """The run that the options lead to; OptionError or DataError for what does not fit. `total_replicas`: of all instances,
-    in an earlier part of the run, unless this call decides anew. `notes` come first in the log's head.
+    """Return the run that the options lead to; OptionError or DataError for what does not fit. `notes` come first in the
+    log's head. `total_replicas`: of all instances of a resumed run, unless this call gives a number.
 
-    Not `training`: no learning rate is needed, and the global batch only dates the checkpoints.
+    Without `training` no learning rate is needed, and the global batch only dates the checkpoints.
     """
     cluster = membership.find(requested, environ, training)
     options = replace(requested, device=_device_options(requested, cluster, total_replicas))
@@ -76,7 +76,7 @@ def prepare(
         from emulator.cost_model.balance import balanced
 
         run = replace(run, plan=balanced(run.workload()).plan)
-    warnings = rules.check_run(rules.Resolved(run=run, requested=requested, environ=environ))
+    warnings = rules.check_run(run, requested, environ)
     return replace(run, notes=(*notes, *source.spec.notes, *warnings))
 
 
@@ -196,14 +196,7 @@ def _accumulation_label(plan: ExecutionPlan) -> str:
 
 
 def _data_dir(options: DatasetOptions, environ: Mapping[str, str]) -> str | None:
-    """The data's folder in full, so that the run can be resumed from anywhere; None if no files are read. OptionError for
-    one that no option could name then."""
+    """Return the data's folder in full, so that the run can be resumed from anywhere; None if no files are read."""
     reads = not options.random_data and options.dataset != EMBEDDED
     folder = options.data_dir or (environ.get("DATA_DIR") if reads else None)
-    absolute = os.path.abspath(folder) if folder else None
-    if absolute and not is_text(absolute):
-        raise OptionError(
-            f"--data-dir {folder} is {absolute} in full, which is no UTF-8 text, so that no run could go on with it; rename "
-            "the folder, or make a link to it elsewhere"
-        )
-    return absolute
+    return os.path.abspath(folder) if folder else None

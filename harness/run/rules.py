@@ -7,41 +7,35 @@ so where it is declared (`opt(needs=...)`), and one sentence serves all of them.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from base import plugins
 from base.errors import OptionError
-from Datasets._spec import DataSource
+from base.host_limits import ADDRESSES, DATA, Limit
 from Datasets.sources.catalogue import published_spec
 from emulator.native import library
+from emulator.plan import process_memory
 from emulator.plan.number_formats import BF16, FP16, FP32
+from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
+from emulator.plan.process_memory import gigabytes
 from emulator.plan.trace import Trace
 from harness.cluster import membership
 from harness.options.sections import RECORDED, DatasetOptions, RunOptions, flag
 from harness.options.update_rules import SKIPPED, UPDATE_RULES
-from harness.run.data import SPLIT_FOLDERS, family, recorded_places
+from harness.run.data import SPLIT_FOLDERS, family
 from harness.run.run import Run
 from Models import _norms
 from Models._layers import TRAINED_PROXY_ROWS
 
 SMALL_MEAN_SQUARE = 1e-20  # of gradients that still move weights
+_MEMORY = {ADDRESSES: "address space", DATA: "writable memory"}
 LARGEST_HALF_SCALE = 2.0**20  # beyond this loss scale, most gradients overflow in FP16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """A run with its options as requested, before poprun and the precision replace some, and the environment."""
-
-    run: Run
-    requested: RunOptions
-    environ: Mapping[str, str]
-
-
-Rule = Callable[[Resolved], Iterable[str] | None]
-CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that options name as what they need, beside other options
+Rule = Callable[[Run], Iterable[str] | None]
+CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that an option can need, besides another option
     "photos": lambda run: family(run.options.dataset.dataset) == "imagenet",
     "photo files": lambda run: CONDITIONS["photos"](run) and CONDITIONS["data files"](run),
     "data files": lambda run: not run.options.dataset.random_data,
@@ -55,27 +49,32 @@ CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that options name as what
 }
 
 
-def check_run(resolved: Resolved) -> tuple[str, ...]:
-    """Return the warnings about a run; OptionError from the first rule that refuses it."""
-    rules = (*EVERY_RUN, *(TRAINING if resolved.run.trains else VALIDATION))
-    return tuple(note for rule in rules for note in rule(resolved) or ())
+def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the warnings about a run; OptionError from the first rule that refuses it. `requested`: before poprun and
+    the precision replaced some options."""
+    notes = [*replaced_values(run, requested.device)]
+    for rule in (*EVERY_RUN, *(TRAINING if run.trains else ())):
+        notes += rule(run) or ()
+    if run.trains and not run.cluster.source:
+        notes += membership.ignored_others(environ)  # this process trains alone, though the environment names others
+    return tuple(notes)
 
 
 # --- Options without effect --------------------------------------------------------------------------------------
 
 
-def options_without_effect(resolved: Resolved) -> Iterator[str]:
+def options_without_effect(run: Run) -> Iterator[str]:
     """Warn of options on the command line that have no effect, because what they need is missing."""
-    run, options = resolved.run, resolved.run.options
+    options = run.options
     fields = {field.name: field for section in options.sections for field in dataclasses.fields(section)}
-    reads = UPDATE_RULES[options.training.optimiser].options
-    of_rules = {name for rule in UPDATE_RULES.values() for name in rule.options}
+    rule = UPDATE_RULES[options.training.optimiser]
+    unread = {name for each in UPDATE_RULES.values() for name in each.options} - {*rule.options}
     norms = {name: kind for kind in _norms.KINDS if kind not in run.norms for name in kind.reads}
     for name, field in fields.items():
-        needs, value = field.metadata.get("needs"), options.values()[name]
-        if not options.given(name) or value == field.default:
+        needs = field.metadata.get("needs")
+        if not options.given(name) or options.values()[name] == field.default:
             continue
-        if name in of_rules and name not in reads:
+        if name in unread:
             yield f"{options.words(name)} has no effect with --optimiser {options.training.optimiser}"
         elif name in norms:
             yield f"{options.words(name)} has no effect without {norms[name].title}"
@@ -96,8 +95,7 @@ def _is_met(needs: str, run: Run) -> bool:
 
 
 def check_data_options(options: RunOptions) -> None:
-    """Refuse classes and shards of a data set of small images, which has its own, before its files are opened, and means
-    without deviations."""
+    """Refuse options that contradict the data set, before its files are opened."""
     dataset = options.dataset
     if bool(dataset.image_mean) != bool(dataset.image_std):
         name = "image_mean" if dataset.image_mean else "image_std"
@@ -121,33 +119,25 @@ def check_data_options(options: RunOptions) -> None:
         )
 
 
-def data_set(resolved: Resolved) -> Iterator[str]:
-    """Refuse options that contradict the kind of data; warn of a place of normalisation, or a folder, that is not used."""
-    options = resolved.run.options.dataset
+def data_set(run: Run) -> None:
+    """Refuse options that contradict the kind of data or each other."""
+    options = run.options.dataset
     if options.eight_bit_io and options.hostside_image_mixing and options.mixes:
         raise OptionError(
             "--eight-bit-io sends whole numbers, but --hostside-image-mixing makes fractions; mix on the device"
         )
-    if options.hostside_norm and (options.eight_bit_io or options.fused_preprocessing):
-        yield "--hostside-norm has no effect with --eight-bit-io or --fused-preprocessing, which normalise on the device"
     given = [name for name in ("validation_split", *SPLIT_FOLDERS) if getattr(options, name)]
     if given and options.dataset != "imagefolder":
         raise OptionError(
             f"{flag(given[0])} {getattr(options, given[0])} is for folders of --dataset imagefolder; {options.dataset} has "
             "its own validation images"
         )
-    places = recorded_places(options).values()
-    if options.data_dir and all(place and os.path.isabs(place) for place in places):
-        yield f"--data-dir {options.data_dir} is not read: --train-dir and --validation-dir are elsewhere"
 
 
-def mixing(resolved: Resolved) -> Iterator[str]:
-    """Refuse mixup and cutmix where an image has no other one to be mixed with; warn where all images are the same."""
-    options = resolved.run.options.dataset
-    if options.mixes:
-        check_mixable(options, resolved.run.plan.micro_batch_size)
-    elif options.least_micro_batch > 1:
-        yield "mixup and cutmix are off: all generated and synthetic images are the same"
+def mixing(run: Run) -> None:
+    """Refuse mixup and cutmix where an image has no other one to be mixed with."""
+    if run.options.dataset.mixes:
+        check_mixable(run.options.dataset, run.plan.micro_batch_size)
 
 
 def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
@@ -164,9 +154,9 @@ def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
         )
 
 
-def classes(resolved: Resolved) -> Iterator[str]:
+def classes(run: Run) -> Iterator[str]:
     """Refuse data of one class; warn where some class has no training image, or an update takes images twice."""
-    run, spec = resolved.run, resolved.run.data_source.spec
+    spec = run.data_source.spec
     if run.options.dataset.dataset_benchmark:
         return
     if spec.num_classes < 2:
@@ -182,94 +172,67 @@ def classes(resolved: Resolved) -> Iterator[str]:
         yield f"one update takes {run.plan.global_batch} samples: more than the {spec.train_images} images of an epoch"
 
 
-def validation_images(resolved: Resolved) -> Iterator[str]:
-    """Warn where a training that validates has no images for it."""
-    options, source = resolved.run.options, resolved.run.data_source
-    if options.checkpoint.validation and not source.spec.validation_images and not options.dataset.dataset_benchmark:
-        yield f"warning: data set {source.spec.name}: {_missing(source)}; or train with --no-validation"
-
-
-def nothing_to_validate_on(resolved: Resolved) -> None:
-    """Refuse a validation without images, and predictions in several processes."""
-    run = resolved.run
-    if run.options.checkpoint.predict:
-        if run.cluster.size > 1:
-            alone = "start it without poprun" if run.cluster.by_poprun else "leave out --distributed"
-            raise OptionError(f"--predict works in one process, and {run.cluster.size} were started: {alone}")
-    elif not run.data_source.spec.validation_images:
-        raise OptionError(f"data set {run.data_source.spec.name}: {_missing(run.data_source)}")
-
-
-def _missing(source: DataSource) -> str:
-    return getattr(source, "missing", "") or "it has no validation images here"
+def validation_images(run: Run) -> Iterator[str]:
+    """Refuse a validation without images, and predictions in several processes; warn where a training cannot validate."""
+    options, cluster = run.options, run.cluster
+    if options.checkpoint.predict:
+        if cluster.size > 1:
+            alone = "start it without poprun" if cluster.by_poprun else "leave out --distributed"
+            raise OptionError(f"--predict works in one process, and {cluster.size} were started: {alone}")
+        return
+    source = run.data_source
+    missing = f"data set {source.spec.name}: {getattr(source, 'missing', '') or 'it has no validation images here'}"
+    if source.spec.validation_images or (run.trains and options.dataset.dataset_benchmark):
+        return
+    if not run.trains:
+        raise OptionError(missing)
+    if options.checkpoint.validation:
+        yield f"warning: {missing}; or train with --no-validation"
 
 
 # --- Weight updates ------------------------------------------------------------------------------------------------
 
 
 def check_filters(options: RunOptions, trace: Trace) -> None:
-    """Refuse words of filters that name no variable or layer, and variables that are forced into two formats."""
+    """Refuse parts of names that no variable or layer has, and variables that are forced into two formats."""
     device, training = options.device, options.training
-    check_matched("--variable-filter", training.variable_filter, trace)
-    for word in _only_moving(device.force_weight_to_fp16, trace):
-        raise OptionError(f"--force-weight-to-fp16 {word} names only moving statistics, which stay in FP32; leave it out")
-    moving = _only_moving(device.force_weight_to_fp32, trace)
-    check_matched("--force-weight-to-fp16", device.force_weight_to_fp16, trace)
-    check_matched("--force-weight-to-fp32", [word for word in device.force_weight_to_fp32 if word not in moving], trace)
-    for name in _trained_names(trace):
-        forced = (device.force_weight_to_fp16, device.force_weight_to_fp32)
-        words = [next((word for word in each if word in name), "") for each in forced]
-        if all(words):
-            raise OptionError(
-                f"--force-weight-to-fp16 {words[0]} and --force-weight-to-fp32 {words[1]} both name {name}; leave out one"
-            )
+    trained = [variable.name for variable in trace.variables if variable.trainable]
     kernels = [variable.name for variable in trace.variables if is_kernel(variable.name)]
-    for word in device.format_for:
-        part = word.rpartition("=")[0]
-        if part not in (FIRST, LAST) and not any(part in name for name in kernels):
-            parts = sorted({FIRST, LAST, *(part for name in kernels for part in name.split("/")[1:-1])})
+    to_fp16, to_fp32 = device.force_weight_to_fp16, device.force_weight_to_fp32
+    formats = [part for part in (word.rpartition("=")[0] for word in device.format_for) if part not in (FIRST, LAST)]
+    _check_parts("--variable-filter", training.variable_filter, trained, "trained variable")
+    _check_parts("--force-weight-to-fp16", to_fp16, trained, "trained variable")
+    _check_parts("--force-weight-to-fp32", to_fp32, [variable.name for variable in trace.variables], "variable")
+    _check_parts("--format-for", formats, kernels, "convolution or dense layer", also=(FIRST, LAST))
+    for name in trained:
+        both = [next((part for part in parts if part in name), "") for parts in (to_fp16, to_fp32)]
+        if all(both):
             raise OptionError(
-                f"--format-for {word}: no convolution's or dense layer's name contains {part}"
-                f"{plugins.did_you_mean(part, parts)}; {FIRST} is {kernels[0]}, {LAST} is {kernels[-1]}"
+                f"--force-weight-to-fp16 {both[0]} and --force-weight-to-fp32 {both[1]} both name {name}; leave out one"
             )
 
 
-def check_matched(option: str, words: Sequence[str], trace: Trace) -> None:
-    """Raise OptionError for a word that no trained variable's name contains."""
-    names = _trained_names(trace)
-    for word in words:
-        if not any(word in name for name in names):
-            parts = sorted({part for name in names for part in name.split("/")})
+def _check_parts(option: str, parts: Sequence[str], names: Sequence[str], kind: str, also: Sequence[str] = ()) -> None:
+    """Raise OptionError for a part that no name contains."""
+    for part in parts:
+        if not any(part in name for name in names):
+            known = sorted({*also, *names, *(each for name in names for each in name.split("/"))})
             raise OptionError(
-                f"{option} {word}: no trained variable's name contains it{plugins.did_you_mean(word, parts)}; names are "
-                f"like {names[0]} and {names[-1]}"
+                f"{option} {part}: no {kind} has it in its name{plugins.did_you_mean(part, known)}; names are like "
+                f"{names[0]} and {names[-1]}"
             )
 
 
-def _trained_names(trace: Trace) -> list[str]:
-    return [variable.name for variable in trace.variables if variable.trainable]
-
-
-def _only_moving(words: Sequence[str], trace: Trace) -> list[str]:
-    """Return the words that are in the name of a moving statistic, and in no trained variable's."""
-    trained, moving = _trained_names(trace), [variable.name for variable in trace.variables if not variable.trainable]
-    return [word for word in words if any(word in name for name in moving) and not any(word in name for name in trained)]
-
-
-def optimiser(resolved: Resolved) -> Iterator[str]:
+def optimiser(run: Run) -> Iterator[str]:
     """Refuse a decay of RMSprop outside 0 to 1 and skip lists that match nothing; warn of second moments in FP16."""
-    run, training = resolved.run, resolved.run.options.training
+    training = run.options.training
     if training.optimiser == "RMSprop":
         training.mean_square_decay(run.plan.global_batch)
-        if None not in (training.rmsprop_decay, training.rmsprop_base_decay_exp):
-            yield "--rmsprop-base-decay-exp has no effect with --rmsprop-decay"
     listed = f"{training.optimiser.lower()}_skip_list"
     if not run.options.sources.get(listed, RECORDED).startswith(RECORDED):
         rows = [f"{v.name}/{row}" for v in run.trace.variables if v.proxy for row in TRAINED_PROXY_ROWS]
-        known = [*(variable.name for variable in run.trace.variables), *rows]
-        for word in getattr(training, listed):
-            if word not in SKIPPED and not any(word in name for name in known):
-                raise OptionError(f"{flag(listed)} {word} matches no variable; their names are like {', '.join(known[:3])}")
+        names = [*(variable.name for variable in run.trace.variables), *rows]
+        _check_parts(flag(listed), [part for part in getattr(training, listed) if part not in SKIPPED], names, "variable")
     trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
     formats = {run.plan.precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
@@ -280,26 +243,25 @@ def optimiser(resolved: Resolved) -> Iterator[str]:
         )
 
 
-def averages(resolved: Resolved) -> Iterator[str]:
+def averages(run: Run) -> Iterator[str]:
     """Refuse averages of weights, patience and the best checkpoint without the checkpoints and validations they need."""
-    training, options = resolved.run.options.training, resolved.run.options.checkpoint
-    none = "" if CONDITIONS["a checkpoint"](resolved.run) else "--ckpts-per-epoch 0 writes no checkpoints"
-    if none and (training.weight_avg_N or training.weight_avg_exp):
-        raise OptionError(f"--weight-avg-N and --weight-avg-exp average checkpoints, but {none}; give 1 or more")
-    if options.max_ckpts_to_keep and (training.weight_avg_N or training.weight_avg_exp):
+    training, options = run.options.training, run.options.checkpoint
+    averaged = training.weight_avg_N or training.weight_avg_exp
+    unsaved = "" if CONDITIONS["a checkpoint"](run) else "--ckpts-per-epoch 0 writes no checkpoints"
+    if unsaved and averaged:
+        raise OptionError(f"--weight-avg-N and --weight-avg-exp average checkpoints, but {unsaved}; give 1 or more")
+    if options.max_ckpts_to_keep and averaged:
         yield f"--max-ckpts-to-keep {options.max_ckpts_to_keep}: averages take only the checkpoints that are left at the end"
     words = f"--patience {options.patience}" if options.patience else "--keep-best-ckpt" if options.keep_best_ckpt else ""
-    unseen = "" if options.validation else "--no-validation is given"
-    if not resolved.run.data_source.spec.validation_images:
-        unseen = unseen or "the data set has no validation images"
-    if words and (unseen or none):
-        raise OptionError(f"{words} depends on validation accuracy, but {unseen or none}; leave it out")
+    unseen = "" if run.data_source.spec.validation_images else "the data set has no validation images"
+    unseen = unseen if options.validation else "--no-validation is given"
+    if words and (unseen or unsaved):
+        raise OptionError(f"{words} depends on validation accuracy, but {unseen or unsaved}; leave it out")
 
 
-def label_smoothing(resolved: Resolved) -> None:
+def label_smoothing(run: Run) -> None:
     """Refuse a smoothing that makes the true class no more likely than any other."""
-    count = resolved.run.data_source.spec.num_classes
-    smoothing = resolved.run.options.training.label_smoothing or 0.0
+    count, smoothing = run.data_source.spec.num_classes, run.options.training.label_smoothing or 0.0
     if smoothing >= (count - 1) / count:
         raise OptionError(
             f"--label-smoothing {smoothing:g} makes the true class no more likely than any other of {count}; give less "
@@ -307,9 +269,9 @@ def label_smoothing(resolved: Resolved) -> None:
         )
 
 
-def learning_rate(resolved: Resolved) -> Iterator[str]:
+def learning_rate(run: Run) -> Iterator[str]:
     """Warn of a rate beyond all published ones, of a rate that is always 0, and of a warm-up that is never left."""
-    run, training = resolved.run, resolved.run.options.training
+    training = run.options.training
     published, warmup = UPDATE_RULES[training.optimiser].highest_rate, getattr(run.options.schedule, "warmup_epochs", 0)
     if not run.highest_rate:
         yield (
@@ -325,13 +287,9 @@ def learning_rate(resolved: Resolved) -> Iterator[str]:
         yield f"warning: --warmup-epochs {warmup:g} is the whole run of {run.length.epochs:.4g} epochs; give more --epochs"
 
 
-def loss_scale(resolved: Resolved) -> Iterator[str]:
+def loss_scale(run: Run) -> Iterator[str]:
     """Refuse automatic loss scaling where gradients cannot overflow, or must not; warn of a scale that overflows in FP16."""
-    run, rule, scale = (
-        resolved.run,
-        resolved.run.options.training.automatic_loss_scaling,
-        resolved.run.options.training.loss_scaling,
-    )
+    rule, scale = run.options.training.automatic_loss_scaling, run.options.training.loss_scaling
     precision, device = run.plan.precision, run.options.device
     if precision.compute == FP16 and scale > LARGEST_HALF_SCALE:
         yield f"warning: --loss-scaling {scale:g} makes gradients overflow in FP16; give less than {LARGEST_HALF_SCALE:.2g}"
@@ -351,43 +309,40 @@ def loss_scale(resolved: Resolved) -> Iterator[str]:
         )
 
 
-# --- Devices and precision -------------------------------------------------------------------------------------------
+# --- Devices, precision, memory --------------------------------------------------------------------------------------
 
 
-def run_name(resolved: Resolved) -> None:
+def run_name(run: Run) -> None:
     """Refuse a suffix that is no printable part of a path."""
-    suffix = resolved.run.options.logging.name_suffix
+    suffix = run.options.logging.name_suffix
     if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):
         raise OptionError(f"--name-suffix '{suffix}' must not contain / \\ .. or unprintable characters")
 
 
-def model_notes(resolved: Resolved) -> Iterable[str]:
+def model_notes(run: Run) -> Iterable[str]:
     """Return the model's own notes on its options."""
-    options = resolved.run.options
+    options = run.options
     model = plugins.load("Models", options.main.model)
     return model.notes(options.model) if hasattr(model, "notes") else ()
 
 
-def replaced_values(resolved: Resolved) -> Iterator[str]:
-    """Report values that poprun or the precision replace, and stages that share one device."""
-    run, before, cluster = resolved.run, resolved.requested.device, resolved.run.cluster
+def replaced_values(run: Run, before: DeviceOptions) -> Iterator[str]:
+    """Report values that poprun, the precision or the emulation replace."""
+    cluster, device = run.cluster, run.options.device
     if cluster.replicas is not None and before.replicas not in (1, cluster.replicas, cluster.replicas * cluster.size):
         yield f"--replicas {before.replicas} is replaced by poprun's {cluster.replicas} of {cluster.replicas * cluster.size}"
-    if before.stochastic_rounding != run.options.device.stochastic_rounding:
+    if before.stochastic_rounding != device.stochastic_rounding:
         yield (
             f"--stochastic-rounding {before.stochastic_rounding}: {run.plan.precision.name} has FP32 weights: results and "
             "gradients are rounded at random (all)"
         )
-    if run.trains and run.options.device.enable_half_partials and run.plan.precision.rounds_results:
+    if run.trains and device.enable_half_partials and run.plan.precision.rounds_results:
         yield "--enable-half-partials is not emulated: all sums inside an operation are FP32"
-    if run.trains and run.options.device.pipeline and run.options.device.shards == 1:
-        stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "one stage"
-        yield f"--pipeline with --shards 1: {stages} on one device, run as Sequential"
 
 
-def native_arithmetic(resolved: Resolved) -> Iterator[str]:
+def native_arithmetic(run: Run) -> Iterator[str]:
     """Refuse --native-arithmetic unless everything is BF16, rounded to the nearest."""
-    run, precision = resolved.run, resolved.run.plan.precision
+    precision = run.plan.precision
     if not precision.native_arithmetic:
         return
     operands = (*precision.operands, *(each for _, each in precision.exceptions))
@@ -405,10 +360,10 @@ def native_arithmetic(resolved: Resolved) -> Iterator[str]:
         yield "warning: --native-arithmetic: this processor has no instructions for BF16, so training is slower"
 
 
-def memory_proportions(resolved: Resolved) -> None:
+def memory_proportions(run: Run) -> None:
     """Refuse a number of values other than one, or two for each shard of a pipeline, unless they come from a configuration
     for others."""
-    run, options = resolved.run, resolved.run.options
+    options = run.options
     values, shards = options.device.available_memory_proportion, options.device.shards
     own = options.given("available_memory_proportion") or (run.trains and not options.given("shards"))
     if own and len(values) > 1 and not (options.device.pipeline and len(values) == 2 * shards):
@@ -416,9 +371,8 @@ def memory_proportions(resolved: Resolved) -> None:
         raise OptionError(f"--available-memory-proportion has {len(values)} values but needs 1{several}")
 
 
-def batch_statistics(resolved: Resolved) -> Iterator[str]:
+def batch_statistics(run: Run) -> Iterator[str]:
     """Warn of batch norm over a single image, and of moving statistics that never move."""
-    run = resolved.run
     if run.frozen_statistics.issuperset(v.name for v in run.trace.variables if v.decay is not None):
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
@@ -430,17 +384,34 @@ def batch_statistics(resolved: Resolved) -> Iterator[str]:
         )
 
 
-def ignored_processes(resolved: Resolved) -> Iterator[str]:
-    """Warn of a process that trains alone although the environment names others."""
-    if not resolved.run.cluster.source:
-        yield from membership.ignored_others(resolved.environ)
+def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
+    """Warn where a limit of this machine is below the predicted host memory. OptionError where it is so far below that the
+    system would kill the run, unless --no-memory-check is given."""
+    needed, processes = run.memory, run.cluster.neighbours
+    limit, hopeless = process_memory.find_exceeded_limit(needed, limits, processes)
+    if limit is None:
+        return []
+    smaller = "a smaller --micro-batch-size or --valid-batch-size, or a smaller --image-size"
+    if run.trains:
+        smaller = (
+            "a smaller --micro-batch-size with a larger --gradient-accumulation-count, --fold 1, --enable-recomputation, or "
+            "a smaller --image-size"
+        )
+    if needed.records and process_memory.find_exceeded_limit(replace(needed, records=0), [limit], processes)[0] is None:
+        smaller = "--no-dataset-cache"
+    shared = f" in each of the {processes} processes here" if limit.shared and processes > 1 else ""
+    message = (
+        f"{'training' if run.trains else 'this'} needs about {gigabytes(needed.of_kind(limit.kind))} GB of "
+        f"{_MEMORY.get(limit.kind, 'host memory')}{shared}, and {limit.source} {gigabytes(limit.bytes)} GB: give {smaller}"
+    )
+    if hopeless and run.options.device.memory_check:
+        raise OptionError(f"{message}; --no-memory-check tries it all the same")
+    return [f"warning: {message}"]
 
 
 EVERY_RUN: tuple[Rule, ...] = (
-    run_name, replaced_values, model_notes, data_set, optimiser, native_arithmetic, memory_proportions,
+    run_name, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
-    mixing, averages, classes, validation_images, label_smoothing, learning_rate, loss_scale, batch_statistics,
-    ignored_processes, options_without_effect,
+    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics, options_without_effect,
 )  # fmt: skip
-VALIDATION: tuple[Rule, ...] = (nothing_to_validate_on,)

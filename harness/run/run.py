@@ -27,8 +27,6 @@ from Models._segments import Segment
 if TYPE_CHECKING:
     from emulator.cost_model.workload import Workload
 
-PARTS = ", "  # between those of what decides the last places of sums
-
 HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md, benchmarks/NOTES.md
 
 
@@ -152,13 +150,13 @@ class Run:
 
     @property
     def arithmetic(self) -> str:
-        """The kernels of this process, its cores or GPUs, and what the environment asks of TensorFlow, in parts: with others
-        the last places of sums differ."""
+        """The kernels of this process, its cores or GPUs, and TensorFlow's settings: with others the last places of sums
+        differ."""
         cores = machine.cores()
         where = "GPUs" if self.plan.stage_devices[0].startswith("/gpu") else f"{cores} core{'s' * (cores > 1)}"
-        return PARTS.join([
+        return ", ".join([
             library.identity() or "no native kernels", where,
-            *(f"{name}={value.replace(PARTS, ',')}" for name, value in tf_runtime.settings().items()),
+            *(f"{name}={value}" for name, value in tf_runtime.settings().items()),
         ])  # fmt: skip
 
     def summary(self) -> str:
@@ -215,10 +213,10 @@ class Run:
         return 0 if options.random_data or not options.dataset_cache or side is None else images * 3 * side**2
 
     def workload(self, processes: int | None = None) -> Workload:
-        """The run as the planner sees it. `processes`: of the host, that feed the replicas."""
-        trained_images = self.length.iterations * self.plan.global_batch
+        """Return the run as the planner sees it. `processes`: of the host, that feed the replicas."""
         from emulator.cost_model.workload import Workload
 
+        trained_images = self.length.iterations * self.plan.global_batch
         return Workload(
             trace=self.trace,
             plan=self.plan,

@@ -1,4 +1,4 @@
-"""A run in progress: host steps, and the events that are due between them: log rows, checkpoints, validation, broadcasts."""
+"""The training loop: host steps, and the events between them: log rows, checkpoints, validation, broadcasts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from base.process.signals import StopRequest
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
 from harness.diagnostics.divergence import Divergence
-from harness.diagnostics.observer import Observer
+from harness.diagnostics.numerics import Observer
 from harness.diagnostics.stragglers import Stragglers
-from harness.training.checkpointing import Checkpointer, CheckpointKind
-from harness.training.context import TrainingContext
+from harness.training.checkpointer import Checkpointer, CheckpointKind
 from harness.training.initial_state import InitialState
 from harness.training.meter import TimeLeft
-from harness.training.profiling import Progress, UpdateProfiler
-from harness.training.validating import Validator
+from harness.training.profiler import Progress, UpdateProfiler
+from harness.training.run_dir import TrainingContext
+from harness.training.validator import Validator
 
 if TYPE_CHECKING:
     from harness.reports.trackers import Board
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens after a host step. `due`: of the updates first..done-1 that the host step did; `act`: with
-    the updates that the run has done then."""
+    """Something that happens after a host step. `due` takes the updates first..done-1 of the host step, `act` the updates
+    that the run has done."""
 
     due: Callable[[int, int], bool]
     act: Callable[[int], None]
 
 
 class TrainingLoop:
-    """A run in progress, in this instance."""
+    """The loop of one instance."""
 
     def __init__(
         self,
@@ -53,9 +53,7 @@ class TrainingLoop:
         self._done = initial.updates  # of the run
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
-        self._checkpointer = Checkpointer(
-            context, program, initial.meter, initial.recorded, self._divergence, lambda: validator.best
-        )
+        self._checkpointer = Checkpointer(context, program, initial.meter, self._divergence, lambda: validator.best)
         self._observer = Observer(context, program, initial.updates)
         length = context.run.length
         # in this order; a signal is deferred until the first ones are done, and ends the run before the others
@@ -73,8 +71,7 @@ class TrainingLoop:
             context.signals.defer_until_agreed(self._stop)
 
     def run(self, last: int) -> int:
-        """Everything from the initial checkpoint to the end of update `last`, in host steps, or to the end of --patience.
-        Return the number of updates that the run has done."""
+        """Train up to the end of update `last` or of --patience; return the number of updates that the run has done."""
         self._begin()
         self._mlperf.log_init_stop(self._initial.updates)
         self._left = TimeLeft(self._done, last)
@@ -84,7 +81,7 @@ class TrainingLoop:
             self._save_unsaved()
             raise
         except Exception as error:
-            # both come of an update's passes, or of their all-reduce: no weight has moved since the update before
+            # both arise before the update moves a weight
             if self._context.team.is_peer_failure(error) or tf_runtime.data_error(error) is not None:
                 self._save_unsaved()
             raise
@@ -94,13 +91,12 @@ class TrainingLoop:
         return self._done
 
     def _save_unsaved(self) -> None:
-        """Save what was done since the newest checkpoint. The weights of a host step that failed in its midst are ahead of
-        the rows, and are not saved."""
+        """Save the updates since the newest checkpoint, unless a host step failed midway and is ahead of the rows."""
         if self._context.saves and self._done > self._checkpointer.saved and self._done == self._program.updates():
             self._checkpointer.save(self._done, CheckpointKind.SAFETY)
 
     def _advance_to(self, last: int) -> None:
-        """Host steps up to the end of update `last`, or of --patience."""
+        """Run host steps up to the end of update `last` or of --patience."""
         steps = _isolate(self._context.run.length.host_steps(self._done, last), self._profiler.isolated_updates)
         for first, end in _split_every(steps, self._observer.every):
             while first < end:
@@ -109,8 +105,8 @@ class TrainingLoop:
                 first = self._advance(first, end)
 
     def _begin(self) -> None:
-        """Save the initial checkpoint of a new run. If a resumed run ended between saving and validating its newest
-        checkpoint, or observing its numbers, that is done now."""
+        """Save the initial checkpoint of a new run; validate and observe the newest one of a resumed run, if it was killed
+        before it could."""
         resumed = self._initial.checkpoint
         with self._signals.deferred():
             self._checkpointer.begin(resumed)
@@ -121,7 +117,7 @@ class TrainingLoop:
         self._observer.catch_up(self._done)
 
     def _tensorboard(self) -> Board:
-        """TensorBoard's events in the run's folder."""
+        """Return the writer of TensorBoard's events in the run directory."""
         from harness.programs.build import first_training_images  # TensorFlow comes with it
         from harness.reports import trackers
 
@@ -131,7 +127,7 @@ class TrainingLoop:
         return trackers.Board(self._context.log.folder, start, trackers.hyperparameters(run), pictures)
 
     def _advance(self, first: int, end: int) -> int:
-        """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then.
+        """Carry out updates first..end-1, or fewer after a signal or for a safety checkpoint, and the events that are due.
         Return the number of updates that the run has done."""
         self._checkpointer.poll()
         with self._signals.deferred(self._stop):
@@ -147,7 +143,7 @@ class TrainingLoop:
         return done
 
     def _step(self, first: int, end: int) -> int:
-        """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
+        """Carry out updates first..end-1, or fewer; return the number of updates that the run has done."""
         rates = [self._context.run.learning_rate(update) for update in range(first, end)]
         rows: list[tuple[float, float]] = []
         report, profiler = self._update_callback(first, rows), self._profiler
@@ -168,7 +164,7 @@ class TrainingLoop:
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
         self._stragglers.add(metrics.instance_seconds)
-        self._divergence.judge_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())
+        self._divergence.check_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())
         if done == self._context.run.length.host_step_end(first):
             self._meter.end_host_step()
         return done
@@ -179,8 +175,8 @@ class TrainingLoop:
         self._validator.stop()
 
     def _update_callback(self, first: int, rows: list[tuple[float, float]]) -> Progress:
-        """Move the bar while the host step runs, and end it early where there is a reason to. `rows`: takes the loss and
-        the accuracy of each update."""
+        """Return the function that moves the progress bar after each update, and ends the host step early where it must.
+        `rows` collects loss and accuracy of each update."""
         counter = itertools.count(first + 1)
 
         def report(loss: float, accuracy: float) -> None:
@@ -238,8 +234,7 @@ class TrainingLoop:
         self._program.load(received)
 
     def _finish(self, done: int) -> None:
-        """The last checkpoint, validation and averages, after the last update of this call. Several instances leave
-        together, where one was told to stop after the update."""
+        """Save and validate the last checkpoint and the averages. Several instances leave together if one must stop."""
         context, total = self._context, self._context.run.length.iterations
         complete = done == total or self._validator.ends_run
         self._profiler.finish()
@@ -266,14 +261,14 @@ class TrainingLoop:
 
 
 def _split_every(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
-    """The host steps, which end after `every` updates too."""
+    """Yield the host steps, cut after every `every` updates."""
     for first, end in steps:
         inside = range(first - first % every + every, end, every) if every else ()
         yield from itertools.pairwise([first, *inside, end])
 
 
 def _isolate(steps: Iterable[tuple[int, int]], updates: set[int]) -> Iterator[tuple[int, int]]:
-    """The host steps, with some updates in host steps of their own."""
+    """Yield the host steps, with some updates in host steps of their own."""
     cuts = sorted({cut for update in updates for cut in (update, update + 1)})
     for first, end in steps:
         inside = [cut for cut in cuts if first < cut < end]

@@ -1,6 +1,6 @@
-"""Log rows from the metrics of weight updates: host-step averages, the averaging window, times.
+"""Log rows from the metrics of weight updates: averages over host steps and a window of them, and times.
 
-A host step may be done in pieces, when a run is stopped and restored; its row is the same.
+A host step may be done in pieces, when a run is stopped and resumed; its row is the same.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Meter:
     def __init__(
         self, length: TrainingLength, step_increment: int, learning_rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
-        """`state`: what `state()` gave at the checkpoint, or nothing."""
+        """`state`: the result of `state()` at the checkpoint, or empty."""
         self._length = length
         self._increment = step_increment
         self._learning_rate = learning_rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
         same_grid = state.get("updates_per_step") == length.updates_per_host_step
-        # host steps of another length do not mix: the averages begin anew
+        # the averages start over with host steps of another length
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
@@ -45,7 +45,7 @@ class Meter:
         }
 
     def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float) -> None:
-        """The updates of one piece of a host step; accuracy as a fraction."""
+        """Add the updates of one piece of a host step; accuracy as a fraction."""
         self._open += [(float(a), float(b)) for a, b in zip(loss, accuracy)]
         self._seconds += seconds
         # the first call of a process warms caches up: it would spoil the average
@@ -58,19 +58,19 @@ class Meter:
 
     @property
     def images_per_second(self) -> float:
-        """Images per second of this call's updates so far, without its first host step if there are others; 0 if none."""
+        """Images per second of this call's updates so far, without its first host step if there are others."""
         updates, seconds = self._timed
         seconds_per_update = seconds / updates if updates else self._first
         return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
 
     def end_host_step(self) -> None:
-        """Close the host step: its mean enters the window."""
+        """Close the host step, and add its mean to the window."""
         self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
         self._open = []
         self._steps += 1
 
     def row(self, end: int) -> dict[str, Any]:
-        """The log row after `end` updates."""
+        """Return the log row after `end` updates."""
         loss, accuracy = self._window[-1]
         loss_average, accuracy_average = (sum(column) / len(self._window) for column in zip(*self._window))
         updates, seconds = self._since_report
@@ -92,15 +92,15 @@ class Meter:
 
 
 class TimeLeft:
-    """The time until a call's last update, from the time that its updates took so far with all that lies between them. The
-    first update, which warms caches up, counts only where there is no other."""
+    """Predicts the time until a call's last update from the time since its first one. The first update, which warms caches
+    up, counts only where there is no other."""
 
     def __init__(self, done: int, last: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._last, self._clock = last, clock
         self._begun = self._first = (done, clock())
 
     def after(self, done: int) -> str:
-        """Return the time left after `done` updates, as people say it; an empty text for less than a minute."""
+        """Return the time left after `done` updates as text, empty for less than a minute."""
         now = self._clock()
         if self._first == self._begun and done > self._begun[0]:
             self._first = (done, now)

@@ -126,8 +126,7 @@ def test_four_channels_make_the_stem_larger(size, precision, more):
 
 def test_bytes_and_four_channels_train_validate_and_resume(folder, tmp_path):
     words = (*TRAIN, "--data-dir", folder, "--eight-bit-io", "--fused-preprocessing", "--hostside-norm")
-    result = succeed("train", *words, "--logs-path", tmp_path / "one")
-    assert "--hostside-norm has no effect with --eight-bit-io" in result.out
+    succeed("train", *words, "--logs-path", tmp_path / "one")
     assert variables(tmp_path / "one", 3)[_stem(tmp_path / "one")].shape[2] == 4
     succeed("train", *words, "--logs-path", tmp_path / "two", "--stop-after", 2)
     succeed("restore", "--restore-path", tmp_path / "two")

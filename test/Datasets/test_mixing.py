@@ -174,12 +174,6 @@ def test_what_cannot_be_mixed_is_one_line(words, expected):
     assert result.code == 2 and result.err.count("\n") == 1 and expected in result.err, result.err
 
 
-@pytest.mark.parametrize("data", ["--generated-data", "--synthetic-data"])
-def test_made_data_is_not_mixed_and_says_so(data):
-    result = succeed("train", *f"--dataset cifar-10 {data} --model-size 8 {BOTH} --dry-run".split())
-    assert "mixup and cutmix are off" in result.out
-
-
 def test_a_run_that_mixed_can_be_validated_picture_by_picture(tmp_path):
     folder = succeed("train", *f"{BASE} {BOTH} --iterations 1 --log-dir {tmp_path}".split()).folder
     assert (

@@ -43,7 +43,7 @@ WRITERS = {
     "training.csv": append_row,
     ".lock": lock,
     "training.svg": lambda file: plot.write_run_svg(file.parent),
-    "arguments.json": lambda file: log.RunLog(file.parent).arguments({}, restored=False),
+    "arguments.json": lambda file: log.write_arguments(file.parent, {}),
 }
 
 

@@ -141,7 +141,7 @@ def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentle
     with pytest.raises(
         FloatingPointError, match=f"after update 3, {KERNEL}/Momentum holds values that are not finite"
     ) as end:
-        judge.judge_values(values, 3, together)
+        judge.check_values(values, 3, together)
     assert remedies(end.value, asked) == gentler.split()
     assert ("a wider --slot-format than e4m3's 240 may help, and so may a lower learning rate" in str(end.value)) == (
         "slot" in gentler

@@ -417,9 +417,9 @@ def test_moving_statistics_that_are_forced_to_what_they_are(write):
     skip = ["--optimiser", "LARS", "--abs-learning-rate", "1", "--lars-skip-list", "beta", "batch_norm/moving_"]
     prepare(parse(path, *skip).options, {})
     for words, message in (
-        (["--force-weight-to-fp16", "moving_mean"], "moving_mean names only moving statistics, which stay in FP32"),
+        (["--force-weight-to-fp16", "moving_mean"], "--force-weight-to-fp16 moving_mean"),
         (["--force-weight-to-fp16", "fc1"], "fc1 both name all/fc1/dense/kernel"),
-        (["--no-batch-norm", "--group-norm"], "batch_norm/moving_variance: no trained variable's name contains it"),
+        (["--no-batch-norm", "--group-norm"], "--force-weight-to-fp32 batch_norm/moving_variance"),
     ):
         with pytest.raises(OptionError, match=message):
             prepare(parse(path, *words).options, {})

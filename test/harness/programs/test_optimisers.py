@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import run, succeed, variables
+from commands import succeed, variables
 
 from base.errors import OptionError
 from emulator.program.runtime import new_graph, session_config
@@ -212,18 +212,3 @@ def test_rmsprop_decay_from_the_batch():
         options("--optimiser RMSprop --rmsprop-decay 0.7 --rmsprop-base-decay-exp -14").training.mean_square_decay(768)
         == 0.7
     )
-
-
-@pytest.mark.parametrize("rule", ["lars", "lamb"])
-def test_a_skip_list_that_matches_nothing_is_refused(rule):
-    words = f"{BASE} {RATES} --optimiser {rule.upper()} --{rule}-skip-list beta gama"
-    result = run("train", *words.split(), "--dry-run")
-    assert result.code == 2
-    assert f"--{rule}-skip-list gama matches no variable" in result.err
-    assert run("train", *words.replace("gama", "gamma").split(), "--dry-run").code == 0
-
-
-@pytest.mark.parametrize("words", ["--momentum -1", "--lars-weight-decay -1", "--lamb-beta1 2", "--lars-eeta 0"])
-def test_values_that_cannot_be(words):
-    result = run("train", *BASE.split(), *words.split(), "--dry-run")
-    assert result.code == 2 and words.split()[0] in result.err

@@ -5,20 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import resource
-import shutil
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, succeed, variables
 
-from base import plugins, tracing
-from base.process import tf_runtime
+from base import plugins
 from base.tracing import compiled, compiling_ahead
 from emulator.program.optimised_graph import OptimisedGraph
 from emulator.program.runtime import new_graph
@@ -85,15 +80,6 @@ def test_kernels_are_compiled_while_a_graph_is_written():
     assert set(folder.glob("*")) - before
 
 
-def test_nothing_is_compiled_ahead_after_an_error_or_where_nobody_wants_it():
-    with suppress(KeyError), compiling_ahead():
-        assert tracing._compiler
-        raise KeyError
-    assert tracing._compiler is None
-    with compiling_ahead(False):
-        assert tracing._compiler is None
-
-
 def kept(place: Path, limit: int = 1 << 20, **described: object) -> DiskCacheEntry:
     return DiskCacheEntry(place, described or {"kind": "training"}, limit)
 
@@ -148,12 +134,6 @@ def test_what_is_not_whole_is_told_of_and_built_anew(tmp_path, damage):
         assert kept(tmp_path).load() == MADE
 
 
-def test_a_writer_that_was_killed_leaves_nothing_that_is_read(tmp_path):
-    entry = kept(tmp_path)
-    tmp_path.joinpath(f".{entry.path.name}.4711").write_bytes(b"half")
-    assert entry.load() is None and not entry.warnings
-
-
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     entry = kept(tmp_path / "file")
@@ -161,36 +141,6 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     assert "is not kept" in entry.warnings[0]
     entry.ran()
     assert len(entry.warnings) == 1
-
-
-def test_kernels_that_cannot_be_kept_later_are_warned_of_in_the_run_s_log(tmp_path, monkeypatch):
-    there = tmp_path / "kernels"
-    there.mkdir()
-    monkeypatch.setattr(program_cache, "_kernels", lambda: there)
-    entry, told = kept(tmp_path / "place"), []
-    entry.warn = told.append  # as the log of a run sets it
-    entry.save(MADE)
-    (there / "a.kernel").write_bytes(b"compiled when the program ran")
-    shutil.rmtree(tmp_path / "place")
-    (tmp_path / "place").write_text("in the way")
-    entry.ran()
-    assert [line.startswith("warning: the program is not kept: ") for line in told] == [True]
-
-
-@pytest.mark.parametrize(("free", "longest", "room"), [
-    (1 << 30, resource.RLIM_INFINITY, True), (1 << 20, resource.RLIM_INFINITY, False), (1 << 30, 1 << 20, False),
-])  # fmt: skip
-def test_kernels_are_not_kept_where_they_might_not_find_room(monkeypatch, free, longest, room):
-    """XLA ends the run in which it cannot write one."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (longest, longest))
-    with nullcontext() if room else pytest.raises(OSError, match="No space left"):
-        assert program_cache._kernels.__wrapped__().is_dir()
-
-
-def test_xla_without_room_names_the_remedy():
-    error = RuntimeError("/tmp/cnn-harness.passes-ab/x.tmp; No space left on device")
-    assert "TMPDIR" in tf_runtime.device_error(error) and "--no-executable-cache" in tf_runtime.device_error(error)
 
 
 def test_the_longest_unused_are_removed(tmp_path):
@@ -250,13 +200,9 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
     ],
 )
 def test_where_programs_are_kept(words, flags, expected):
-    found = program_cache.folder(prepared(*words), {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags})
-    assert found == (Path(expected) if expected else None)
-
-
-def test_nothing_is_kept_where_xla_is_told_what_to_compile():
-    assert program_cache.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=x"})
-    assert program_cache.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
+    environ = {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags}
+    assert program_cache.folder(prepared(*words), environ) == (Path(expected) if expected else None)
+    assert program_cache.folder(prepared(*words), {**environ, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
 
 
 def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
@@ -269,24 +215,3 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
             kind,
             script,
         )
-
-
-@pytest.mark.parametrize(
-    "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "metadata": {}, "keys": {}}'}]
-)
-def test_what_is_whole_and_of_no_use_is_built_anew(tmp_path, change, shared_entry):
-    run, content, path = shared_entry
-    found = {**program_cache._unpacked(content, program_cache.cache_entry(run, "training", recording=False)._text), **change}
-    forged = tmp_path / path.name
-    forged.write_bytes(program_cache._packed(found, program_cache.cache_entry(run, "training", recording=False)._text))
-    out = succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", tmp_path, "--no-logs").out
-    assert f"warning: {forged} cannot be used (" in out and "The program was built in" in out
-
-
-@pytest.fixture(scope="module")
-def shared_entry(tmp_path_factory) -> tuple[Run, bytes, Path]:
-    """A run, and the entry of its program."""
-    place = tmp_path_factory.mktemp("programs")
-    succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", place, "--compile-only")
-    (path,) = place.glob("*.program")
-    return prepared("--seed", 1), path.read_bytes(), path

@@ -24,7 +24,7 @@ from base import plugins
 from base.errors import OptionError
 from base.storage import tables
 from harness.report_page import differences, evaluation, measuring, page, run_folder
-from harness.training import endings
+from harness.training import summary
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (
@@ -262,7 +262,7 @@ def test_a_training_ends_with_its_page(trained):
 def test_a_page_that_fails_is_a_line(plain, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(page, "write", lambda folder: 1 // 0)
-    endings._write_page(SimpleNamespace(log=SimpleNamespace(note=lines.append), folder=plain))
+    summary._write_page(SimpleNamespace(log=SimpleNamespace(note=lines.append), folder=plain))
     assert lines == [f"warning: {plain / 'report.html'} is not written: integer division or modulo by zero"]
 
 

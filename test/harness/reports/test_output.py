@@ -11,7 +11,7 @@ from commands import SCRIPTS, run, succeed
 
 from base.errors import OptionError
 from base.storage import run_files, tables
-from harness.diagnostics import observer, record
+from harness.diagnostics import numerics
 from harness.evaluation import inference_record
 from harness.report_page import page
 from harness.reports import output, plot, profile
@@ -48,7 +48,7 @@ def test_every_file_of_a_run_is_its_own(name, a_run):
 
 
 def test_the_names_of_a_run_s_files_are_listed_once():
-    named = (page.FILE, inference_record.FILE, record.NAME, observer.PICTURE, profile.EXECUTION,
+    named = (page.FILE, inference_record.FILE, numerics.RECORD, numerics.PICTURE, profile.EXECUTION,
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
 

@@ -10,7 +10,7 @@ import pytest
 
 import train
 from base import host_limits, plugins
-from base.errors import Answered, OptionError
+from base.errors import Answered
 from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from emulator.plan import process_memory
 from harness.commands import answers, entry
@@ -133,14 +133,6 @@ def test_records_need_not_stay_in_memory(monkeypatch):
     assert not any("needs about" in note for note in asked(f"{words} --no-dataset-cache").notes)
 
 
-def test_between_the_prediction_and_what_is_certain_there_is_a_warning(monkeypatch):
-    words = f"{R18} --precision 32.32 --micro-batch-size 16"
-    peak = prepared(words).memory.peak / 1e9
-    for room, warned in ((peak * 1.01, False), (peak * 0.9, True)):
-        with_limits(monkeypatch, machine(room))
-        assert any(note.startswith("warning: training needs about") for note in asked(words).notes) == warned
-
-
 def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, capsys):
     with_limits(monkeypatch, machine(1.0))
     with pytest.raises(Answered):
@@ -151,12 +143,6 @@ def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, caps
     with pytest.raises(Answered):
         entry.start(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
     assert compiled  # holds no activations
-
-
-def test_what_no_batch_can_mend_is_said_so(monkeypatch):
-    with_limits(monkeypatch, machine(0.5))
-    with pytest.raises(OptionError, match=r"TensorFlow and the weights alone take .* GB"):
-        asked(SMALL)
 
 
 def test_processes_of_one_machine_share_it(monkeypatch):

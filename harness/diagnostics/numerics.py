@@ -1,7 +1,10 @@
-"""--numerics N: an observation of the network's numbers at the end of every N-th update."""
+"""--numerics N: an observation of the network's numbers at the end of every N-th update, in numerics.jsonl (a line each),
+numerics.svg and TensorBoard."""
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +13,50 @@ from base.storage import files
 
 if TYPE_CHECKING:
     from emulator.numerics.observation import Observation
-    from harness.training.context import TrainingContext
+    from harness.training.run_dir import TrainingContext
     from ipu_utils import ObservingProgram, TrainingProgram
 
-PICTURE, FOLDER = "numerics.svg", "numerics"  # of the run's folder; the second has TensorBoard's events
+RECORD, PICTURE, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"  # in the run directory; FOLDER is for TensorBoard
+_WHOLE_LINE = re.compile(rb'\{"updates": ([0-9]{1,18}), "loss_scale": .*\]\}\n', re.DOTALL)
+
+
+def append(folder: Path, observation: Observation) -> None:
+    """Append an observation to the file of a run directory."""
+    line = {
+        "updates": observation.updates,
+        "loss_scale": observation.scale,
+        "tensors": [tensor.as_record() for tensor in observation.tensors],
+    }
+    with files.naming(folder / RECORD), files.append(folder / RECORD) as file:
+        file.write((json.dumps(line) + "\n").encode())
+
+
+def truncate_after(folder: Path, updates: int) -> None:
+    """Drop the observations after `updates`, which will be made again, and lines that a kill cut."""
+    lines = _lines(folder)
+    kept = [line for line in lines if 0 <= _updates(line) <= updates]
+    if kept != lines:
+        files.write_atomically(folder / RECORD, b"".join(kept))
+
+
+def is_missing(folder: Path, updates: int, every: int) -> bool:
+    """Return whether an observation is due after `updates`, and not there."""
+    return updates > 0 and updates % every == 0 and updates not in map(_updates, _lines(folder))
+
+
+def _lines(folder: Path) -> list[bytes]:
+    path = folder / RECORD
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def _updates(line: bytes) -> int:
+    """Return the updates of an observation's line; -1 for a line that is not whole."""
+    whole = _WHOLE_LINE.fullmatch(line)
+    return int(whole[1]) if whole else -1
 
 
 class Observer:
-    """Observes for instance 0 of a run with a folder; for the others, and without the option, it does nothing."""
+    """Observes for instance 0 of a run with a log; does nothing for the others and without --numerics."""
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, first: int) -> None:
         """`first`: the updates that the run has."""
@@ -27,18 +66,16 @@ class Observer:
         self._board: _Histograms | None = None
         self._missing = False
         if self._every:
-            from harness.diagnostics import record
-
-            record.truncate_after(context.folder, first)
-            self._missing = record.is_missing(context.folder, first, self._every)
+            truncate_after(context.folder, first)
+            self._missing = is_missing(context.folder, first, self._every)
 
     @property
     def every(self) -> int | None:
-        """The updates from one observation to the next; None for none at all."""
+        """The updates from one observation to the next; None without --numerics."""
         return self._every
 
     def catch_up(self, done: int) -> None:
-        """Observe the update that the run resumes after, if the call that saved it ended before it could."""
+        """Observe the update that the run resumes after, if an earlier call was killed before it could."""
         if self._missing:
             self.observe(done)
 
@@ -48,19 +85,19 @@ class Observer:
 
     def observe(self, done: int) -> None:
         """Observe, write and draw."""
-        from harness.diagnostics import picture, record
+        from harness.diagnostics import numerics_chart
 
         context = self._context
         if self._observing is None:
-            from harness.programs import build  # TensorFlow comes with it
+            from harness.programs import build
 
             self._observing = build.observing_program(context.run)
             self._board = _Histograms(context.folder / FOLDER)
         found = self._program.loss_scale()
         scale = found[0] if found else context.run.options.training.loss_scaling
         observation = self._observing.observe(self._program.values(), done, scale)
-        record.append(context.folder, observation)
-        files.write_atomically(context.folder / PICTURE, picture.draw(observation))
+        append(context.folder, observation)
+        files.write_atomically(context.folder / PICTURE, numerics_chart.draw(observation))
         self._board.add(observation)
         context.log.note(f"Numbers observed after update {done}: {context.folder / PICTURE}")
 

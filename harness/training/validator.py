@@ -1,4 +1,4 @@
-"""Validation of a run's checkpoints while it goes on, by a program of its own."""
+"""Validates a run's checkpoints between host steps, by a program of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
-from harness.programs import compiling
+from harness.programs import compiled
 from harness.reports import validations
-from harness.training.context import TrainingContext
+from harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
@@ -21,7 +21,7 @@ class Validator:
     """Validates each checkpoint once."""
 
     def __init__(self, context: TrainingContext, validated: Mapping[str, Mapping[str, Any]]) -> None:
-        """`validated`: rows of validation.csv by checkpoint that the run has already."""
+        """`validated`: the rows of validation.csv so far, by checkpoint."""
         self._context = context
         self.rows = dict(validated)
         self._built = ExitStack()
@@ -35,14 +35,12 @@ class Validator:
     @cached_property
     def _program(self) -> InferenceProgram:
         """Built when the first checkpoint comes."""
-        return self._built.enter_context(compiling.validation_program(self._context.run, self._context.log))
+        return self._built.enter_context(compiled.validation_program(self._context.run, self._context.log))
 
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
-        """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
+        """Validate a checkpoint, unless its row is there or no validation is wanted."""
         run, log = self._context.run, self._context.log
-        if (
-            not run.options.checkpoint.validation or not run.data_source.spec.validation_images
-        ):  # the log's head tells of these
+        if not run.options.checkpoint.validation or not run.data_source.spec.validation_images:
             return
         if checkpoint.name in self.rows:
             log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")
@@ -63,31 +61,31 @@ class Validator:
             self._program.stop()
 
     @property
-    def _of_updates(self) -> list[Mapping[str, Any]]:
+    def _ordered(self) -> list[Mapping[str, Any]]:
         """The rows of checkpoints in order of their updates, averages aside."""
         return validations.by_update(self.rows.values())
 
     @property
     def best(self) -> Mapping[str, Any] | None:
         """The row of the best checkpoint, averages aside."""
-        return next(iter(validations.ranked(self._of_updates)), None)
+        return next(iter(validations.ranked(self._ordered)), None)
 
     @property
     def unbeaten(self) -> Mapping[str, Any] | None:
         """The row that --patience counts from: the first of the best accuracy, whatever its loss."""
-        return validations.best(self._of_updates)
+        return validations.best(self._ordered)
 
     @property
     def without_gain(self) -> int:
         """The number of validations since that one."""
-        return validations.without_gain(self._of_updates)
+        return validations.without_gain(self._ordered)
 
     @property
     def ends_run(self) -> bool:
         """True if validations have brought no better accuracy for longer than --patience."""
-        return validations.patience_is_over(self._of_updates, self._context.run.options.checkpoint.patience)
+        return validations.patience_is_over(self._ordered, self._context.run.options.checkpoint.patience)
 
     @property
     def newest(self) -> Mapping[str, Any] | None:
         """The row of the newest checkpoint that was validated, averages aside."""
-        return next(reversed(self._of_updates), None)
+        return next(reversed(self._ordered), None)

@@ -1,13 +1,17 @@
-"""The last lines of a training: accuracy, where the run lies, how to resume."""
+"""The last lines of a training: accuracy, where the run is, how to continue."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from base import bounds
 from base.process import commands
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
-from harness.training.context import TrainingContext
-from harness.training.validating import Validator
+
+if TYPE_CHECKING:
+    from harness.training.run_dir import TrainingContext
+    from harness.training.validator import Validator
 
 
 def log_finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
@@ -29,6 +33,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
+
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, plot.run_title(run.options.values()))}")
     _write_page(context)
     if not context.team.is_first:  # instance 0's folder is the one to resume
@@ -48,7 +53,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 
 def _write_page(context: TrainingContext) -> None:
-    """Write the run's page beside its picture, from the rows alone; a line where that fails."""
+    """Write the run's page from the rows alone; a warning if that fails."""
     from harness.report_page import page
 
     try:
@@ -57,7 +62,7 @@ def _write_page(context: TrainingContext) -> None:
         context.log.note(f"warning: {context.folder / page.FILE} is not written: {bounds.reason(error)}")
 
 
-def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
+def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
     """Log the end of a call that ends early. `call`: the command line that resumes the run as long as it has
     saved nothing; `changed`: options with which resuming is no repetition."""
     run, folder, log, writer = context.run, context.folder, context.log, context.writer

@@ -1,4 +1,4 @@
-"""The updates of a call that are recorded or timed, each in a host step of its own: --profile, --profile-compilation."""
+"""Profiles single updates of a call, each in a host step of its own: --profile, --profile-compilation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.reports import compilation, profile
 from harness.reports.compilation import Compilation, FirstUpdates
-from harness.training.context import TrainingContext
+from harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
     from ipu_utils import Metrics, TrainingProgram
@@ -20,10 +20,9 @@ class UpdateProfiler:
     """Times the first updates of a call, and records one, where that is asked for."""
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, recorded: bool, first: int, last: int) -> None:
-        """`recorded`: whether one update is, in any instance; `first`: the call's first update; `last`: the one that it ends
-        after."""
+        """`recorded`: whether any instance records an update; `first`, `last`: the call's first and last update."""
         self._context, self._program, self._request = context, program, context.profile
-        # the first update of a call warms caches up
+        # the second one, as the first update of a call warms caches up
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
         if context.run.options.device.profile_compilation:
@@ -32,16 +31,16 @@ class UpdateProfiler:
 
     @property
     def isolated_updates(self) -> set[int]:
-        """The updates that get host steps of their own."""
+        """The updates that need host steps of their own."""
         return {self._update, *(self._first_updates.apart if self._first_updates else ())}
 
     def before_update(self, first: int) -> None:
-        """The host step of update `first` is about to run."""
+        """Begin the host step of update `first`."""
         if self._first_updates:
             self._first_updates.before_update(first)
 
     def after_update(self, first: int) -> None:
-        """The host step has run."""
+        """End the host step of update `first`."""
         self._note(self._first_updates.after_update(first) if self._first_updates else ())
 
     def records(self, update: int) -> bool:
@@ -49,7 +48,7 @@ class UpdateProfiler:
         return update == self._update and self._request is not None
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
-        """Carry the update out, and write when its cells and operations ran."""
+        """Carry out the update, and write when its cells and operations ran."""
         from harness.reports import plot
 
         run, request = self._context.run, self._request
@@ -59,7 +58,7 @@ class UpdateProfiler:
         return profiled.metrics
 
     def finish(self) -> None:
-        """The log's lines on a call that had no second update."""
+        """Log the lines of a call that had no second update."""
         self._note(self._first_updates.finished() if self._first_updates else ())
 
     def _note(self, lines: Sequence[str] | Iterator[str]) -> None:

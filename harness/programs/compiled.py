@@ -1,4 +1,4 @@
-"""A run's programs, built or taken from those that are kept, with the log's lines about it."""
+"""A run's programs, built or taken from the program cache, with log lines about it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 def training_program(
     run: Run, log: RunLog, update: int = 0, recording: bool = False, group: WorkerGroup | None = None
 ) -> TrainingProgram:
-    """The compiled training program, its data beginning at weight update `update`; `recording`: of its cells' times;
+    """Return the compiled training program, whose data begin at weight update `update`. `recording`: of its cells' times;
     `group`: the instances that train together."""
-    imports = _import_builder(run)
+    phases = _import_tensorflow(run)
     from harness.programs import build
 
-    cache_entry = program_cache.cache_entry(run, "training", recording=recording)
-    program = build.training_program(run, update, recording, group, cache_entry)
-    _compile(program, imports, cache_entry, log, "Compilation time: {:.1f}s.")
+    entry = program_cache.cache_entry(run, "training", recording=recording)
+    program = build.training_program(run, update, recording, group, entry)
+    _compile(program, phases, entry, log, "Compilation time: {:.1f}s.")
     return program
 
 
 def validation_program(run: Run, log: RunLog) -> InferenceProgram:
-    """The compiled validation program."""
-    imports = _import_builder(run)
+    """Return the compiled validation program."""
+    phases = _import_tensorflow(run)
     from harness.programs import build
 
-    cache_entry = program_cache.cache_entry(run, "validation", recording=False)
-    program = build.validation_program(run, cache_entry)
-    _compile(program, imports, cache_entry, log, "Validation program ready in {:.1f}s.")
+    entry = program_cache.cache_entry(run, "validation", recording=False)
+    program = build.validation_program(run, entry)
+    _compile(program, phases, entry, log, "Validation program ready in {:.1f}s.")
     return program
 
 
-def _import_builder(run: Run) -> list[PhaseEnd]:
+def _import_tensorflow(run: Run) -> list[PhaseEnd]:
     """Import TensorFlow and the module that builds graphs; return the ends of the run's preparation and of the imports."""
     prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
     program_cache.import_tensorflow(run)
@@ -51,15 +51,15 @@ def _import_builder(run: Run) -> list[PhaseEnd]:
 
 def _compile(
     program: TrainingProgram | InferenceProgram,
-    imports: list[PhaseEnd],
-    cache_entry: program_cache.DiskCacheEntry | None,
+    phases: list[PhaseEnd],
+    entry: program_cache.DiskCacheEntry | None,
     log: RunLog,
     line: str,
 ) -> None:
     """Make a program ready to run. `line`: of the log, with the seconds since the imports."""
-    if cache_entry:
-        cache_entry.warn = log.warn
+    if entry:
+        entry.warn = log.warn
     program.compile()
-    program.phase_ends[:0] = imports
-    for text in (line.format(time.perf_counter() - imports[-1].at), *(cache_entry.report() if cache_entry else ())):
+    program.phase_ends[:0] = phases
+    for text in (line.format(time.perf_counter() - phases[-1].at), *(entry.report() if entry else ())):
         log.note(text)

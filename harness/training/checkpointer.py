@@ -1,4 +1,4 @@
-"""Checkpoints of a run in progress: when a safety checkpoint is due, which values are saved, which must not be."""
+"""Saves checkpoints of a run in progress, and knows when a safety checkpoint is due."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from harness.cluster.cluster import host_of
 from harness.diagnostics.divergence import Divergence
 from harness.options.sections import AUTO
 from harness.processes import failures
-from harness.training.context import TrainingContext
 from harness.training.meter import Meter
+from harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
 
 
 class CheckpointKind(Enum):
-    """Why a checkpoint is saved. One for safety is replaced by the next one; only a scheduled one is validated."""
+    """The reason for a checkpoint. The next one replaces one for safety; only a scheduled one is validated."""
 
     SCHEDULED = "checkpoint"
     INITIAL = "initial checkpoint"
@@ -31,14 +31,14 @@ class CheckpointKind(Enum):
 
 
 class Checkpointer:
-    """Saves the program's variables, and whatever else a run resumes from, while training continues."""
+    """Saves the program's variables and the rest of a run's state while training continues."""
 
     def __init__(
-        self, context: TrainingContext, program: TrainingProgram, meter: Meter, recorded: Mapping[str, Any],
-        divergence: Divergence, best: Callable[[], Mapping[str, Any] | None],
+        self, context: TrainingContext, program: TrainingProgram, meter: Meter, divergence: Divergence,
+        best: Callable[[], Mapping[str, Any] | None],
     ) -> None:  # fmt: skip
-        """`recorded`: what every state holds of this call; `best`: the row of the best validation so far."""
-        self._context, self._program, self._meter, self._recorded = context, program, meter, recorded
+        """`best`: returns the row of the best validation so far."""
+        self._context, self._program, self._meter = context, program, meter
         self._divergence, self._best = divergence, best
         self.saved = -1  # updates that the newest checkpoint of this call has
         self._unvalidated: tuple[Checkpoint, Tensors] | None = None
@@ -46,8 +46,7 @@ class Checkpointer:
         self._blocked_seconds: float | None = None  # seconds that the last checkpoint has held training
 
     def begin(self, resumed: Checkpoint | None) -> None:
-        """Save the initial weights; or tell where the checkpoints are that the run has already, in the lines that tell of
-        new ones."""
+        """Save the initial weights of a new run; log the earlier checkpoints of a resumed one, for scripts that wait."""
         context = self._context
         if resumed is None:
             if context.saves:
@@ -64,21 +63,16 @@ class Checkpointer:
     @property
     def overdue(self) -> bool:
         """True if it is time for a safety checkpoint."""
-        interval = self._safety_interval()
-        return (
-            bool(interval)
-            and self._context.saves
-            and self._context.team.is_first
-            and time.monotonic() - self._saved_at > interval
-        )
+        interval, context = self._safety_interval(), self._context
+        return bool(interval and context.saves and context.team.is_first) and time.monotonic() - self._saved_at > interval
 
     def _safety_interval(self) -> float:
-        """Seconds from one checkpoint to the next one for safety; 0: never."""
+        """Return the seconds between safety checkpoints; 0: never."""
         options, addresses = self._context.run.options.checkpoint, self._context.team.cluster.addresses
         return failures.safety_interval(options, len({*map(host_of, addresses)}) or 1, self._blocked_seconds)
 
     def _note_blocked(self, seconds: float) -> None:
-        """Take the time that a checkpoint has held training, and tell, once, of the interval that follows from it."""
+        """Note how long a checkpoint has held training; log, once, the interval that follows from it."""
         first, self._blocked_seconds = self._blocked_seconds is None, seconds
         options = self._context.run.options.checkpoint
         if first and options.safety_ckpt_minutes == AUTO and self._context.team.is_first:
@@ -88,26 +82,21 @@ class Checkpointer:
             )
 
     def pop_unvalidated(self) -> tuple[Checkpoint, Tensors]:
-        """The newest checkpoint and its tensors, which are held no longer."""
+        """Return the newest checkpoint and its tensors, and free them here."""
         newest, self._unvalidated = self._unvalidated, None
         return newest
 
     def save(self, updates: int, kind: CheckpointKind = CheckpointKind.SCHEDULED) -> None:
-        """Begin to write a checkpoint, in another thread."""
+        """Begin to write a checkpoint in another thread."""
         context, started = self._context, time.perf_counter()
         checkpoint, values = Checkpoint.at(context.folder, updates), self._program.values()
         is_safety = kind is CheckpointKind.SAFETY
         self.saved, self._saved_at = updates, time.monotonic()
         self._unvalidated = (checkpoint, values) if kind is CheckpointKind.SCHEDULED else None
-        self._divergence.judge_values(values, updates, together=not is_safety)
+        self._divergence.check_values(values, updates, together=not is_safety)
         if not context.writes:
             return
-        state = {
-            **self._meter.state(),
-            run_record.SAFETY: is_safety,
-            run_record.RECORDED: self._recorded,
-        }
-
+        state = {**self._meter.state(), run_record.SAFETY: is_safety, run_record.RECORDED: context.recorded}
         best = self._best() if context.run.options.checkpoint.keep_best_ckpt else None
         best_name = best["name"] if best else ""
         model = {name: values[name] for name in self._program.state.model}
@@ -129,11 +118,11 @@ class Checkpointer:
         self._note_blocked(time.perf_counter() - started)
 
     def wait_until_finished(self) -> None:
-        """Wait until the checkpoint before is written; with --keep-going the run outlives an error of that."""
+        """Wait until the previous checkpoint is written; with --keep-going an error is only a warning."""
         self._tolerate_save_error(self._context.writer.wait_until_finished)
 
     def poll(self) -> None:
-        """Look whether the checkpoint before is written, as `wait_until_finished` but without waiting."""
+        """Raise the error of the previous checkpoint, as `wait_until_finished` does, without waiting."""
         self._tolerate_save_error(self._context.writer.poll)
 
     def _tolerate_save_error(self, wait: Callable[[], None]) -> None:
@@ -145,14 +134,14 @@ class Checkpointer:
             self._context.log.note(f"warning: {error}")
 
     def save_last(self, done: int) -> None:
-        """The checkpoint that a run which stops early resumes from, unless it is there."""
+        """Save the checkpoint that a run which stops early resumes from, unless it is there."""
         self.wait_until_finished()
         there = [checkpoint.updates for checkpoint in find.numbered(self._context.folder)]
         if self._context.writes and (done != self.saved or done not in there):  # that file may be damaged and left out
             self.save(done)
 
     def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
-        """The averages of the checkpoints of a run that has ended after `done` updates, saved, with their tensors."""
+        """Save the averages of a run that has ended after `done` updates; return them and their tensors."""
         from harness.checkpoints import averages
 
         context, pairs = self._context, []
@@ -171,7 +160,7 @@ class Checkpointer:
         return pairs
 
     def _sync_rows(self) -> None:
-        """The rows that a checkpoint belongs to are on the disk before it is."""
+        """Flush the rows of a checkpoint to the disk before it is written."""
         try:
             self._context.log.sync()
         except OSError as error:

@@ -1,0 +1,170 @@
+"""The run directory of a training: locked, with its log, its record and its writer of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from platform import node
+from typing import Any
+
+from base import bounds
+from base.errors import WrongInput
+from base.process import tf_runtime
+from base.process.signals import Signals, StopRequest
+from base.storage import locks
+from base.storage.run_files import ARGUMENTS
+from harness.checkpoints import run_record, write
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.write import SaveError, Writer
+from harness.commands import run_log
+from harness.diagnostics import divergence
+from harness.evaluation import inference_record
+from harness.options.sections import LoggingOptions
+from harness.processes import folders
+from harness.processes.team import Team
+from harness.reports import mlperf, profile
+from harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments
+from harness.run.run import Run
+from harness.training import summary
+from log import RunLog, write_arguments
+
+_SKIP = "--skip-bad-records"
+_REPORTED_VERBATIM = (StopRequest, FloatingPointError, SaveError, OSError)
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """The objects that all parts of a training share. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`:
+    this instance's files of one update; `recorded`: the record of this call, for checkpoints and arguments.json."""
+
+    run: Run
+    team: Team
+    folder: Path
+    log: RunLog
+    writer: Writer
+    signals: Signals
+    mlperf: mlperf.Events
+    profile: profile.ProfileRequest | None
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def saves(self) -> bool:
+        """True if the run has checkpoints."""
+        return self.run.length.iterations_per_ckpt > 0
+
+    @property
+    def writes(self) -> bool:
+        """True if this instance writes checkpoints."""
+        return self.team.is_first or self.run.options.checkpoint.ckpt_all_instances
+
+    def write_record(self) -> None:
+        """Write arguments.json, or arguments_restore.json if the folder has a record already."""
+        if self.run.options.logging.logs and folders.writes(self.run):
+            later = any((self.folder / name).exists() for name in ARGUMENTS)
+            write_arguments(self.folder, self.recorded, restored=later)
+
+
+@contextmanager
+def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, call: str) -> Iterator[TrainingContext]:
+    """Open the run directory. After an early end the log says where the run is and how to resume. `call`: the command line
+    that resumes a run whose options are not recorded yet."""
+    request = profile.requested(run.options.device, folder, os.environ) if team.is_first else None
+    held = locks.lock_folder(folder) if folders.writes(run) else nullcontext()
+    newest = resumed.name if resumed else None
+    with held, Signals() as signals, Writer(newest) as writer, profile.copied_output(request):
+        write.remove_unfinished(folder)
+        recorded = _record(run, folder, resumed)
+        lines = _open_log(run, team, folder, recorded)
+        context = TrainingContext(run, team, folder, lines, writer, signals, mlperf.Events(run, lines), request, recorded)
+        if not resumed:
+            context.write_record()
+            if run.options.logging.logs and folders.writes(run):
+                inference_record.record_inference(run, folder)
+        stopped = partial(summary.log_stopped, context, call)
+
+        def lost(reason: str) -> None:
+            stopped(reason, *_skip_more_records(reason, run))
+            lines.close()
+
+        team.before_exit, team_reports = lost, False  # where another instance is lost
+        try:
+            yield context
+        except BaseException as error:
+            lines.ending()
+            team_reports = team.is_of_runtime(error)
+            reason = _reason_to_stop(error, team)
+            if reason is not None:
+                context.mlperf.log_run_stop("aborted")
+                remedies = divergence.remedies(error, run)
+                stopped(reason, *(remedies or _skip_more_records(tf_runtime.data_error(error) or "", run)))
+            elif isinstance(error, WrongInput):
+                lines.file_only(f"error: {error}")
+            if isinstance(error, StopRequest):
+                error.hinted = bool(writer.latest)
+            raise
+        finally:
+            if not team_reports:
+                lines.close()
+            if team.is_first and not run.options.logging.logs:
+                locks.remove_if_empty(folder)
+
+
+def _record(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
+    """Return the record of this call. Data without class names keep the digest of those that the weights have learnt."""
+    values = arguments(run, run_log.command_line(), {
+        "checkpoint_path": str(folder / "ckpt"),
+        "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hostname": node(),
+        "logs_path": str(folder),
+        "restoring": resumed is not None,
+        "restored_from": resumed.name if resumed else None,
+        RUN_ID: run.run_id,
+        ARITHMETIC: run.arithmetic,
+    })  # fmt: skip
+    earlier = run_record.arguments(folder).get(CLASSES) if resumed else None
+    return {**values, CLASSES: earlier or values[CLASSES]}
+
+
+def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -> RunLog:
+    """Return the log, with its head and the services that follow it."""
+    logging = run.options.logging
+    has_log = team.is_first or logging.log_all_instances
+    head = run_log.training_head(run)
+    lines = run_log.open_run_log(run, folder if logging.logs and has_log else None, None, head, console=has_log)
+    if team.is_first and (logging.wandb or logging.mlflow):
+        _follow(lines, logging, folder, recorded)
+    return lines
+
+
+def _follow(lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapping[str, Any]) -> None:
+    """Send the log's rows to the services that are asked for."""
+    from harness.reports import trackers
+
+    if logging.wandb:
+        start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, recorded, logging.wandb_id)
+        lines.follow("--wandb", start)
+    if logging.mlflow:
+        lines.follow(
+            "--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, recorded, logging.mlflow_id)
+        )
+
+
+def _reason_to_stop(error: BaseException, team: Team) -> str | None:
+    """Return the reason for the log; None for a refusal, with which nothing has begun, and where the team reports."""
+    if isinstance(error, _REPORTED_VERBATIM):
+        return str(error)
+    if isinstance(error, WrongInput) or not isinstance(error, Exception) or team.is_of_runtime(error):
+        return None
+    if tf_runtime.is_of_tensorflow(error):
+        return tf_runtime.device_error(error)
+    return tf_runtime.starved_message(error) or f"{type(error).__name__}: {bounds.reason(error)}"
+
+
+def _skip_more_records(reason: str, run: Run) -> list[str]:
+    """Return the option that skips more bad records, if the reason names it."""
+    return [_SKIP, str(max(1, 2 * run.options.dataset.skip_bad_records))] if _SKIP in reason else []
