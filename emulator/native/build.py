@@ -77,7 +77,7 @@ def _compile(compiler: list[str], target: Path) -> None:
         made = Path(folder) / target.name
         objects = list(pool.map(compiled, sorted(library.FOLDER.glob("*.cc"))))
         _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
-        files.write_atomically(target, made.read_bytes())
+        files.write_atomically(target, library.sealed(made.read_bytes()))
     libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
     for old in libraries[:-_KEPT]:  # those of other processors that share the folder stay
         old.unlink(missing_ok=True)

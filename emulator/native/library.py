@@ -1,6 +1,7 @@
 """The native kernels, where they are built and wanted: one shared library.
 
-The name has a digest of sources, flags and processor, and one of the compiler.
+The name has a digest of sources, flags and processor, and one of the compiler. The file ends with the digest of its content:
+a library that was cut short, which would end the process, counts as missing.
 """
 
 from __future__ import annotations
@@ -61,14 +62,23 @@ def name() -> str:
 
 @cache
 def path() -> Path | None:
-    """The newest library of that name; None if none is built. A process keeps to what it has found first."""
+    """The newest whole library of that name; None if none is built. A process keeps to what it has found first."""
     return newest()
 
 
 def newest(pattern: str = "*") -> Path | None:
-    """The newest library whose compiler's digest has the pattern."""
-    found = built().glob(f"{name()}-{pattern}.so")
+    """The newest whole library whose compiler's digest has the pattern."""
+    found = [file for file in built().glob(f"{name()}-{pattern}.so") if _is_whole(file.read_bytes())]
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a library's content with its digest behind, which the loader passes over."""
+    return content + hashlib.sha256(content).digest()
+
+
+def _is_whole(content: bytes) -> bool:
+    return content == sealed(content[: -hashlib.sha256().digest_size])
 
 
 def identity() -> str:

@@ -17,6 +17,23 @@ if "--version" in sys.argv:
 else:
     open(sys.argv[sys.argv.index("-o") + 1], "w").write("{version}")
 """
+ARM = """processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd sve bf16
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: 0xd40
+CPU revision\t: 1
+
+processor\t: 1
+BogoMIPS\t: 50.00
+Features\t: fp asimd sve bf16
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: {part}
+"""
 
 
 @pytest.fixture
@@ -37,10 +54,20 @@ def use_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) 
     monkeypatch.setenv("CXX", f"{sys.executable} {script}")
 
 
-def test_another_compiler_builds_a_library_of_another_name(folder, tmp_path, monkeypatch):
+def test_a_library_that_was_cut_short_is_missing_and_built_again(folder, capsys):
     assert build.main([]) == 0 and library.identity() == library.newest().stem
+    built = library.newest()
+    whole = built.read_bytes()
+    for rest in (0, 10, len(whole) - 1):
+        built.write_bytes(whole[:rest])
+        assert library.newest() is None
+        assert build.main([]) == 0 and built.read_bytes() == whole
+    assert build.main([]) == 0 and "built: " in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_another_compiler_builds_a_library_of_another_name(folder, tmp_path, monkeypatch):
+    build.main([])
     first = library.newest()
-    assert build.main([]) == 0 and [*folder.iterdir()] == [first]
     use_compiler(tmp_path, monkeypatch, "2")
     build.main([])
     assert first.exists() and library.newest() != first and library.newest().name.startswith(library.name())
@@ -62,13 +89,22 @@ def test_without_a_compiler_a_line_says_so(folder, monkeypatch, capsys):
     assert not list(folder.glob("*.so"))
 
 
-def test_a_library_that_cannot_be_loaded_is_named(tmp_path):
+def test_processors_of_arm_are_told_apart(tmp_path):
+    found = []
+    for part in ("0xd40", "0xd0c"):
+        (tmp_path / "cpuinfo").write_text(ARM.format(part=part))
+        found.append(library.features(tmp_path / "cpuinfo"))
+    assert found[0] != found[1] and "bf16" in found[0].split() and "0xd0c" in found[1]
+    assert "50.00" not in found[0]  # what differs from boot to boot
+
+
+def test_a_whole_library_that_cannot_be_loaded_is_named(tmp_path):
     """In a process of its own, as a loaded library stays."""
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "from emulator.native import library\n"
         "library.built = lambda: pathlib.Path(sys.argv[2])\n"
-        "bad = library.built() / f'{library.name()}-0.so'; bad.write_bytes(b'no library')\n"
+        "bad = library.built() / f'{library.name()}-0.so'; bad.write_bytes(library.sealed(b'no library'))\n"
         "try:\n    library.load()\nexcept OSError as error:\n    print(error)"
     )
     told = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)], capture_output=True, text=True, check=True)

@@ -299,29 +299,3 @@ def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
         assert (f"Kernels: {library.path().stem}" in result.out) == (switch == "1")
         losses[switch] = [float(row["loss_batch"]) for row in timeless(tmp_path / switch / "training.csv")]
     np.testing.assert_allclose(losses["1"], losses["off"], rtol=1e-3)
-
-
-NORM = {"gamma": [8], "beta": [8]}
-GROUPED = {"groups": 2, "contiguous": False, "activation": "relu", "proxy": False, "noise": [], "centre": [], "outer": []}
-
-
-@needs_kernels
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize(
-    ("name", "shapes", "attributes"),
-    [
-        ("group_norm", {"x": [2, 3, 3, 9], **NORM}, {**GROUPED, "epsilon": 1e-3, "two_pass": True}),
-        ("group_norm", {"x": [2, 3, 8], **NORM}, {**GROUPED, "epsilon": 1e-3, "two_pass": True}),
-        ("group_norm", {"x": [2, 3, 3, 8], **NORM}, {**GROUPED, "groups": 3, "epsilon": 1e-3, "two_pass": True}),
-        ("gate_gradient", {"x": [2, 3, 3, 8], "factor": [2, 1, 1, 8], "dy": [2, 3, 4, 8]}, {}),
-        ("gate_gradient", {"x": [2, 3, 3, 8], "factor": [1, 1, 1, 8], "dy": [2, 3, 3, 8]}, {}),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(name, shapes, attributes, known):
-    """When the graph is built, or, where it does not know them, before the kernel begins."""
-    operation = getattr(library.load(), f"emulator_{name}")
-    with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
-        fed = {key: tf.placeholder(tf.float32, shape if known else None) for key, shape in shapes.items()}
-        arrays = {tensor: np.ones(shapes[key], np.float32) for key, tensor in fed.items()}
-        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"input|axis|channels"):
-            session.run(operation(**fed, **attributes), arrays)

@@ -1,0 +1,163 @@
+"""Every operation of the native kernels gives a result or an error for any shapes and attributes: it neither crashes nor reads memory
+of others. A process of its own makes the calls, `python test_invalid_shapes.py ROUNDS`, so that a crash is a failure of the test."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from typing import Any
+
+import fuzzing
+import numpy as np
+import pytest
+
+from base import plugins
+from emulator.native import library
+
+# Shapes that fit together, by the name of an input, for each of three variants: a letter is a size, a digit itself.
+SHAPES = {
+    "x": ["nhwc"], "dy": ["nHWf"], "shortcut": ["nhwc"], "gate": ["n11c"], "factor": ["n11c"], "noise": ["n111"],
+    "weights": ["kkif", "11cf", "kk1f"], "mean": ["f", "pf", "n11f"], "variance": ["f", "pf"], "inverse_deviation": ["n11f"],
+    "centre": ["o"], "outer": ["o"], "rate": [""], "divisor": [""], "decays": ["v"],
+}  # fmt: skip
+USUAL = "f"  # of other names: a number for each channel
+OF_LISTS, OPTIONAL = "kkif", ("noise", "shortcut", "gate")  # of lists of variables; and lists of one input or none
+ACTIVATIONS = ["linear", "relu", "relu6", "swish", "sigmoid"]
+NUMBERS = {"epsilon": [1e-3], "momentum": [0.9], "share": [0.1], "largest": [65504.0], "beyond": [0.0], "fraction_bits": [10],
+           "least_exponent": [-14], "salt": [1], "kernel": [1, 3, 3, 5], "stride": [1, 1, 2, 3], "groups": [1, 1, 2],
+           "parts": [1, 1, 2]}  # fmt: skip
+WILD = {
+    "int": [-(2**63), -1, 0, 1, 3, 24, 2**31 - 1, 2**31, 2**60, 2**63 - 1],
+    "float": [0.0, -1.0, float("nan"), float("inf")],
+}
+SOUND = 1e30  # results of numbers near 1 are smaller; memory that nothing was written to is filled with -1.7e38
+
+
+@pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
+def test_every_operation_takes_or_refuses_every_shape(pytestconfig):
+    path = os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))
+    environ = {**os.environ, "PYTHONPATH": path, "MALLOC_PERTURB_": "1", fuzzing.SEED: str(fuzzing.seed())}
+    command = [sys.executable, __file__, str(fuzzing.rounds(200, 3000, pytestconfig))]
+    call = subprocess.run(command, cwd=plugins.ROOT, env=environ, capture_output=True, text=True)
+    *lines, last = call.stdout.splitlines() or [""]
+    assert call.returncode == 0, f"code {call.returncode} at: {last}\n{call.stderr[-2000:]}"
+    assert last == "all operations" and lines
+
+
+def main(rounds: int) -> None:
+    """Call every operation of the library `rounds` times; print each call before it is made."""
+    import tensorflow.compat.v1 as tf
+    from tensorflow.python.framework import op_def_registry
+
+    kernels = library.load()
+    names = (name for name in dir(kernels) if name.startswith("Emulator"))
+    definitions = [op_def_registry.get(name) for name in names]
+    for definition in definitions:
+        operation, outcomes = getattr(kernels, definition.name), []
+        for number in range(rounds):
+            rng = random.Random(f"{fuzzing.seed()} {definition.name} {number}")
+            attributes, shapes, is_sound = drawn(rng, definition)
+            print(definition.name, attributes, shapes, flush=True)
+            outcomes.append(outcome(tf, rng, definition, operation, attributes, shapes, is_sound))
+        for way in zip(*outcomes):
+            assert {True, False} == set(way), f"{definition.name} was always refused, or never: add its inputs to SHAPES"
+    print("all operations")
+
+
+def drawn(rng: random.Random, definition: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Return attributes, the shapes of inputs (a list of them for a list), and whether results are numbers of a usual size. One or
+    two of the attributes and inputs are wild in half of the cases."""
+    lists = {arg.number_attr for arg in definition.input_arg}
+    attrs = [attr for attr in definition.attr if attr.name not in lists]
+    wild = set(rng.sample([each.name for each in (*attrs, *definition.input_arg)], rng.choice((0, 0, 1, 2))))
+    given = {name: rng.choice(values) for name, values in NUMBERS.items()}
+    count = rng.choice((1, 2, 3))
+    attributes: dict[str, Any] = {}
+    for attr in attrs:
+        name, names = attr.name, [each.decode() for each in attr.allowed_values.list.s] or ACTIVATIONS
+        attributes[name] = {
+            "bool": rng.random() < 0.5,
+            "string": "unknown" if name in wild else rng.choice(names),
+            "list(float)": [0.1] * (rng.randrange(5) if name in wild else count),
+        }.get(attr.type, rng.choice(WILD.get(attr.type, [1])) if name in wild else given.get(name, 1))
+    shapes = drawn_shapes(rng, definition, wild, {**given, **attributes, "count": count})
+    return attributes, shapes, not wild.intersection(NUMBERS)
+
+
+def drawn_shapes(rng: random.Random, definition: Any, wild: set[str], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the shapes of inputs that fit together and fit the attributes, other than of those that are wild."""
+    stride, groups, parts = (abs(given[name]) or 1 for name in ("stride", "groups", "parts"))
+    sizes = {"n": parts % 9 * rng.choice((0, 1, 1, 3)), "h": rng.choice((0, 1, 2, 7, 9)), "w": rng.choice((1, 2, 7, 9, 30)),
+             "c": rng.choice((0, 2, 16, 32, 32, 64, 140)), "k": given["kernel"] % 9, "p": parts % 9, "v": given["count"]}  # fmt: skip
+    sizes |= {"f": sizes["c"] if rng.random() < 0.6 else rng.choice((16, 32, 64)), "i": sizes["c"] // groups}
+    sizes |= {"H": -(-sizes["h"] // stride), "W": -(-sizes["w"] // stride), "o": sizes["f"] if given.get("proxy") else 0}
+    variant = rng.randrange(3)
+
+    def shape(name: str, pattern: str) -> list[int]:
+        if name in wild:
+            return rng.choices((0, 1, 2, 3, 16, 17, 32, *sizes.values()), k=rng.choice((0, 1, 2, 3, 4, 4, 4, 5)))
+        return [int(axis) if axis.isdigit() else sizes[axis] for axis in pattern]
+
+    def shapes(arg: Any) -> Any:
+        patterns = SHAPES.get(arg.name, [USUAL])
+        if not arg.number_attr:
+            return shape(arg.name, patterns[variant % len(patterns)])
+        if arg.name not in OPTIONAL:
+            return [shape(arg.name, OF_LISTS) for _ in range(given["count"])]
+        is_there = given["rounding"] == "random" if arg.name == "noise" and "rounding" in given else rng.random() < 0.3
+        return [shape(arg.name, patterns[0]) for _ in range(rng.randrange(3) if arg.name in wild else is_there)]
+
+    return {arg.name: shapes(arg) for arg in definition.input_arg}
+
+
+def outcome(tf, rng, definition, operation, attributes, shapes, is_sound) -> tuple[bool, bool]:
+    """Return whether the kernel gave results, and whether the shape function did for shapes of which it knows all or a part."""
+    types = {arg.name: np.uint64 if arg.type == tf.uint64.as_datatype_enum else np.float32 for arg in definition.input_arg}
+    lists = {arg.name for arg in definition.input_arg if arg.number_attr}
+    noise = np.random.default_rng(rng.randrange(2**32))
+
+    def each(make):
+        return {
+            name: [make(types[name], own) for own in shape] if name in lists else make(types[name], shape)
+            for name, shape in shapes.items()
+        }
+
+    results = static = None
+    try:
+        results = operation(
+            **each(lambda dtype, shape: tf.constant(noise.uniform(0.5, 1.5, shape).astype(dtype))), **attributes
+        )
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
+        said(error)
+    hidden = rng.choice((0, 0, 0.3))
+
+    def known(dtype, shape):
+        return tf.placeholder(
+            dtype, None if rng.random() < hidden else [None if rng.random() < hidden else size for size in shape]
+        )
+
+    with tf.Graph().as_default():
+        try:
+            static = operation(**each(known), **attributes)
+        except (tf.errors.InvalidArgumentError, ValueError) as error:
+            said(error)
+    refused = "unknown" in attributes.values() or not 0 < attributes.get("fraction_bits", 1) < 23
+    assert not refused or results is static is None, "an attribute is not checked"
+    own, expected = ([] if found is None else tf.nest.flatten(found) for found in (results, static))
+    assert not own or expected, "the shape function refuses what the kernel takes"
+    for result, one in zip(own, expected):
+        assert one.shape.is_compatible_with(result.shape), f"{result.shape}, where the shape function says {one.shape}"
+        assert not is_sound or not result.shape.num_elements() or np.abs(result.numpy()).max() < SOUND, "memory of others"
+    return results is not None, static is not None
+
+
+def said(error: Exception) -> None:
+    """Refuse an error without words."""
+    assert re.search(r"\w{2}", str(error))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
