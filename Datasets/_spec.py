@@ -10,23 +10,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from base.errors import DataError
-from base.storage import input_files
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
-
-
-def regular_size(file: Path) -> int:
-    """Bytes of a regular file; DataError for a missing file, a pipe or a device."""
-    try:
-        with input_files.open_regular_file(file) as stream:
-            return os.fstat(stream.fileno()).st_size
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +139,6 @@ class Records(Protocol):
 
     def payload(self, record: int) -> bytes:
         """A serialised tf.train.Example; a DataError if it cannot be read."""
-
-    def damage(self, record: int) -> str | None:
-        """The fault of the stored bytes, as far as it shows without decoding; None for none."""
 
 
 def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from base.errors import DataError, parts
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names, conversion_info
+from Datasets.formats import class_names
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
-from Datasets.sources import image_folder, locate, splits
+from Datasets.sources import image_folder, locate
 from Datasets.sources.photograph_source import PhotographSource, open_shards
 
 _LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
@@ -43,7 +43,7 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
                 f"data set imagefolder: --dataset-percentage-to-use {request.percentage} takes a part of the shards, and "
                 f"{top} has none; leave it out, or convert the pictures first"
             )
-        return _of_tree(top, *given, request)
+        return _open_tree(top, *given, request)
     classes = class_names.read(top)
     if not classes:
         raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
@@ -54,11 +54,11 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
             "has shards; leave it out, and convert with --validation"
         )
     validation = part(shards(top, "validation"), request.percentage, least=1)
-    index, held_out, tolerance = open_shards("imagefolder", train, validation, top, request)
+    index, held_out, tolerance, notes = open_shards("imagefolder", train, validation, top, request)
     return _source(
         classes, index, held_out,
         f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,
-        conversion_info.warnings(top, index, held_out, bool(request.skip_bad)), class_names.first_label(top),
+        notes, class_names.first_label(top),
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def _places(request: OpenRequest) -> tuple[Path, Path | None, Path | None]:
     return top, train, validation
 
 
-def _of_tree(top: Path, train: Path | None, validation: Path | None, request: OpenRequest) -> PhotographSource:
+def _open_tree(top: Path, train: Path | None, validation: Path | None, request: OpenRequest) -> PhotographSource:
     try:
         tree = _split(image_folder.tree(top, train, validation), top, request.validation_split)
     except DataError as error:
@@ -106,7 +106,7 @@ def _split(tree: image_folder.Listing, top: Path, fraction: float) -> image_fold
         return tree
     if tree.validation:
         raise DataError(f"{top} has pictures for validation of its own; leave --validation-split out")
-    return splits.split_off(tree, fraction, lambda file: os.path.relpath(file, top), 0, "--validation-split")
+    return image_folder.split_off(tree, fraction, lambda file: os.path.relpath(file, top), 0, "--validation-split")
 
 
 def _check_pictures(pictures: list[image_folder.Picture]) -> None:
@@ -114,7 +114,10 @@ def _check_pictures(pictures: list[image_folder.Picture]) -> None:
     bad = image_folder.damaged(pictures)
     if bad:
         more = f" (and {len(bad) - 1} more file{'s' * (len(bad) > 2)})" if len(bad) > 1 else ""
-        raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].advice}{more}, or give --skip-bad-records {len(bad)}")
+        raise DataError(
+            f"data set imagefolder: {bad[0].file} {bad[0].reason}{more}; remove or replace it, or give --skip-bad-records "
+            f"{len(bad)} or more"
+        )
 
 
 def _source(

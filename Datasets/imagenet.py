@@ -8,7 +8,7 @@ from pathlib import Path
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names, conversion_info
+from Datasets.formats import class_names
 from Datasets.formats.tfrecord import part, shards
 from Datasets.sources import locate
 from Datasets.sources.photograph_source import PhotographSource, open_shards
@@ -55,13 +55,13 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     classes, file = class_names.beside(train, folder)
     if classes:
         class_names.agree(classes, request.num_classes, str(file))
-    index, held_out, tolerance = open_shards("imagenet", train, validation, folder, request)
+    index, held_out, tolerance, notes = open_shards("imagenet", train, validation, folder, request)
     spec = SPECS["imagenet"]
     counted = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
         first_label=class_names.first_label(file.parent),
         train_images=len(index), validation_images=len(held_out or ()),
-        notes=conversion_info.warnings(train[0].parent, index, held_out, bool(request.skip_bad)),
+        notes=notes,
     )  # fmt: skip
     missing = f"no {_VALIDATION} with records in {folder} or in validation/ below it; put the shards there"
     return PhotographSource(counted, index, held_out, missing, tolerance)
@@ -73,8 +73,10 @@ def _candidates(top: Path) -> Iterator[Path]:
 
 
 def _shards_in(folder: Path, split: str) -> list[Path]:
-    """The shards of a split from the folder, else from the folder of the split's name beside or below it."""
-    for place in (folder, folder / split, folder.parent / split if folder.name == "train" else folder / split):
+    """The shards of a split from the folder, else from a folder with the split's name below it, or beside a folder train."""
+    tops = [folder, folder.parent] if folder.name == "train" else [folder]
+    names = {"train": ("train",), "validation": ("validation", "val")}[split]
+    for place in (folder, *(top / name for top in tops for name in names)):
         if place.is_dir() and (files := shards(place, split)):
             return files
     return []

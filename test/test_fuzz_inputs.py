@@ -5,23 +5,30 @@ Everything happens in this process, with the inputs of the day (`fuzzing`).
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import fuzzing
 import numpy as np
 import photos
+import pytest
 from PIL import Image
 from slurm_tasks import TASK, task
 
 from base.errors import DataError, OptionError
 from Datasets import cifar
 from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, image_headers, tf_example, tfrecord
+from Datasets.formats import class_names, conversion_info, idx, image_headers, tf_example, tfrecord
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
+from Datasets.pipeline import decoding
 from harness.cluster import membership
 from harness.cluster.membership import TF_CONFIG
 from harness.commands import cli
@@ -29,8 +36,7 @@ from harness.options import configs
 from harness.options.catalogue import Option, all_options
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
-from tools.datasets import dataset_checks, listings
-from tools.datasets.example_checks import ExampleChecker
+from tools.datasets import listings, verify
 
 MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
 ODD = (
@@ -40,29 +46,22 @@ ODD = (
 )  # fmt: skip
 
 
+Maker = Callable[[random.Random], Any]
+Reader = Callable[[Any], Any]
+
+
 class Refused(Exception):
     """The first line of an error, after which lists may follow."""
 
 
-def refusing(*errors: type[Exception]):
-    """Makes a reader's foreseen errors one: `hold` wants a single line, and the first one is complete in itself."""
-
-    def wrap(read):
-        def reading(given):
-            try:
-                return read(given)
-            except errors as error:
-                raise Refused(bounded(str(error).splitlines()[0])) from error
-
-        return reading
-
-    return wrap
-
-
-def bounded(said: str) -> str:
+def bounded(text: str) -> str:
     """Return the text of a message or a table; AssertionError unless it is short, however long the input was."""
-    assert 0 < len(said) < 60_000, f"{len(said)} characters"
-    return said
+    assert 0 < len(text) < 60_000, f"{len(text)} characters"
+    return text
+
+
+def parsed(words: list[str]) -> Any:
+    return cli.parse(words, "train", None, {}).options
 
 
 # --- Command lines
@@ -92,18 +91,6 @@ def command_line(rng: random.Random) -> list[str]:
     return [each for each in words if each not in ("--help", "-h")]
 
 
-def test_command_lines(pytestconfig, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    @refusing(OptionError, DataError)
-    def read(words: list[str]) -> None:
-        bounded(cli.explain(cli.parse(words, "train", None, {}).options))
-
-    count = fuzzing.rounds(60, 2500, pytestconfig)
-    assert fuzzing.hold("command lines", count, command_line, read, Refused) < count
-    assert not list(tmp_path.iterdir())
-
-
 def cluster_of(rng: random.Random) -> dict[str, str]:
     worker = [rng.choice((f"h{k}:{word(rng)}", f"h{k}:{2000 + k}", word(rng))) for k in range(rng.randint(0, 3))]
     task = rng.choice(({"type": "worker", "index": rng.choice((0, 1, True, 1.0, word(rng)))}, word(rng), None, [[]]))
@@ -127,18 +114,6 @@ def cluster_of(rng: random.Random) -> dict[str, str]:
     return found
 
 
-def test_environments_of_clusters(pytestconfig):
-    words = ["--dataset", "cifar-10", "--generated-data"]
-    alone, together = (cli.parse(words + more, "train", None, {}).options for more in ([], ["--distributed"]))
-
-    @refusing(OptionError)
-    def read(environ: dict[str, str]) -> None:
-        membership.is_later_instance(environ)
-        membership.find(alone if membership.under_poprun(environ) else together, environ)
-
-    fuzzing.hold("clusters", fuzzing.rounds(300, 1000, pytestconfig), cluster_of, read, Refused)
-
-
 def step_of(rng: random.Random) -> dict[str, str]:
     """A task's environment, with a few values that are not Slurm's."""
     values = (
@@ -152,19 +127,6 @@ def step_of(rng: random.Random) -> dict[str, str]:
     return task(**changed) | ({rng.choice(mpi): word(rng)} if rng.random() < 0.2 else {})
 
 
-def test_environments_of_steps(pytestconfig):
-    together = cli.parse(["--dataset", "cifar-10", "--generated-data", "--distributed"], "train", None, {}).options
-
-    @refusing(OptionError)
-    def read(environ: dict[str, str]) -> None:
-        membership.is_later_instance(environ)
-        bounded(" ".join(["none", *membership.ignored_others(environ)]))
-        membership.find(together, environ)
-
-    count = fuzzing.rounds(300, 1000, pytestconfig)
-    assert 0 < fuzzing.hold("steps", count, step_of, read, Refused, MEMORY) < count
-
-
 def launch_of(rng: random.Random) -> list[str]:
     names = sorted(poprun_options.flags() - {"-h", "--help", "--version"})
     words = []
@@ -173,9 +135,14 @@ def launch_of(rng: random.Random) -> list[str]:
     return [*words, "python", "train.py"]
 
 
-def test_calls_of_poprun(pytestconfig):
-    read = refusing(OptionError)(poprun_options.parse)
-    fuzzing.hold("poprun", fuzzing.rounds(300, 1000, pytestconfig), launch_of, read, Refused)
+GENERATED = ["--dataset", "cifar-10", "--generated-data"]
+
+
+def read_environment(environ: dict[str, str]) -> None:
+    membership.is_later_instance(environ)
+    bounded(" ".join(["none", *membership.ignored_others(environ)]))
+    alone = membership.under_poprun(environ)
+    membership.find(parsed(GENERATED if alone else [*GENERATED, "--distributed"]), environ)
 
 
 # --- Configuration files
@@ -202,35 +169,26 @@ def yaml_of(rng: random.Random) -> bytes:
     return fuzzing.damaged(rng, data) if rng.random() < 0.5 else data
 
 
-def test_configuration_files(pytestconfig, tmp_path):
-    path = tmp_path / "c.yml"
-
-    @refusing(OptionError)
-    def read(content: bytes) -> None:
-        path.write_bytes(content)
-        file = configs.ConfigFile(str(path))
-        for name in random.Random(len(content)).sample(file.names, len(file.names)):
-            for entry in file.block(name).values():
-                str(entry.value)
-
-    count = fuzzing.rounds(150, 1000, pytestconfig)
-    assert fuzzing.hold("YAML", count, yaml_of, read, Refused, MEMORY) < count
-
-
-def test_options_of_a_configuration_file(pytestconfig, tmp_path):
+def option_of(rng: random.Random) -> str:
     """Any scalar that YAML knows, as the value of any option."""
-    path, keys = tmp_path / "c.yml", sorted(all_options("train").spellings)
+    value = rng.choice((word(rng), *SNIPPETS, "2020-01-01", "!!binary aGVsbG8=", "[1, x]", "yes", "{}", "~", "1e5"))
+    return f"a:\n  dataset: cifar-10\n  generated_data: true\n  {rng.choice(KEYS)}: {value}\n"
 
-    def block(rng: random.Random) -> str:
-        value = rng.choice((word(rng), *SNIPPETS, "2020-01-01", "!!binary aGVsbG8=", "[1, x]", "yes", "{}", "~", "1e5"))
-        return f"a:\n  dataset: cifar-10\n  generated_data: true\n  {rng.choice(keys)}: {value}\n"
 
-    @refusing(OptionError, DataError)
-    def read(text: str) -> None:
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        bounded(cli.explain(cli.parse(["--config", "a", "--config-path", str(path)], "train", None, {}).options))
+KEYS = sorted(all_options("train").spellings)
 
-    fuzzing.hold("YAML options", fuzzing.rounds(60, 1000, pytestconfig), block, read, Refused)
+
+def read_configuration(content: bytes) -> None:
+    Path("c.yml").write_bytes(content)
+    file = configs.ConfigFile("c.yml")
+    for name in random.Random(len(content)).sample(file.names, len(file.names)):
+        for entry in file.block(name).values():
+            str(entry.value)
+
+
+def read_option(text: str) -> None:
+    Path("c.yml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    bounded(cli.explain(parsed(["--config", "a", "--config-path", "c.yml"])))
 
 
 # --- Pictures
@@ -265,99 +223,101 @@ def picture_of(rng: random.Random) -> bytes:
     return fuzzing.damaged(rng, rng.choice(PICTURES))
 
 
-def test_headers_of_pictures(pytestconfig):
-    def read(data: bytes) -> None:
-        reason = image_headers.fault(data)
-        if reason is not None:
-            raise Refused(reason)
-        header = image_headers.header(data)
-        assert 0 < header.width * header.height <= image_headers.MAX_PIXELS
+def refusing(fault: Callable[[bytes], str | None]) -> Reader:
+    """Makes a reader of a function that returns the reason why a content cannot be used."""
 
-    fuzzing.hold("headers", fuzzing.rounds(1000, 10_000, pytestconfig), picture_of, read, Refused, MEMORY)
+    def read(content: bytes) -> None:
+        if reason := fault(content):
+            raise DataError(reason)
+
+    return read
 
 
-def test_pictures(pytestconfig):
+def decoded(content: bytes) -> str | None:
     """Through the decoder that training uses."""
-    decoder = ExampleChecker(True)
-
-    def read(data: bytes) -> None:
-        reason = decoder.picture(data)
-        if reason is not None:
-            raise Refused(reason)
-
-    count = fuzzing.rounds(200, 3000, pytestconfig)
-    assert fuzzing.hold("pictures", count, picture_of, read, Refused) < count
+    return decoder().fault(content)
 
 
-# --- Records and lists
+@cache
+def decoder() -> decoding.Decoder:
+    return decoding.Decoder()
+
+
+# --- Records, and the files beside them
 
 
 EXAMPLES = [tf_example.serialised(PICTURES[k % len(PICTURES)], k % 3 + 1, "abc"[k % 3]) for k in range(5)]
 SHARD = b"".join(map(tfrecord.framed, EXAMPLES))
+CIFAR = np.tile(np.arange(3073) % 10, 3).astype(np.uint8).tobytes()
+IDX = bytes((0, 0, 8, 3)) + b"".join(size.to_bytes(4, "big") for size in (5, 4, 3)) + bytes(range(60))
 
 
-def test_records_of_shards(pytestconfig, tmp_path):
+def read_shard(content: bytes) -> None:
     """With tolerance and without, and as Datasets.verify reads them: what comes was stored."""
-    file, judge = tmp_path / "train-00000-of-00001", ExampleChecker(False)
-
-    @refusing(DataError)
-    def read(content: bytes) -> None:
-        file.write_bytes(content)
-        dataset_checks._checked_shard(file, range(1, 4), judge, None, lambda: None)
-        for most in (10_000, 0):
-            index = RecordIndex([file], Tolerance(most))
-            for record in range(len(index)):
-                assert index.damage(record) or index.payload(record) in EXAMPLES or len(index.payload(record)) < 4096
-
-    make = fuzzing.damaged
-    fuzzing.hold("records", fuzzing.rounds(150, 2000, pytestconfig), lambda rng: make(rng, SHARD), read, Refused, MEMORY)
+    file = Path("train-00000-of-00001")
+    file.write_bytes(content)
+    verify.check_shard(file, range(1, 4), image_headers.fault)
+    for most in (10_000, 0):
+        index = RecordIndex([file], Tolerance(most))
+        for record in range(len(index)):
+            with suppress(DataError):
+                assert (payload := index.payload(record)) in EXAMPLES or len(payload) < 4096
 
 
-def test_examples(pytestconfig):
-    """Whole records of damaged content."""
-    judge = ExampleChecker(False)
-
-    def read(content: bytes) -> None:
-        reason = judge.example(content, range(1, 4))
-        if reason is not None:
-            raise Refused(reason)
-
-    fuzzing.hold(
-        "examples", fuzzing.rounds(1000, 10_000, pytestconfig), lambda rng: fuzzing.damaged(rng, rng.choice(EXAMPLES)), read,
-        Refused,
-    )  # fmt: skip
-
-
-def test_small_pictures(pytestconfig, tmp_path):
+def read_cifar(content: bytes) -> None:
     files = cifar.BINARY_FILES["cifar-10"]
-    whole = np.tile(np.arange(3073) % 10, 3).astype(np.uint8).tobytes()
     for name in (*files.train, *files.validation):
-        (tmp_path / name).write_bytes(whole)
-
-    @refusing(DataError)
-    def read(content: bytes) -> None:
-        (tmp_path / files.train[2]).write_bytes(content)
-        source = cifar.DATASETS["cifar-10"](OpenRequest(str(tmp_path), {}))
-        assert source.spec.train_images == 12 + len(content) // 3073
-
-    make = fuzzing.damaged
-    fuzzing.hold("CIFAR", fuzzing.rounds(150, 2000, pytestconfig), lambda rng: make(rng, whole), read, Refused, MEMORY)
+        Path(name).write_bytes(content if name == files.train[2] else CIFAR)
+    assert cifar.DATASETS["cifar-10"](OpenRequest(".", {})).spec.train_images == 12 + len(content) // 3073
 
 
-def test_lists_and_labels(pytestconfig, tmp_path):
-    """labels.txt, and the CSV files that Datasets.convert takes."""
-    labels, rows = b"ant\nbee\ncat\n", b"path,label,split\na/1.jpg,ant,train\nb/2.jpg,bee,val\n"
+def reading(name: str, read: Callable[[Path], Any]) -> Reader:
+    def written_and_read(content: bytes) -> None:
+        Path(name).write_bytes(content)
+        read(Path(name))
 
-    @refusing(DataError)
-    def read(given: tuple[bytes, bytes]) -> None:
-        (tmp_path / "labels.txt").write_bytes(given[0])
-        (tmp_path / "rows.csv").write_bytes(given[1])
+    return written_and_read
+
+
+def damages(*contents: bytes) -> Maker:
+    return lambda rng: fuzzing.damaged(rng, rng.choice(contents))
+
+
+LABELS = "ant\nbee\n\u00e4\n".encode()
+LIST = b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n'
+INFO = b'{"records": {"train-00000-of-00001": 5}}'
+# what is made and how it is read; how many, with --slow too; None: memory is not bounded
+INPUTS: dict[str, tuple[Maker, Reader, int, int, int | None]] = {
+    "command lines": (command_line, lambda words: bounded(cli.explain(parsed(words))), 60, 2500, None),
+    "clusters": (cluster_of, read_environment, 300, 1000, None),
+    "steps": (step_of, read_environment, 300, 1000, MEMORY),
+    "poprun": (launch_of, poprun_options.parse, 300, 1000, None),
+    "YAML": (yaml_of, read_configuration, 150, 1000, MEMORY),
+    "YAML options": (option_of, read_option, 60, 1000, None),
+    "headers": (picture_of, refusing(image_headers.fault), 1000, 10_000, MEMORY),
+    "pictures": (picture_of, refusing(decoded), 200, 3000, None),
+    "examples": (
+        damages(*EXAMPLES), refusing(lambda content: tf_example.fault(content, range(1, 4), image_headers.fault)), 1000, 10_000, None
+    ),
+    "records": (damages(SHARD), read_shard, 150, 2000, MEMORY),
+    "CIFAR": (damages(CIFAR), read_cifar, 150, 2000, MEMORY),
+    "labels": (damages(LABELS), reading("labels.txt", lambda file: class_names.read(file.parent)), 100, 1000, MEMORY),
+    "lists": (damages(LIST), reading("list.csv", listings.read), 100, 1000, MEMORY),
+    "IDX": (damages(IDX), reading("images", lambda file: idx.read_array(file, 3)), 50, 500, MEMORY),
+    "packed IDX": (damages(gzip.compress(IDX)), reading("images.gz", lambda file: idx.read_array(file, 3)), 50, 500, MEMORY),
+    "conversions": (damages(INFO), reading("conversion.json", lambda file: conversion_info.read(file.parent)), 50, 500, MEMORY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_are_read_or_refused_in_one_line(name, pytestconfig, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    make, reader, short, long, memory = INPUTS[name]
+
+    def read(given: Any) -> None:
         try:
-            class_names.read(tmp_path)
-        finally:
-            listings.of(tmp_path / "rows.csv")
+            reader(given)
+        except (OptionError, DataError) as error:
+            raise Refused(bounded(str(error).splitlines()[0])) from error
 
-    def make(rng: random.Random) -> tuple[bytes, bytes]:
-        return fuzzing.damaged(rng, labels), fuzzing.damaged(rng, rows)
-
-    fuzzing.hold("lists", fuzzing.rounds(200, 2000, pytestconfig), make, read, Refused, MEMORY)
+    assert fuzzing.hold(name, count := fuzzing.rounds(short, long, pytestconfig), make, read, Refused, memory) <= count

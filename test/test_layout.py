@@ -85,7 +85,7 @@ TENSORFLOW = (
     "emulator.program",
     "emulator.inference",
 )
-TENSORFLOW += ("tools.datasets.example_checks", "emulator.numerics.program")
+TENSORFLOW += ("emulator.numerics.program",)
 TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "optimisers"))
 
 

@@ -28,8 +28,8 @@ _OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # with other pooling, by the same v
 _ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")  # arguments without effect on answers
 
 
-class UnknownArchitecture(Exception):
-    """A network that is not computed here exactly, or a config.json that is damaged. The text is one line."""
+class ImportFailure(Exception):
+    """Weights that cannot be imported. The text is one line."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Description:
     notes: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the network that its name decides; UnknownArchitecture for one that is none of ours."""
+        """Return the options of the network that its name decides; ImportFailure for one that is none of ours."""
         if not self.architecture:
             return {}
         name = self.architecture.lower().split(".")[0].replace("-", "_")
         found = next((options for pattern, options in _SAME if re.fullmatch(pattern, name)), None)
         if found is None:
-            raise UnknownArchitecture(
+            raise ImportFailure(
                 f"{short(self.architecture)} ({self.source}) is not computed here exactly; tf_efficientnet_b0 to b7, "
                 "efficientnet_b0 to b7, their lite0 to lite4, resnet, wide_resnet and resnext are"
             )
@@ -76,7 +76,7 @@ def beside(source: Path) -> Description:
     except FileNotFoundError:
         return UNKNOWN
     except (OSError, ValueError) as error:
-        raise UnknownArchitecture(f"{path} beside it cannot be read: {bounds.reason(error)}") from None
+        raise ImportFailure(f"{path} beside it cannot be read: {bounds.reason(error)}") from None
     if not isinstance(entries, dict) or not isinstance(entries.get("architecture"), str):
         return UNKNOWN  # of something else
     pictures = entries.get("pretrained_cfg", entries)
@@ -84,12 +84,12 @@ def beside(source: Path) -> Description:
     arguments = entries.get("model_args") or {}
     odd = sorted(set(arguments).difference(_ORDINARY)) if isinstance(arguments, dict) else ["model_args"]
     if odd:
-        raise UnknownArchitecture(f"{path} gives {entries['architecture']} the argument {short(odd[0])}, unknown here")
+        raise ImportFailure(f"{path} gives {entries['architecture']} the argument {short(odd[0])}, unknown here")
     size = pictures.get("input_size", [3, None, None])
     if not isinstance(size, list) or len(size) != 3 or size[0] != 3 or size[1] != size[2]:
-        raise UnknownArchitecture(f"{path} has input_size {short(size)}; it must be [3, side, side]")
+        raise ImportFailure(f"{path} has input_size {short(size)}; it must be [3, side, side]")
     if size[1] is not None and (type(size[1]) is not int or not 8 <= size[1] <= 4096):
-        raise UnknownArchitecture(f"{path} has input_size {short(size)}; the side must lie between 8 and 4096")
+        raise ImportFailure(f"{path} has input_size {short(size)}; the side must lie between 8 and 4096")
     return Description(
         entries["architecture"], f"by {CONFIG}", _three(path, pictures, "mean"), _three(path, pictures, "std"), size[1],
         _notes(pictures),
@@ -99,7 +99,7 @@ def beside(source: Path) -> Description:
 def _three(path: Path, pictures: dict[str, Any], name: str) -> tuple[float, ...]:
     values = pictures.get(name) or []
     if not isinstance(values, list) or len(values) not in (0, 3) or any(type(value) not in (int, float) for value in values):
-        raise UnknownArchitecture(f"{path} has {name} {short(values)}; it must be three numbers")
+        raise ImportFailure(f"{path} has {name} {short(values)}; it must be three numbers")
     return tuple(map(float, values))
 
 

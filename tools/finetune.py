@@ -130,7 +130,7 @@ def _for_these_pictures(given: Sequence[str], pictures: survey.Survey) -> list[s
     """The options, after those that the folder asks for: damaged files, each told of, are passed over, and a folder with
     pictures for validation is not split."""
     for bad in pictures.bad:
-        print(f"left out: {escaped(str(bad.file))} {bad.advice}")
+        print(f"left out: {escaped(str(bad.file))} {bad.reason}")
     own = ["--skip-bad-records", str(len(pictures.bad))] * bool(pictures.bad)
     own += ["--validation-split", "0"] * bool(pictures.listing.validation)
     return [*own, *given]

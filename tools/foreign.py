@@ -9,7 +9,6 @@ dealt with, no file and no framework.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,7 +20,7 @@ from base import plugins
 from base.fields import short
 from emulator.plan.trace import trace
 from tools import keras_layers
-from tools.architectures import UNKNOWN, Description
+from tools.architectures import UNKNOWN, Description, ImportFailure
 
 NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 BATCH_NORM = {"batch_norm": True, "group_norm": False}
@@ -40,10 +39,6 @@ TIMM_PARTS = {
     "se.conv_reduce": "SE/1", "se.conv_expand": "SE/2",
 }  # fmt: skip
 TIMM_FIRST_PARTS = {**TIMM_PARTS, "conv_dw": "b", "bn1": "b", "conv_pw": "c", "bn2": "c"}  # blocks without expansion
-
-
-class ForeignError(Exception):
-    """Weights that are of no network here. The text is one line."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,7 @@ class Match:
 
 
 def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN, average: bool = True) -> Match:
-    """The network that these arrays, by their project's names, are the weights of; ForeignError if there is none.
+    """The network that these arrays, by their project's names, are the weights of; ImportFailure if there is none.
 
     `described`: what is known beside the arrays. `average`: of two networks, the averaged one (EMA).
     """
@@ -182,10 +177,10 @@ def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN,
             try:
                 constants = keras_layers.constants(theirs) if layout is LAYOUTS[0] else None
             except ValueError as error:
-                raise ForeignError(str(error)) from None
+                raise ImportFailure(str(error)) from None
             return replace(attempt, constants=constants, notes=notes)
     differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
-    raise ForeignError(
+    raise ImportFailure(
         f"this is {layout.title} by its names, but of no size that is here; {name} comes nearest, where {what}"
         + (f" (and {differing - 1} more differ)" if differing > 1 else "")
     )
@@ -197,7 +192,7 @@ def _decided(layout: Layout, described: Description) -> tuple[dict[str, Any], tu
         return {}, ()
     options = described.options()
     if options and ("norm_epsilon" in options) != (layout.model == "efficientnet"):
-        raise ForeignError(f"it is {short(described.architecture)} {described.source}, but {layout.title} by its variables")
+        raise ImportFailure(f"it is {short(described.architecture)} {described.source}, but {layout.title} by its variables")
     if options:
         return options, ()
     taken = (
@@ -214,8 +209,7 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     state_dict.model.): whatever stands before the layout's mark. Notes tell of what is left out."""
     theirs = {clean(name): array for name, array in arrays.items()}
     if len(theirs) < len(arrays):
-        twice = next(name for name, times in Counter(map(clean, arrays)).items() if times > 1)
-        raise ForeignError(f"it holds {short(twice)} twice, under names that mean the same")
+        raise ImportFailure("it holds a variable twice, under names that mean the same")
     found = [
         (name.removesuffix(layout.mark), layout)
         for layout in LAYOUTS
@@ -223,7 +217,7 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
         if name == layout.mark or name.endswith(f".{layout.mark}")
     ]
     if not found:
-        raise ForeignError(
+        raise ImportFailure(
             f"no known network names its variables like '{short(min(arrays, default=''))}'; known are "
             + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
         )
@@ -231,7 +225,7 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     wanted = averages if average and averages else [each for each in found if each not in averages] or averages
     if len(wanted) > 1:
         places = " and ".join(sorted(f"'{short(prefix)}'" for prefix, _ in wanted)[:3])
-        raise ForeignError(f"it holds {len(wanted)} networks, named with {places} in front; save one of them alone")
+        raise ImportFailure(f"it holds {len(wanted)} networks, named with {places} in front; save one of them alone")
     prefix, layout = wanted[0]
     # the longest prefix of a network is whose an array is
     owners = sorted((each for each, _ in found), key=len, reverse=True)
@@ -302,7 +296,7 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
         out, into = _kernel(theirs, "layer1.0.conv2.weight", layout.mark)
         if "layer1.0.conv3.weight" in theirs and (out != into or out != 64):
             if not out or not into or out % into:
-                raise ForeignError(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
+                raise ImportFailure(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
             model, options = "resnext", {**options, "convolution_groups": out // into, "group_dim": into}
     module = plugins.load("Models", model)
     sizes = [size for size in module.sizes("imagenet") if size != "CIFAR"]
@@ -315,7 +309,7 @@ def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
         return 1000
     shape = theirs[layout.classifier].shape
     if len(shape) != 1 or not 0 < shape[0] <= MAX_CLASSES:
-        raise ForeignError(
+        raise ImportFailure(
             f"{layout.classifier} has shape {list(shape)}; it must have one number for each of 1 to {MAX_CLASSES:,} classes"
         )
     return shape[0]
@@ -326,7 +320,7 @@ def _kernel(theirs: Mapping[str, np.ndarray], *names: str) -> tuple[int, int]:
     name = next(name for name in names if name in theirs)
     shape = theirs[name].shape
     if len(shape) != 4:
-        raise ForeignError(f"{name} has shape {list(shape)}; a kernel has 4 dimensions")
+        raise ImportFailure(f"{name} has shape {list(shape)}; a kernel has 4 dimensions")
     return shape[0], shape[1]
 
 

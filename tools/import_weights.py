@@ -30,15 +30,13 @@ import numpy as np
 from base import plugins
 from base.fields import check_fields
 from base.process import command_line
-from base.storage import input_files
 from Datasets.formats import preprocessing
 from Datasets.formats.class_names import IMAGENET_CLASSES
 from harness.checkpoints import npz_weights
 from harness.commands import hints
 from harness.options.sections import DatasetOptions
 from tools import architectures, foreign, weight_files
-from tools.architectures import Description
-from tools.weight_files import ImportFailure
+from tools.architectures import Description, ImportFailure
 
 IMAGENET = preprocessing.UNIT_MEAN, preprocessing.UNIT_DEVIATION
 WRONG = (ImportFailure, npz_weights.NpzError)
@@ -47,12 +45,6 @@ WRONG = (ImportFailure, npz_weights.NpzError)
 def main(argv: list[str]) -> int:
     """The command line: 0, or one line for a file that is no such thing."""
     arguments = _parse(argv)
-    try:
-        input_files.open_regular_file(arguments.source).close()
-    except FileNotFoundError:
-        raise ImportFailure(f"{arguments.source}: no such file") from None
-    except OSError as error:
-        raise ImportFailure(f"{arguments.source}: {error.strerror}") from None
     suffix = "_imported" if arguments.source.suffix == npz_weights.SUFFIX else ""
     output = arguments.output or Path(f"{arguments.source.stem}{suffix}{npz_weights.SUFFIX}")
     if output.suffix != npz_weights.SUFFIX:
@@ -63,7 +55,7 @@ def main(argv: list[str]) -> int:
         described = _described(arguments)
         match = foreign.identify(weight_files.arrays(arguments.source), described, arguments.ema)
         values = cast(match.values, arguments.half)
-    except (ImportFailure, foreign.ForeignError, architectures.UnknownArchitecture) as error:
+    except ImportFailure as error:
         raise ImportFailure(f"{arguments.source}: {error}") from None
     if os.path.lexists(output) and not npz_weights.is_own(output):
         raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
@@ -148,40 +140,31 @@ def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
         if name.endswith("moving_variance") and value.min(initial=0) < 0:
             raise ImportFailure(f"{name} holds {value.min():.6g}: a variance is never negative")
         if largest > most:
-            called, advice = ("FP16", "; leave out --half") if kind is np.float16 else ("FP32", "")
-            raise ImportFailure(f"{name} holds {largest:.6g}, more than {called}'s largest, {most:.6g}{advice}")
+            advice = "; leave out --half" if kind is np.float16 else ""
+            raise ImportFailure(f"{name} holds {largest:.6g}, and {kind.__name__} at most {most:.6g}{advice}")
         arrays[name] = value.astype(kind)
     return arrays
 
 
 def report(match: foreign.Match, described: Description, output: Path, recorded: dict[str, Any]) -> None:
     """Print the network, notes and the next command."""
-    network = match.options
+    network, path = match.options, command_line.as_value(output)
     print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(match.values)} variables")
-    if match.added:
-        print(
-            f"note: the first unit's shortcut ({len(match.added)} variables) is the identity, which that network has "
-            "instead of a projection; training with batch statistics would change it"
-        )
+    notes = [*match.notes, *described.notes]
     if recorded.get("image_mean"):
         mean, deviation = (" ".join(f"{x:.6g}" for x in recorded[name]) for name in ("image_mean", "image_std"))
         print(f"images: (x / 255 - mean) / std, with the means {mean} and the standard deviations {deviation}")
     elif recorded["normalise_input"] and _constants(match, described) is None:
-        print(
-            "note: nothing says how its images were normalised; ImageNet's mean and deviation are recorded. Give "
-            "--image-mean and --image-std, or --symmetric-input, if it was trained otherwise"
+        notes.append(
+            "nothing says how its images were normalised; ImageNet's mean and deviation are recorded. Give --image-mean and "
+            "--image-std, or --symmetric-input, if it was trained otherwise"
         )
-    for note in (*match.notes, *described.notes):
+    for note in notes:
         print(f"note: {note}")
-    if match.without:
-        print(f"note: without a classifier ({', '.join(match.without)}): for --init-path only")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if match.without:
-        words = f"--model {network['model']} --model-size {network['model_size']} --batch-norm"
-        words = [*words.split(), "--dataset", "imagefolder", "--data-dir", "PICTURES"]
-        print(f"Try it:  {hints.command('train', '--init-path', command_line.as_value(output), *words)}")
+        print(f"It has no classifier: fine-tune it with --init-path {path} --model {network['model']} --batch-norm")
     else:
-        path = command_line.as_value(output)
         print(f"Try it:  {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 
 SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"  # input = pixel from 0 to 255 * scale + offset
 _LEAST_DEVIATION = 1e-7  # Keras' own
-_SCALED = ("Rescaling", "Normalization")
 _NO_ARITHMETIC = (  # beginnings of the classes of layers that leave the numbers of pixels as they are when a network answers
     "CenterCrop", "CutMix", "Dropout", "Gaussian", "Identity", "InputLayer", "MixUp", "Rand", "Resizing", "ZeroPadding2D",
 )  # fmt: skip
@@ -49,35 +49,40 @@ def constants(arrays: Mapping[str, np.ndarray]) -> tuple[list[float], list[float
 
 
 def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return SCALE and OFFSET of a network with these settings; ValueError for what is not understood."""
-    _check_head(settings)
+    """Return SCALE and OFFSET of a network with these settings. ValueError for other arithmetic before the first
+    convolution, and for a classifier without softmax, whose probabilities would become others here."""
+    layers = [*_layers(settings)]
+    heads = [layer.get("activation") for kind, layer in layers if kind == "Dense"]
+    if heads and isinstance(heads[-1], str) and heads[-1] not in ("softmax", "linear"):
+        raise ValueError(f"its classifier ends in {short(heads[-1])}, and must end in softmax to have the same answers here")
     steps = []
-    for kind, layer in _first_layers(settings):
+    for kind, layer in itertools.takewhile(lambda each: each[0] != "Conv2D", layers):
         if kind == "Rescaling":
             steps.append((_numbers(layer.get("scale")), _numbers(layer.get("offset", 0.0))))
-        elif layer.get("invert"):
-            raise ValueError(f"its layer {layer.get('name')} normalises backwards, which is not done here")
-        else:
+        elif kind == "Normalization" and not layer.get("invert"):
             places = {
                 name.rsplit("/", 1)[-1].removesuffix(":0"): name for name in arrays if layer.get("name") in name.split("/")
             }
             pair = (arrays[places[what]] if what in places else _numbers(layer.get(what)) for what in ("mean", "variance"))
             steps.append(_normalization(*pair))
+        elif not kind.startswith(_NO_ARITHMETIC):
+            raise ValueError(
+                f"its layer {short(str(layer.get('name')))} ({short(kind)}) changes images in a way that is not done here"
+            )
     scale, offset = composed(steps)
     return {SCALE: scale, OFFSET: offset}
 
 
-def _check_head(settings: Any) -> None:
-    """Raise ValueError for a classifier that does not end in softmax: its probabilities would become others here."""
-    waiting, head = [settings], None
+def _layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield class and settings of all layers in their order, those of networks inside too."""
+    waiting = [settings]
     while waiting:
         entry = waiting.pop(0)
-        layer = entry.get("config") if isinstance(entry, dict) else None
-        if isinstance(layer, dict):
-            head = layer.get("activation") if entry.get("class_name") == "Dense" else head
-            waiting = [*(layer["layers"] if isinstance(layer.get("layers"), list) else []), *waiting]
-    if isinstance(head, str) and head not in ("softmax", "linear"):
-        raise ValueError(f"its classifier ends in {short(head)}, and this program's in softmax, with other probabilities")
+        kind, layer = (entry.get("class_name"), entry.get("config")) if isinstance(entry, dict) else (None, None)
+        if isinstance(layer, dict) and isinstance(layer.get("layers"), list):
+            waiting = [*layer["layers"], *waiting]
+        elif isinstance(layer, dict) and isinstance(kind, str):
+            yield kind, layer
 
 
 def composed(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
@@ -93,24 +98,6 @@ def composed(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
 def _normalization(mean: Any, variance: Any) -> Step:
     factor = 1 / np.maximum(np.sqrt(np.float64(variance).ravel()), _LEAST_DEVIATION)
     return factor, -np.float64(mean).ravel() * factor
-
-
-def _first_layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield class and settings of the layers that rescale and normalise before the first convolution; ValueError for other
-    arithmetic there."""
-    waiting = [settings]
-    while waiting:
-        entry = waiting.pop(0)
-        kind, layer = (entry.get("class_name"), entry.get("config")) if isinstance(entry, dict) else (None, None)
-        if kind == "Conv2D":
-            return
-        if kind in _SCALED and isinstance(layer, dict):
-            yield kind, layer
-        if isinstance(layer, dict) and isinstance(layer.get("layers"), list):
-            waiting = [*layer["layers"], *waiting]
-        elif isinstance(kind, str) and isinstance(layer, dict) and not kind.startswith((*_SCALED, *_NO_ARITHMETIC)):
-            name = short(str(layer.get("name")))
-            raise ValueError(f"its layer {name} ({short(kind)}) changes images in a way that is not done here")
 
 
 def _numbers(value: Any) -> np.ndarray:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import itertools
 import math
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,26 +25,21 @@ from base.fields import short
 from base.storage import input_files
 from harness.checkpoints import npz_weights
 from tools import keras_layers
+from tools.architectures import ImportFailure
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
 MAX_BYTES = npz_weights.MAX_BYTES
 _AGAIN = "; download it again, or save the network's weights into it"
 _LISTED = 1 << 22  # bytes of a .safetensors file's header
-_DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
-_PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # checksums aside, in the order of packing
 _SETTINGS, _WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
 _NO_WEIGHTS = re.compile("optimizer|seed_generator")
-_DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
+_DEPTH = 16  # dictionaries in each other in a file of PyTorch
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
 _KINDS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
 }  # fmt: skip
-
-
-class ImportFailure(Exception):
-    """A file that cannot be imported. The text is one line."""
 
 
 def arrays(source: Path) -> dict[str, np.ndarray]:
@@ -83,34 +76,19 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
     if not isinstance(entries, dict):
         raise ValueError("it does not say what it holds")
     entries.pop("__metadata__", None)
-    data, arrays_by_name, end = memoryview(content)[8 + length :], {}, 0
-    for name, entry in sorted(entries.items(), key=_begins):
+    data = memoryview(content)[8 + length :]
+    return {name: _tensor(short(name), entry, data) for name, entry in entries.items()}
+
+
+def _tensor(name: str, entry: Any, data: memoryview) -> np.ndarray:
+    try:
         start, stop = entry["data_offsets"]
-        if start != end or not start <= stop <= len(data):
-            raise ValueError(f"{short(name)} lies from {start:,} to {stop:,}; it must follow the one that ends at {end:,}")
-        arrays_by_name[name], end = _tensor(short(name), entry, data[start:stop]), stop
-    if end != len(data):
-        raise ValueError(f"its arrays end at {end:,} of {len(data):,} bytes")
-    return arrays_by_name
-
-
-def _begins(item: tuple[str, Any]) -> list[int]:
-    """Return where an array lies; refuses an entry without its parts."""
-    name, entry = item
-    places = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(places, list) or [type(place) for place in places] != [int, int] or min(places) < 0:
-        raise ValueError(f"it does not say where {short(name)} lies")
-    return places
-
-
-def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
-    called = entry.get("dtype")
-    if not isinstance(called, str) or called not in _KINDS:
-        raise ValueError(f"{name} holds {short(called)}, and only {', '.join(_KINDS)} are read")
-    kind = np.dtype(_KINDS[called])
-    bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(data), MAX_BYTES)
-    value = np.frombuffer(data, kind).reshape(entry["shape"])
-    return (value.astype(np.uint32) << 16).view(np.float32) if called == "BF16" else value
+        part, kind = data[start:stop], np.dtype(_KINDS[entry["dtype"]])
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(f"{name} has no place, or no kind of {', '.join(_KINDS)}") from None
+    bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(part), MAX_BYTES)
+    value = np.frombuffer(part, kind).reshape(entry["shape"])
+    return (value.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else value
 
 
 def _hdf5(source: Path) -> dict[str, np.ndarray]:
@@ -130,16 +108,16 @@ def _keras(source: Path) -> dict[str, np.ndarray]:
 
 
 def _opened_hdf5(file: Any, settings: bytes | str | None) -> dict[str, np.ndarray]:
-    h5py = _package("h5py", "h5py")
+    h5py = _package("h5py")
     try:
         with h5py.File(file, "r") as opened:
             settings = settings or opened.attrs.get("model_config")
-            data_sets = dict(_datasets(h5py, opened))
-            weights = {name: item for name, item in data_sets.items() if not _NO_WEIGHTS.search(name)}
-            bounds.total([_bytes(name, item) for name, item in weights.items()], MAX_BYTES, "its arrays have")
-            _check_written(weights)
-            for name, item in weights.items():
-                _check_packed(short(name), item)
+            items: dict[str, Any] = {}
+            opened.visititems(items.__setitem__)  # follows no link
+            weights = {
+                name: item for name, item in items.items() if isinstance(item, h5py.Dataset) and not _NO_WEIGHTS.search(name)
+            }
+            bounds.total([_bytes(short(name), item) for name, item in weights.items()], MAX_BYTES, "its arrays have")
             names = _keras_3_names(opened, weights)
             values = {names.get(name, name): item[()] for name, item in weights.items()}
             if len(values) < len(weights):
@@ -168,77 +146,19 @@ def _keras_3_names(file: Any, weights: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def _datasets(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """The data sets by their paths. Links to other places and files are not followed."""
-    waiting, seen = [("", file)], 0
-    while waiting:
-        path, group = waiting.pop()
-        for name in group:
-            seen += 1
-            if seen > _ITEMS:
-                raise ValueError(f"it holds more than {_ITEMS:,} groups and arrays")
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                continue
-            item, below = group[name], f"{path}{name}"
-            if isinstance(item, h5py.Dataset):
-                yield below, item
-            elif isinstance(item, h5py.Group):
-                if below.count("/") + 1 >= _DEPTH:
-                    raise ValueError(f"its groups lie more than {_DEPTH} deep")
-                waiting.append((f"{below}/", item))
-
-
-def _bytes(path: str, item: Any) -> int:
-    """Bytes of memory to read a data set; ValueError if parts lie outside the file, or hold no numbers."""
-    name = short(path)
-    if item.shape is None:
-        raise ValueError(f"{name} is empty")
-    if item.dtype.kind not in "fiu":
+def _bytes(name: str, item: Any) -> int:
+    """Bytes of memory to read a data set; ValueError if it holds no numbers, or lies in other files or nowhere."""
+    if item.shape is None or item.dtype.kind not in "fiu":
         raise ValueError(f"{name} holds no numbers")
     if item.is_virtual or item.external:
         raise ValueError(f"{name} lies in other files")
-    whole, chunk = (
-        item.dtype.itemsize * bounds.elements(name, shape, MAX_BYTES // item.dtype.itemsize)
-        for shape in (item.shape, item.chunks or ())
-    )
+    each = item.dtype.itemsize
+    whole, chunk = (each * bounds.elements(name, shape, MAX_BYTES // each) for shape in (item.shape, item.chunks or ()))
+    chunks = math.prod(-(-size // part) for size, part in zip(item.shape, item.chunks or ()))
+    written = item.id.get_num_chunks() == chunks if item.chunks else item.id.get_storage_size() == whole
+    if not written:  # HDF5 fills gaps with zeros
+        raise ValueError(f"{name} claims the shape {short(item.shape)}, but was not wholly written")
     return max(whole, chunk)  # chunks are unpacked whole
-
-
-def _check_written(data_sets: dict[str, Any]) -> None:
-    """ValueError unless every data set is in the file whole: HDF5 fills gaps with zeros."""
-    for name, item in data_sets.items():
-        if item.chunks:
-            whole = math.prod(-(-size // part) for size, part in zip(item.shape, item.chunks)) == item.id.get_num_chunks()
-        else:
-            whole = item.size * item.dtype.itemsize == item.id.get_storage_size()
-        if not whole:
-            raise ValueError(f"{short(name)} claims the shape {short(item.shape)}, but was not wholly written")
-
-
-def _check_packed(name: str, item: Any) -> None:
-    """ValueError for chunks that unpack to more than they hold: HDF5 takes memory for all of it, filter after filter."""
-    properties = item.id.get_create_plist()
-    filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
-    if filters and tuple(each for each in filters if each != _CHECKSUM) not in _PACKED:
-        raise ValueError(f"{name} is packed by filters {short(filters)}, and only gzip, shuffle and checksums are read")
-    if _DEFLATE not in filters:
-        return
-    most = item.dtype.itemsize * math.prod(item.chunks) + 4 * len(filters)  # a checksum has four bytes
-    for place in itertools.product(*(range(0, size, part) for size, part in zip(item.shape, item.chunks))):
-        if item.id.get_chunk_info_by_coord(place).size > 2 * most + 64:  # what cannot be packed grows a little
-            raise ValueError(f"{name} has a chunk of more bytes than it can have")
-        skipped, packed = item.id.read_direct_chunk(place)
-        if not skipped >> filters.index(_DEFLATE) & 1:
-            _check_inflated(name, packed, most)
-
-
-def _check_inflated(name: str, packed: bytes, most: int) -> None:
-    try:
-        size = len(zlib.decompressobj().decompress(packed, most + 1))
-    except zlib.error as error:
-        raise ValueError(f"{name} cannot be unpacked: {error}") from None
-    if size > most:
-        raise ValueError(f"{name} has a chunk that unpacks to more bytes than it claims")
 
 
 def _torch(source: Path) -> dict[str, np.ndarray]:
@@ -256,7 +176,7 @@ def _wheel(source: Path) -> dict[str, np.ndarray]:
 
 def _loaded(content: bytes) -> dict[str, np.ndarray]:
     """The tensors of PyTorch's own files, in FP32; no code in a pickle runs."""
-    torch = _package("torch", "torch")
+    torch = _package("torch")
     if content.startswith(b"PK"):
         with npz_weights.open_zip(io.BytesIO(content)):
             pass  # the unpacked size is bounded
@@ -272,8 +192,6 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
     if not isinstance(loaded, dict):
         raise ValueError("it holds no dictionary of weights")
     tensors = dict(_tensors(torch, loaded))
-    if len(tensors) > _ITEMS:
-        raise ValueError(f"it holds more than {_ITEMS:,} arrays")
     for name, value in tensors.items():
         bounds.elements(short(name), list(value.shape), MAX_BYTES // 4)
     bounds.total([4 * value.numel() for value in tensors.values()], MAX_BYTES, "in FP32 its arrays have")
@@ -300,8 +218,8 @@ def _tensors(torch: Any, loaded: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
         waiting, depth = [(f"{name}.", value) for name, value in level if isinstance(value, dict)], depth + 1
 
 
-def _package(module: str, name: str) -> Any:
+def _package(name: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(name)
     except ImportError:
         raise ImportFailure(f"the package {name} is needed to read it: pip install {name}") from None

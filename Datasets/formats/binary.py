@@ -1,12 +1,9 @@
-"""Fixed-length binary records, as CIFAR has them: label bytes, then 3 x 32 x 32 pixels; checked and gathered by number.
-
-Every label is read before training: a file of more than `MAX_RECORDS` is refused.
-"""
+"""Fixed-length binary records, as CIFAR has them: label bytes, then 3 x 32 x 32 pixels; checked and gathered by number."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from base.storage.input_files import Slices
 
 SIDE = 32
 PIXEL_BYTES = 3 * SIDE * SIDE  # planes: red, green, blue
-MAX_RECORDS = 1 << 20  # of a file: twenty times the largest that is published, and seconds to read
 _TOGETHER = 1024  # records of one read
 
 
@@ -45,17 +41,14 @@ class BinaryFiles:
 
 
 class RecordFile:
-    """The whole records of a file, read when they are asked for; DataError for those that are gone by then. `before_read`
-    may end a long walk by an error."""
+    """The whole records of a file, read when they are asked for; DataError for those that are gone by then."""
 
-    def __init__(self, file: Path, layout: RecordLayout, before_read: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, file: Path, layout: RecordLayout) -> None:
         self._file, self._layout = file, layout
         try:
-            self._content = Slices(input_files.open_regular_file(file), before_read)
+            self._content = Slices(input_files.open_regular_file(file))
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from None
-        if len(self) > MAX_RECORDS:
-            raise DataError(f"{file} has {len(self):,} records, and at most {MAX_RECORDS:,} are read; is it another file?")
 
     @property
     def size(self) -> int:
@@ -66,7 +59,7 @@ class RecordFile:
         return self.size // self._layout.record_bytes
 
     def rows(self, first: int, count: int = 1) -> np.ndarray:
-        """Neighbouring records, as bytes [count, record_bytes]."""
+        """Return neighbouring records, as bytes [count, record_bytes]."""
         each = self._layout.record_bytes
         try:
             data = self._content[first * each : (first + count) * each]
@@ -75,11 +68,11 @@ class RecordFile:
         return np.frombuffer(data, np.uint8).reshape(-1, each)
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """All records in their order, some at a time."""
+        """Return all records in their order, some at a time."""
         return (self.rows(first, min(_TOGETHER, len(self) - first)) for first in range(0, len(self), _TOGETHER))
 
     def labels(self) -> np.ndarray:
-        """The labels of all records."""
+        """Return the labels of all records."""
         return np.concatenate([np.zeros(0, np.uint8), *(block[:, self._layout.label_at].copy() for block in self.blocks())])
 
 
@@ -90,7 +83,7 @@ class Gatherer:
         self._files = files
         self._ends = np.cumsum([len(file) for file in files])
         self._layout = layout
-        self._cached = _all_rows(files, layout) if cache else None
+        self._cached = np.concatenate([block for file in files for block in file.blocks()]) if cache else None
 
     def __call__(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Pixels uint8 [n, 32, 32, 3], labels int32 [n]; a number beyond the last record gives zeros and -1."""
@@ -118,15 +111,6 @@ def records_digest(files: Sequence[RecordFile]) -> str:
     return hasher.hexdigest()
 
 
-def record(files: Sequence[RecordFile], i: int) -> bytes:
-    """The bytes of record i, counted through all files; IndexError beyond the last."""
-    for file in files:
-        if i < len(file):
-            return file.rows(i).tobytes()
-        i -= len(file)
-    raise IndexError(i)
-
-
 def checked(file: Path, layout: RecordLayout, num_classes: int) -> RecordFile:
     """The file's records, or a DataError that names the fault."""
     records, each = RecordFile(file, layout), layout.record_bytes
@@ -143,12 +127,3 @@ def checked(file: Path, layout: RecordLayout, num_classes: int) -> RecordFile:
             f"outside 0 to {num_classes - 1}; is it another data set's file, or damaged?"
         )
     return records
-
-
-def _all_rows(files: Sequence[RecordFile], layout: RecordLayout) -> np.ndarray:
-    rows, at = np.empty((sum(map(len, files)), layout.record_bytes), np.uint8), 0
-    for file in files:
-        for block in file.blocks():
-            rows[at : at + len(block)] = block
-            at += len(block)
-    return rows

@@ -9,9 +9,9 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from fractions import Fraction
 from pathlib import Path
 
+from base import bounds
 from base.errors import DataError
 from base.fields import decimal_number, short
 from base.storage import input_files
@@ -30,28 +30,16 @@ def normal(name: str) -> str:
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """The classes in the order of their labels: by value if all are numbers, else by their characters."""
-    unique = set(names)
+    """Return the classes in the order of their labels: by value if all are numbers, else by their characters."""
+    unique = sorted(set(names))
     values = {name: _number(name) for name in unique}
-    return tuple(sorted(unique, key=values.__getitem__ if None not in values.values() else str))
+    return tuple(unique if None in values.values() else sorted(unique, key=values.__getitem__))
 
 
-def same_number(names: Sequence[str]) -> tuple[int, int] | None:
-    """The places of two names that are one number in two spellings, as 1 and 01 or 1.0; None without such names. They
-    would become two classes."""
-    places: dict[Fraction, int] = {}
-    for place, name in enumerate(names):
-        value = _number(name.strip())
-        if value is not None and names[places.setdefault(value, place)] != name:
-            return places[value], place
-    return None
-
-
-def _number(name: str) -> Fraction | None:
+def _number(name: str) -> float | None:
     """The value of a name that is a number, as people write them without an exponent."""
     with suppress(ValueError):
-        decimal_number(name)
-        return None if "e" in name.lower() else Fraction(name)
+        return None if "e" in name.lower() else decimal_number(name)
     return None
 
 
@@ -71,21 +59,14 @@ def _read(folder: Path) -> tuple[tuple[str, ...], int]:
         names = input_files.text(file, _MAX_BYTES).removeprefix("\ufeff").removesuffix("\n").split("\n")
     except FileNotFoundError:
         return (), 1
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}; it must hold one class name a line") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{file} is no UTF-8 text; it must hold one class name a line") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {bounds.reason(error)}; it must hold one class name a line") from None
     first_seen: dict[str, int] = {}
     for number, name in enumerate(names, 1):
         if not name.strip():
             raise DataError(f"{file}, line {number} is empty: every line must hold a class name")
-        if name in first_seen:
-            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {short(name)}; a class has one label")
-        first_seen[name] = number
-    same = same_number(names)
-    if same:
-        first, second = (f"line {place + 1} ({short(names[place])})" for place in same)
-        raise DataError(f"{file}: {first} and {second} are one number; a class has one label")
+        if (first := first_seen.setdefault(name, number)) != number:
+            raise DataError(f"{file}: lines {first} and {number} are both {short(name)}; a class has one label")
     return _numbered(names, file) or (tuple(names), 1)
 
 
@@ -134,13 +115,12 @@ def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
     """Raise DataError if `num_classes` is given and `where` has another number of names."""
     if num_classes is not None and num_classes != len(names):
         raise DataError(
-            f"{num_classes} classes were asked for (--num-classes, or recorded with the run) but {where} names "
-            f"{len(names)}; "
+            f"{num_classes} classes were asked for (--num-classes, or of the run) but {where} names {len(names)}; "
             "leave --num-classes out, give the folder that belongs to it, or begin another run"
         )
 
 
-def of(spec: DataSpec) -> tuple[str, ...]:
+def for_spec(spec: DataSpec) -> tuple[str, ...]:
     """The names in the order of the labels; () where neither the set's files nor the project have them."""
     if spec.name == "imagenet" and not spec.class_names and spec.num_classes == IMAGENET_CLASSES:
         return tuple(_IMAGENET.read_text(encoding="utf-8").splitlines())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import lzma
 import math
 import zlib
@@ -45,7 +43,7 @@ def read_idx(folder: Path) -> dict[str, Split]:
 
 
 def _split(pictures: Path, classes: Path) -> Split:
-    images, labels = _idx(pictures, 3), _idx(classes, 1)
+    images, labels = read_array(pictures, 3), read_array(classes, 1)
     if not len(images):
         raise DataError(f"{pictures} holds no pictures; give a file with some")
     if images.shape[1:] != (SIDE, SIDE):
@@ -95,12 +93,16 @@ def _records(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.concatenate([labels[:, None], framed, framed, framed], axis=1))
 
 
-def _idx(file: Path, dimensions: int) -> np.ndarray:
+def read_array(file: Path, dimensions: int) -> np.ndarray:
     """An IDX file: two zero bytes, type 8 (uint8), number of dimensions, big-endian sizes, data."""
     try:
         data = input_files.content(file, _MAX_BYTES)
-        data = _gunzipped(data) if file.suffix == ".gz" else data
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if file.suffix == ".gz":
+            unpacking = zlib.decompressobj(wbits=31)  # of gzip
+            data = unpacking.decompress(data, _MAX_BYTES)
+            if not unpacking.eof:
+                raise ValueError(f"it is cut short, or unpacks to more than the {_MAX_BYTES:,} bytes that are read")
+    except (OSError, ValueError, zlib.error) as error:
         raise DataError(f"{file} cannot be unpacked: {bounds.reason(error)}") from error
     header = 4 + 4 * dimensions
     if data[:4] != bytes((0, 0, 8, dimensions)) or len(data) < header:
@@ -109,16 +111,6 @@ def _idx(file: Path, dimensions: int) -> np.ndarray:
     if len(data) != header + math.prod(shape):
         raise DataError(f"{file} holds {len(data)} bytes, its header says {header + math.prod(shape)}; is it cut short?")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
-
-
-def _gunzipped(content: bytes) -> bytes:
-    data = bytearray()
-    with gzip.open(io.BytesIO(content)) as unpacked:
-        while block := unpacked.read(1 << 20):  # a read takes memory for its whole size
-            data += block
-            if len(data) > _MAX_BYTES:
-                raise ValueError(f"it unpacks to more than the {_MAX_BYTES:,} bytes that are read")
-    return bytes(data)
 
 
 def _spellings(folder: Path, name: str) -> tuple[Path, Path]:

@@ -23,32 +23,15 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
 MAX_BYTES = 1 << 27  # of a picture's file, and of a record
-MAX_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
-_SCANS_OF_THE_LARGEST = 16  # of a picture of MAX_PIXELS
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WebP")
-_OTHERS = re.compile(
-    rb"(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))"
-    rb"|(?P<AVIF>.{4}ftypavi[fs])|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)"
-    rb"|(?P<PNM>P[1-7]\s)|(?P<Photoshop>8BPS)",
+_BEGINNINGS = re.compile(
+    rb"(?P<JPEG>\xff\xd8\xff)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<GIF>GIF8)|(?P<BMP>BM)|(?P<WebP>RIFF.{4}WEBP)"
+    # formats that are not read
+    rb"|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))|(?P<AVIF>.{4}ftypavi[fs])"
+    rb"|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)|(?P<PNM>P[1-7]\s)|(?P<PSD>8BPS)",
     re.DOTALL,
-)  # formats that are not read
-UNREAD = "cannot be read"  # begins the reason where a file's bytes are not known, or sound bytes have no decoder
-REMEDY = re.compile("; (make it smaller|save it anew|convert it)")  # in the reasons why a sound picture is refused
-_BEGINNINGS = (
-    (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG\r\n\x1a\n", "PNG"), (rb"GIF8", "GIF"), (rb"BM", "BMP"),
-    (rb"RIFF.{4}WEBP", "WebP"),
-)  # fmt: skip
-_LONGEST_BEGINNING = 12
-# Pixels that a byte can stand for at most. JPEG: a bit for a block of 8 x 8, twice that with odd sampling. PNG:
-# DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table. BMP: a run of 255 in
-# two bytes. WebP: a picture of one colour takes no bit a pixel, so that MAX_PIXELS alone bounds it.
-_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096, "BMP": 128, "WebP": MAX_PIXELS}
-# the frame header of a JPEG that is lossless or hierarchical, or has other than 8 bits
-_UNREAD_JPEG = re.compile(
-    rb"\xff(?:[\xc3\xc5-\xc7\xcb\xcd-\xcf]\0[\x0b\x0e\x11\x14]|[\xc0-\xc2\xc9\xca]\0[\x0b\x0e\x11\x14][^\x08])"
 )
-_SCAN = re.compile(rb"\xff\xda\0(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # the only four beginnings of a JPEG's scan
-_SCAN_MARKER = b"\xff\xda"
+_LONGEST_BEGINNING = 12
 _END = b"\xff\xd9"  # of a JPEG
 _ORIENTATION = 0x0112  # EXIF's tag
 _TURNING = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # a PNG's chunks, which may follow its pixels
@@ -64,61 +47,46 @@ class Header(NamedTuple):
     orientation: int
 
 
-class _Wrong(Exception):
-    """Why a picture is not to be decoded."""
-
-
-def kind(first_bytes: bytes) -> str | None:
-    """The format, one of FORMATS, by a file's first bytes; None for any other."""
-    return next((name for known, name in _BEGINNINGS if re.match(known, first_bytes, re.DOTALL)), None)
-
-
 def header(encoded: bytes) -> Header:
-    """The header of a picture's file; DataError ("is ...", "says ...") for one that is not to be decoded."""
-    try:
-        return _header(io.BytesIO(encoded), len(encoded), encoded)
-    except _Wrong as error:
-        raise DataError(str(error)) from None
+    """Return the header of a picture's file; DataError ("is ...", "says ...") for one that is not to be decoded."""
+    return _header(io.BytesIO(encoded), len(encoded), encoded)
 
 
 def fault(encoded: bytes) -> str | None:
-    """Why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be."""
+    """Return why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be."""
     try:
-        _header(io.BytesIO(encoded), len(encoded), encoded)
-    except _Wrong as error:
+        header(encoded)
+    except DataError as error:
         return str(error)
     return None
 
 
 def file_fault(file: Path) -> str | None:
-    """Why a file cannot be a picture, by its header: nothing behind that is read, where the format allows it."""
+    """Return why a file cannot be a picture, by its header: nothing behind that is read, where the format allows it."""
     try:
         with input_files.open_regular_file(file) as raw, io.BufferedReader(raw) as stream:
             _header(stream, os.fstat(raw.fileno()).st_size)
-    except FileNotFoundError:
-        return "does not exist"
     except OSError as error:
-        return f"{UNREAD}: {error.strerror}"
-    except _Wrong as error:
+        return f"cannot be read: {error.strerror}"
+    except DataError as error:
         return str(error)
     return None
 
 
 def read(path: str) -> bytes:
-    """The bytes of a photograph's file; DataError if they cannot be read or the header promises no image to be decoded."""
+    """Return the bytes of a photograph's file; DataError if they cannot be read or the header promises no image."""
     try:
         content = input_files.content(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    wrong = fault(content)
-    if wrong:
+    if wrong := fault(content):
         raise DataError(f"photograph {path} {wrong}")
     return content
 
 
 def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header:
     """The header of a file of `size` bytes. Without `encoded`, all of them, nothing behind it is looked at."""
-    form = _form(stream.read(_LONGEST_BEGINNING), size)
+    form = _format(stream.read(_LONGEST_BEGINNING), size)
     stream.seek(0)
     try:
         with _pillow().open(stream, formats=[form.upper()]) as picture:
@@ -127,32 +95,25 @@ def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header
     except Exception as error:  # whatever Pillow makes of damage
         if getattr(error, "errno", None) is not None:  # of the disc
             raise
-        _refuse_unread_jpeg(form, stream)
-        raise _Wrong(f"is damaged: the header of its {form} cannot be read") from None
-    says = f"says that it is {width} x {height} pixels"
+        raise DataError(f"is damaged: the header of its {form} cannot be read") from None
     if width * height > MAX_PIXELS:
-        raise _Wrong(f"{says}, more than the {MAX_PIXELS} that are decoded; make it smaller")
+        raise DataError(f"says that it is {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
     if size > MAX_BYTES:
-        raise _Wrong(f"has {size} bytes, more than the {MAX_BYTES} that are decoded; make it smaller")
-    if width * height > size * _PIXELS_A_BYTE[form]:
-        raise _Wrong(f"{says}, which its {size} bytes cannot hold; it is damaged")
-    if form == "JPEG":
-        _refuse_unread_jpeg(form, stream, at)
-        if encoded is not None:
-            _check_scans(encoded, at, width * height)
+        raise DataError(f"has {size} bytes, more than the {MAX_BYTES} that are decoded")
+    if form == "JPEG" and encoded is not None and encoded.rfind(_END, at) < 0:  # a crop would not need the end
+        raise DataError("is cut short: its JPEG has no end")
     return Header(form, width, height, turn)
 
 
-def _form(first_bytes: bytes, size: int) -> str:
+def _format(first_bytes: bytes, size: int) -> str:
     if not size:
-        raise _Wrong("is empty")
-    form = kind(first_bytes)
-    if form is None:
-        other, known = _OTHERS.match(first_bytes), f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        if other:
-            raise _Wrong(f"is {other.lastgroup.replace('_', ' ')}, which is not read; convert it to {known}")
-        raise _Wrong(f"is no {known} by its first bytes")
-    return form
+        raise DataError("is empty")
+    match = _BEGINNINGS.match(first_bytes)
+    form = match.lastgroup.replace("_", " ") if match else None
+    if form in FORMATS:
+        return form
+    known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    raise DataError(f"is {form}, which is not read; convert it to {known}" if form else f"is no {known} by its first bytes")
 
 
 @cache
@@ -164,22 +125,6 @@ def _pillow() -> ModuleType:
     Image.MAX_IMAGE_PIXELS = None
     warnings.filterwarnings("ignore", module=r"PIL\b")
     return Image
-
-
-def _refuse_unread_jpeg(form: str, stream: BinaryIO, size: int = -1) -> None:
-    """Raise if the first `size` bytes have the frame header of a sound JPEG that the decoders cannot read."""
-    stream.seek(0)
-    if form == "JPEG" and _UNREAD_JPEG.search(stream.read(size)):
-        raise _Wrong(f"{UNREAD}: its JPEG is lossless or has other than 8 bits; save it anew as a JPEG of 8 bits")
-
-
-def _check_scans(encoded: bytes, at: int, pixels: int) -> None:
-    """Raise for a JPEG, whose first scan is behind `at`, that is cut short or takes hours. A crop would not need its end."""
-    if encoded.rfind(_END, at) < 0:
-        raise _Wrong("is cut short: its JPEG has no end; it is damaged")
-    most = min(MAX_SCANS, _SCANS_OF_THE_LARGEST * MAX_PIXELS // pixels)
-    if encoded.count(_SCAN_MARKER) > most and len(_SCAN.findall(encoded)) > most:  # a film behind it has some markers
-        raise _Wrong(f"has more than the {most} scans that are decoded at this number of pixels; save it anew")
 
 
 def _orientation(picture: Image.Image, form: str, encoded: bytes | None) -> int:

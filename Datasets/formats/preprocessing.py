@@ -19,7 +19,7 @@ CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
 def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
     """Return the way from a decoded picture, uint8 RGB, to the numbers that the network takes, as an object of JSON: the
     sides of "resize" in pixels, then "normalisation", value = (pixel - mean) / deviation with pixels from 0 to 255."""
-    resize, normalisation = (_small, _of_each) if spec.standardised else (_photograph, _constant)
+    resize, normalisation = (_small, _per_picture) if spec.standardised else (_photograph, _constant)
     return {
         "resize": resize(spec, request),
         "normalisation": normalisation(request),
@@ -49,7 +49,7 @@ def _small(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_each(_: ReadRequest) -> dict[str, Any]:
+def _per_picture(_: ReadRequest) -> dict[str, Any]:
     return {"kind": "of each picture", "mean": "the picture's", "deviation": "the picture's, at least 1 / sqrt(its numbers)"}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -23,12 +22,10 @@ LABEL_REMEDY = (
 
 
 class Example(NamedTuple):
-    """Every value of the two features that a good record has one of each, pictures' files and labels from 1; and why the
-    boxes round its objects cannot be used."""
+    """Every value of the two features that a good record has one of each: pictures' files, and labels from 1."""
 
     encoded: list[bytes]
     labels: list[int]
-    box_fault: str | None
 
 
 def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
@@ -43,7 +40,7 @@ def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | No
     if label not in labels:
         return f"{WRONG_LABEL} {label}, outside {labels.start} to {labels[-1]}"
     reason = image_fault(example.encoded[0])
-    return f"its picture {reason}" if reason else example.box_fault
+    return f"its picture {reason}" if reason else None
 
 
 def serialised(encoded: bytes, label: int, text: str) -> bytes:
@@ -56,17 +53,6 @@ def serialised(encoded: bytes, label: int, text: str) -> bytes:
     }
     entries = (_field(1, name.encode()) + _field(2, feature) for name, feature in sorted(features.items()))
     return _field(1, b"".join(_field(1, entry) for entry in entries))
-
-
-def length(size: int, label: int, text: str) -> int:
-    """Return the length of `serialised` for a file of `size` bytes."""
-    values = {LABEL: len(_varint(label)), TEXT: len(text.encode()), ENCODED: size}
-    entries = (_field_length(len(name)) + _field_length(_field_length(_field_length(n))) for name, n in values.items())
-    return _field_length(sum(map(_field_length, entries)))
-
-
-def _field_length(content: int) -> int:
-    return 1 + len(_varint(content)) + content
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -96,8 +82,7 @@ def parse(payload: bytes) -> Example | None:
     features = message.features.feature
     encoded = features[ENCODED].bytes_list.value if ENCODED in features else ()
     labels = features[LABEL].int64_list.value if LABEL in features else ()
-    example = Example(list(encoded), list(labels), _box_fault(features))
-    return None if example.box_fault is None and message.ByteSize() < len(payload) else example
+    return None if message.ByteSize() < len(payload) else Example(list(encoded), list(labels))
 
 
 def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -111,17 +96,3 @@ def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:
         **{edge: tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in BOX_EDGES},
     }
     return tf.parse_single_example(payload, features)
-
-
-def _box_fault(features: Any) -> str | None:
-    """Four lists of floats of one length, or none at all, are boxes."""
-    edges = {name: features[name] for name in BOX_EDGES if name in features}
-    for name, feature in edges.items():
-        if feature.WhichOneof("kind") not in (None, "float_list"):
-            return f"its {name} holds no floats, which a box's edges are"
-    counts = {name: len(edges[name].float_list.value) if name in edges else 0 for name in BOX_EDGES}
-    if len({*counts.values()}) > 1:
-        return f"its boxes have {', '.join(f'{count} of {name}' for name, count in counts.items())} instead of one number"
-    if any(math.isnan(value) for feature in edges.values() for value in feature.float_list.value):
-        return "an edge of its boxes is no number"
-    return None

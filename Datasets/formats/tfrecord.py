@@ -24,26 +24,21 @@ import numpy as np
 from base.errors import DataError
 from base.storage import cache, files, input_files
 from base.storage.input_files import Slices
-from Datasets._spec import regular_size
 from Datasets.formats import conversion_info
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.image_headers import MAX_BYTES
+from Datasets.formats.split_names import split_of
 
-_SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
+_SHARD = re.compile(  # train-00000-of-00004, val-00000-of-00008.tfrecord, name-train.tfrecord-00000-of-00064, train.tfrecord
+    r"(?P<name>.+?)(?:\.tfrecords?)?-(?P<number>\d+)-of-(?P<total>\d+)(?:\.tfrecords?)?|(?P<single>.+)\.tfrecords?", re.ASCII
+)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _MIN_CACHED = 1 << 30  # bytes of shards
 _LENGTH_BYTES, _HEADER_BYTES, _FOOTER_BYTES = 8, 12, 4
-FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES  # of a record, besides its payload
+MAX_SHARDS = 99_999  # five digits
 CUT = "it is cut short, the file ends at byte {size}"
-_COMPRESSIONS = (  # of a whole file: its first bytes, its name, and the command that undoes it
-    (re.compile(rb"\x1f\x8b"), "gzip", "gunzip < FILE > NEW"),
-    (re.compile(rb"\x78[\x01\x5e\x9c\xda]"), "zlib",
-     "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))' < FILE > NEW"),
-    (re.compile(rb"\x28\xb5\x2f\xfd"), "Zstandard", "zstd -d < FILE > NEW"),
-    (re.compile(rb"BZh"), "bzip2", "bunzip2 < FILE > NEW"),
-    (re.compile(rb"\xfd7zXZ"), "xz", "unxz < FILE > NEW"),
-)  # fmt: skip
+_COMPRESSIONS = {"gzip": re.compile(rb"\x1f\x8b"), "zlib": re.compile(rb"\x78[\x01\x5e\x9c\xda]")}  # first bytes
 
 
 class LostRecords(DataError):
@@ -55,29 +50,35 @@ class LostRecords(DataError):
         self.record, self.reason = record, reason
 
 
-def named(folder: Path, split: str) -> list[re.Match[str]]:
+def shard_names(folder: Path, split: str) -> list[re.Match[str]]:
     """Return the matches of the file names that are those of a split's shards, in the order of the names."""
-    return [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
+    matches = map(_SHARD.fullmatch, sorted(os.listdir(folder)))
+    return [match for match in matches if match and split_of(match["name"] or match["single"]) == split]
 
 
 def shards(folder: Path, split: str) -> list[Path]:
-    """All shards of a split, in order; [] when there is none. Incomplete sets are an error."""
-    matches = named(folder, split)
-    if not matches:
-        return []
-    totals = sorted({match["total"] for match in matches})
-    if len(totals) > 1:
-        raise DataError(f"{folder} mixes sets of {split} shards: of {', of '.join(totals)}; keep one set there")
-    wanted = [f"{split}-{i:05d}-of-{totals[0]}" for i in range(int(totals[0]))]
-    missing = sorted(set(wanted) - {match.string for match in matches})
-    if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        raise DataError(
-            f"{folder} lacks {len(missing)} of {len(wanted)} {split} shards: {', '.join(missing[:_NAMED])}{more}"
-        )
-    if len(matches) > len(wanted):
-        raise DataError(f"{folder} has {split} shards numbered beyond their total of {len(wanted)}: {matches[-1].string}")
-    return [folder / name for name in wanted]
+    """Return all shards of a split, in order; [] when there is none. DataError for an incomplete set."""
+    matches = shard_names(folder, split)
+    sets = sorted({_numbered(match, "?" * len(match["number"] or "")) for match in matches})
+    if len(sets) > 1:
+        raise DataError(f"{folder} mixes sets of {split} shards: {', '.join(sets)}; keep one set there")
+    if matches and matches[0]["number"]:
+        total, digits = int(matches[0]["total"]), len(matches[0]["number"])
+        wanted = [_numbered(matches[0], f"{i:0{digits}d}") for i in range(min(total, MAX_SHARDS))]
+        there = {match[0] for match in matches}
+        if missing := [name for name in wanted if name not in there]:
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            raise DataError(f"{folder} lacks {len(missing)} of {total} {split} shards: {', '.join(missing[:_NAMED])}{more}")
+        if len(there) > len(wanted):
+            raise DataError(f"{folder} has {split} shards numbered beyond their total of {total}: {matches[-1][0]}")
+    return [folder / match[0] for match in matches]
+
+
+def _numbered(match: re.Match[str], number: str) -> str:
+    """A shard's name with another number; "*.tfrecord" for one without."""
+    if match["number"] is None:
+        return "*.tfrecord"
+    return match[0][: match.start("number")] + number + match[0][match.end("number") :]
 
 
 def part(files: list[Path], percentage: int, least: int = 0) -> list[Path]:
@@ -97,7 +98,7 @@ def framed(payload: bytes) -> bytes:
     return b"".join((length, masked_checksum(length), payload, masked_checksum(payload)))
 
 
-def places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
+def payload_places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
     """Yield offset and length of every payload of a shard; LostRecords at a damaged length, DataError for a compressed file.
 
     `content`: that of `file`, which the messages name.
@@ -139,11 +140,9 @@ def masked_checksum(part: bytes) -> bytes:
 
 def _check_compression(file: Path, header: bytes) -> None:
     """Refuse a compressed file: a record is found by its place in the file."""
-    for beginning, name, command in _COMPRESSIONS:
+    for name, beginning in _COMPRESSIONS.items():
         if beginning.match(header):
-            raise DataError(
-                f"{file} is compressed with {name}, and TFRecords are read uncompressed; decompress each: {command}"
-            )
+            raise DataError(f"{file} is compressed ({name}), and TFRecords are read uncompressed; decompress every shard")
 
 
 def _place_name(file: Path, record: int) -> str:
@@ -195,22 +194,15 @@ class RecordIndex:
     def payload(self, record: int) -> bytes:
         """Return a record's bytes; DataError if it is damaged. The file is opened anew: a thousand shards would use up the
         descriptors."""
-        content, damage = self._stored(record)
-        if damage:
-            raise DataError(f"{self.name(record)} cannot be used: {damage}")
-        return content
-
-    def damage(self, record: int) -> str | None:
-        """Return why a record cannot be used, by its length and checksum."""
-        return self._stored(record)[1]
-
-    def _stored(self, record: int) -> tuple[bytes, str | None]:
         file, _ = self._place(record)
         try:
             with input_files.open_regular_file(file) as stream:
-                return payload(Slices(stream), int(self._offsets[record]), int(self._lengths[record]))
+                content, damage = payload(Slices(stream), int(self._offsets[record]), int(self._lengths[record]))
         except OSError as error:
             raise DataError(f"{self.name(record)} cannot be read: {error.strerror}") from error
+        if damage:
+            raise DataError(f"{self.name(record)} cannot be used: {damage}")
+        return content
 
     def _place(self, record: int) -> tuple[Path, int]:
         k = int(np.searchsorted(self._ends, record, side="right"))
@@ -219,9 +211,12 @@ class RecordIndex:
 
 def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
     """The cache's file for the index of these very files; None for small sets, which are walked as fast."""
-    if sum(map(regular_size, files)) < _MIN_CACHED:
+    try:
+        stats = [file.stat() for file in files]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
+    if sum(stat.st_size for stat in stats) < _MIN_CACHED:
         return None
-    stats = [file.stat() for file in files]
     identity = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])
     return cache.folder(environ) / f"records-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.npz"
 
@@ -242,8 +237,6 @@ def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
             counts, offsets, lengths = (arrays[name] for name in ("counts", "offsets", "lengths"))
     except Exception:  # zipfile and NumPy raise many kinds for damaged bytes
         return None
-    if any(each.dtype != np.int64 or each.ndim != 1 or (each < 0).any() for each in (counts, offsets, lengths)):
-        return None
     return (counts, offsets, lengths) if len(counts) == files and counts.sum() == len(offsets) == len(lengths) else None
 
 
@@ -252,7 +245,7 @@ def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, boo
     offsets, lengths, whole = array("q"), array("q"), True
     try:
         with input_files.open_regular_file(file) as stream:
-            for offset, length in places(file, Slices(stream)):
+            for offset, length in payload_places(file, Slices(stream)):
                 offsets.append(offset)
                 lengths.append(length)
     except OSError as error:

@@ -46,7 +46,7 @@ class Decoder:
         try:
             return reason or self.fault(input_files.content(file, image_headers.MAX_BYTES))
         except OSError as error:
-            return f"{image_headers.UNREAD}: {error.strerror}"
+            return f"cannot be read: {error.strerror}"
 
 
 def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

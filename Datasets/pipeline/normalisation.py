@@ -104,11 +104,11 @@ def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
         return (image - preprocessing.SYMMETRIC_MIDDLE) * (1 / preprocessing.SYMMETRIC_SCALE)
     if constants := preprocessing.unit_constants(request):
         mean, deviation = constants
-        return (image / 255.0 - _rows_of(mean, image)) / _rows_of(deviation, image)
-    return image - _rows_of(preprocessing.CHANNEL_MEAN, image)
+        return (image / 255.0 - _repeated(mean, image)) / _repeated(deviation, image)
+    return image - _repeated(preprocessing.CHANNEL_MEAN, image)
 
 
-def _rows_of(channels: Sequence[float], image: tf.Tensor) -> tf.Tensor:
+def _repeated(channels: Sequence[float], image: tf.Tensor) -> tf.Tensor:
     """A number for each channel, as often as a row of `image` [..., width, 3] has pixels where the graph knows the width:
     TensorFlow broadcasts whole rows in half of the time that three numbers take."""
     values, width = np.float32(channels), image.shape[-2] if (image.shape.rank or 0) > 1 else None

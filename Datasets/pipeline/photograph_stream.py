@@ -32,12 +32,11 @@ Element = dict[str, tf.Tensor]
 def train_stream(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> tf.data.Dataset:
     """Endless micro-batches of augmented crops, or of central ones if the request says so."""
     size = len(index)
-    describe = partial(_prepared, request=request, labels=labels, augment=False)
+    prepare = partial(_prepared, request=request, labels=labels, augment=request.augment)
     if not tolerance.most:
-        record_reader.check(index, 0, describe, labels)
+        record_reader.check(index, 0, prepare, labels)
     load = record_reader.loader(index, request.dataset_cache)
     single = _training_records(size, request, load).unbatch()
-    prepare = partial(_prepared, request=request, labels=labels, augment=request.augment)
 
     def following(element: Element, k: tf.Tensor) -> Element:
         record = (element["record"] + k) % size
@@ -56,7 +55,7 @@ def train_stream(index: Records, request: ReadRequest, labels: range, tolerance:
 
     return _micro_batches(
         decoded,
-        _Check(index, describe, labels, partial(batching.sample_position, request), record_of, tolerance, True),
+        _Check(index, prepare, labels, partial(batching.sample_position, request), record_of, tolerance, True),
         request,
     )
 
@@ -84,7 +83,7 @@ def stages(index: Records, request: ReadRequest, labels: range, tolerance: Toler
         return read().unbatch().map(prepare, batching.num_parallel_calls(request)).ignore_errors()
 
     if not tolerance.most:
-        record_reader.check(index, 0, partial(_prepared, request=request, labels=labels, augment=False), labels)
+        record_reader.check(index, 0, partial(_prepared, request=request, labels=labels, augment=request.augment), labels)
     return [
         ("read", read, _READ_TOGETHER),
         ("decode", partial(prepared, False), 1),
@@ -142,7 +141,7 @@ class _Check:
     """Requires complete micro-batches: a gap in the positions is the error of the missing record."""
 
     index: Records
-    describe: record_reader.Prepare
+    prepare: record_reader.Prepare
     labels: range
     position_of: Callable[[np.ndarray], np.ndarray]
     record_of: Callable[[int], int]
@@ -154,7 +153,7 @@ class _Check:
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
-            record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe, self.labels)
+            record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.prepare, self.labels)
         if self.tolerance.most:
             for record, actual_record in zip(expected.tolist(), actual.tolist()):
                 if actual_record != record:
@@ -168,10 +167,7 @@ class _Check:
     def _tolerate(self, record: int) -> None:
         place = self.index.name(record)
         if not self.tolerance.known(place):
-            try:
-                reason = record_reader.fault(self.index, record, self.describe, self.labels)
-            except DataError as error:
-                reason = str(error).removeprefix(f"{place} ")
+            reason = record_reader.fault(self.index, record, self.prepare, self.labels)
             if reason and reason.startswith(f"{tf_example.WRONG_LABEL} 0,"):  # of a whole set, as a rule
                 raise DataError(f"{place} cannot be used: {reason}; {tf_example.LABEL_REMEDY}")
             self.tolerance.add(place, reason or "it could not be read at first")

@@ -62,11 +62,11 @@ def check(index: Records, record: int, prepare: Prepare, labels: range) -> None:
 
 
 def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str | None:
-    """Why a record cannot be used; a DataError if it cannot be read."""
-    damage = index.damage(record)
-    if damage:
-        return damage
-    payload = index.payload(record)
+    """Return why a record cannot be used; None for a good one."""
+    try:
+        payload = index.payload(record)
+    except DataError as error:
+        return str(error).removeprefix(f"{index.name(record)} ").removeprefix("cannot be used: ")
     return tf_example.fault(payload, labels, image_headers.fault) or _reason(payload, prepare)
 
 
@@ -87,8 +87,9 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
     """TensorFlow's error when the payload alone is prepared; None without one."""
     with tf.Graph().as_default(), tf.Session() as session:
         zero = tf.constant(0, tf.int64)
-        counters = dict.fromkeys(("expected", "record", "epoch", "position"), zero)
-        prepared = prepare({"payload": tf.constant(payload), **counters})
+        element = dict.fromkeys(("expected", "record", "epoch", "position"), zero)
+        element |= {"seed": tf.zeros([2], tf.int32), "flip": tf.constant(False)}
+        prepared = prepare({"payload": tf.constant(payload), **element})
         try:
             session.run(prepared)
         except tf.errors.OpError as error:

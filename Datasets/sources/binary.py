@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
-from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, checked, records_digest
+from Datasets.formats.binary import Gatherer, RecordLayout, checked, records_digest
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -33,18 +33,18 @@ class BinarySource:
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import small_images
 
-        return small_images.train_stream(self._gatherer(self._train, request.dataset_cache), self.spec.train_images, request)
+        gather = Gatherer(self._train, self._layout, request.dataset_cache)
+        return small_images.train_stream(gather, self.spec.train_images, request)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import small_images
 
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
-        gather = self._gatherer(self._validation, request.dataset_cache)
+        gather = Gatherer(self._validation, self._layout, request.dataset_cache)
         return small_images.validation_stream(gather, self.spec.validation_images, request)
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
-        """Return a single stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 
     def digest(self) -> str:
@@ -53,7 +53,6 @@ class BinarySource:
         return hashlib.blake2b("".join(self._digests).encode(), digest_size=16).hexdigest()
 
     def validation_digest(self) -> str:
-        """The digest of all validation records."""
         return self._digests[1]
 
     @cached_property
@@ -67,6 +66,3 @@ class BinarySource:
         from Datasets.pipeline import normalisation
 
         return normalisation.standardised_on_device(image, request, moments)
-
-    def _gatherer(self, files: list[RecordFile], cache: bool) -> Gatherer:
-        return Gatherer(files, self._layout, cache)

@@ -52,7 +52,6 @@ class GeneratedSource:
         return self._stream(positions, request, size)
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
-        """Return a single stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:

@@ -6,17 +6,20 @@ in folders that are linked there; folders without pictures are no classes.
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import DataError
 from base.storage import input_files
-from Datasets.formats import class_names, image_headers
+from Datasets.formats import class_names, image_headers, split_names
 from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources import picture_files, split_folders
-from Datasets.sources.split_folders import Splits, few
+from Datasets.sources.split_folders import Splits, listed
 
 _TESTED_TOGETHER = 16  # files opened at once: the time goes into waiting for the disc
 
@@ -34,37 +37,19 @@ class BadFile(NamedTuple):
     file: Path
     reason: str
 
-    @property
-    def advice(self) -> str:
-        """The reason with the remedy."""
-        if image_headers.REMEDY.search(self.reason):
-            return self.reason
-        unread = self.reason.startswith(image_headers.UNREAD)  # which tells nothing of the picture
-        return f"{self.reason}; {'make it readable' if unread else 'remove the damaged picture'}"
-
 
 @dataclass(frozen=True)
 class Listing:
-    """Pictures by split; `validation` is None where the source has no such split. `left_out`: files that are no pictures;
-    `found`: the log's lines on the folders."""
+    """Pictures by split; `validation` is None where the source has no such split. `notes`: lines for the log."""
 
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
-    left_out: list[Path] = field(default_factory=list)
-    found: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def splits(self) -> dict[str, list[Picture]]:
-        """The splits that hold pictures."""
+        """Return the splits that hold pictures."""
         return {"train": self.train} | ({"validation": self.validation} if self.validation else {})
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The log's lines about the folders, and the files left out."""
-        count = len(self.left_out)
-        number = f"{count} files that are no pictures are" if count > 1 else "1 file that is no picture is"
-        line = f"{number} left out: {self.left_out[0]}{', ...' * (count > 1)}" if count else ""
-        return self.found + (line,) * bool(line)
 
 
 def tree(top: Path, train: Path | None = None, validation: Path | None = None) -> Listing:
@@ -72,31 +57,26 @@ def tree(top: Path, train: Path | None = None, validation: Path | None = None) -
     that may be classes or splits."""
     splits = split_folders.find(top, train, validation)
     found = _class_folders(splits.train, splits.class_folders)
-    per_class = {name: _of_class(folders) for name, folders in found.items()}
+    per_class = {name: _class_files(folders) for name, folders in found.items()}
     classes = _ordered([name for name, (pictures, _) in per_class.items() if pictures], splits.train)
     pictures = [Picture(file, label) for label, name in enumerate(classes, 1) for file in per_class[name][0]]
-    left_out = [file for name in classes for file in per_class[name][1]]
-    held_out, more = of_classes(splits.validation, classes) if splits.validation else (None, [])
-    empty = [name for name in sorted(per_class) if name not in classes]
-    are, hold = ("are", "they hold") if len(empty) > 1 else ("is", "it holds")
+    others = [file for name in classes for file in per_class[name][1]]
+    held_out, more = pictures_by_class(splits.validation, classes) if splits.validation else (None, [])
     notes = [
-        *splits.notes,
-        *(
-            f"the pictures in {folder} itself are left out: they are in no folder of a class"
-            for folder in _loose(top, splits)
-        ),
-        *[f"warning: {few(empty)} {are} left out: {hold} no pictures"] * bool(empty),
+        f"the pictures in {folder} itself are left out: they are in no folder of a class" for folder in _loose(top, splits)
     ]
-    return Listing(classes, pictures, held_out, left_out + more, tuple(notes))
+    if empty := [name for name in sorted(per_class) if name not in classes]:
+        notes.append(f"warning: folders without pictures are left out: {listed(empty)}")
+    if others := [*others, *more]:
+        notes.append(f"files that are no pictures are left out: {len(others)}, as {others[0]}")
+    return Listing(classes, pictures, held_out, (*splits.notes, *notes))
 
 
 def classes_of(top: Path, train: Path | None = None, validation: Path | None = None) -> tuple[str, ...]:
     """Return the classes of the tree in the order of their labels."""
     splits = split_folders.find(top, train, validation)
-    found = _class_folders(splits.train, splits.class_folders)
-    return _ordered(
-        [name for name, folders in found.items() if any(map(picture_files.holds_pictures, folders))], splits.train
-    )
+    found = _class_folders(splits.train, splits.class_folders).items()
+    return _ordered([name for name, folders in found if any(map(picture_files.holds_pictures, folders))], splits.train)
 
 
 def _class_folders(split: Path, folders: list[str]) -> dict[str, list[Path]]:
@@ -114,29 +94,24 @@ def _ordered(names: list[str], train: Path) -> tuple[str, ...]:
     if not names:
         raise DataError(
             f"no classes in {train}: looked for one folder for each class there, with the class's pictures in it, or for "
-            f"splits with such folders, as train and val; or {split_folders.NAME_THEM}"
+            f"splits with such folders, as train and val; or {split_folders.SPLITS_HINT}"
         )
-    same = class_names.same_number(names)
-    if same:
-        first, second = (names[place] for place in same)
-        raise DataError(f"the class folders {first} and {second} in {train} are one number; join them, or rename one")
     return class_names.ordered(names)
 
 
-def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
+def pictures_by_class(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
     """Return the pictures of one split, class by class in the order of the labels, sorted by name; and the files that are
     none."""
-    found = {
-        name: _of_class(there) for name, there in _class_folders(folder, picture_files.names(folder, folders=True)).items()
-    }
+    folders = _class_folders(folder, picture_files.names(folder, folders=True))
+    found = {name: _class_files(there) for name, there in folders.items()}
     unknown = sorted(name for name, (pictures, _) in found.items() if pictures and name not in classes)
     if unknown:
-        raise DataError(f"class {unknown[0]} of {folder} is unknown to training, which has: {few(classes)}")
+        raise DataError(f"class {unknown[0]} of {folder} is unknown to training, which has: {listed(classes)}")
     pictures = [Picture(file, label) for label, name in enumerate(classes, 1) if name in found for file in found[name][0]]
     return pictures, [file for name in sorted(found) for file in found[name][1]]
 
 
-def _of_class(folders: list[Path]) -> tuple[list[Path], list[Path]]:
+def _class_files(folders: list[Path]) -> tuple[list[Path], list[Path]]:
     """The pictures of a class, and the files that are none."""
     pictures: list[Path] = []
     others: list[Path] = []
@@ -158,6 +133,34 @@ def is_tree(folder: Path) -> bool:
     return any(picture_files.holds_pictures(folder / name) for name in picture_files.names(folder, folders=True))
 
 
+def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], seed: int, option: str) -> Listing:
+    """Return the listing with a part of every class' pictures as its validation split, the same for the same seed and
+    names; one picture of each class stays in training. DataError, which names the `option`, if there is none to take."""
+    by_class: dict[int, list[Picture]] = defaultdict(list)
+    for picture in listing.train:
+        by_class[picture.label].append(picture)
+    chosen: set[Picture] = set()
+    for pictures in by_class.values():
+        count = min(round(fraction * len(pictures)), len(pictures) - 1)
+        chosen |= set(shuffled(pictures, place, f"{seed} validation")[:count])
+    if not chosen:
+        largest = max(map(len, by_class.values()))
+        remedy = f"give {1 / largest:.2g} or more" if largest > 1 else "add pictures, for one stays in training"
+        raise DataError(f"{option} {fraction:g} takes no picture of any class: the largest has {largest}; {remedy}")
+    train = [picture for picture in listing.train if picture not in chosen]
+    return replace(listing, train=train, validation=[picture for picture in listing.train if picture in chosen])
+
+
+def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) -> list[Picture]:
+    """Return the pictures in an order that follows from `key` and their places alone."""
+
+    def drawn(picture: Picture) -> tuple[bytes, str]:
+        name = place(picture.file)
+        return hashlib.blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=16).digest(), name
+
+    return sorted(pictures, key=drawn)
+
+
 class FileIndex:
     """Picture files as numbered records, each a serialised tf.train.Example; the interface of RecordIndex."""
 
@@ -169,11 +172,9 @@ class FileIndex:
         return len(self._pictures)
 
     def name(self, record: int) -> str:
-        """The file."""
         return str(self._pictures[record].file)
 
     def picture(self, record: int) -> str:
-        """The file."""
         return self.name(record)
 
     def payload(self, record: int) -> bytes:
@@ -186,15 +187,10 @@ class FileIndex:
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
-    def damage(self, record: int) -> str | None:
-        """The fault in the file's header."""
-        reason = image_headers.file_fault(self._pictures[record].file)
-        return f"it {reason}" if reason else None
-
 
 def _loose(top: Path, splits: Splits) -> list[Path]:
     """The folders of training and validation, and those named like splits beside them, with pictures in no class folder."""
     places, beside = [splits.train, *[splits.validation] * bool(splits.validation)], splits.train.parent
     if splits.train != top:
-        places += [beside / name for name in picture_files.names(beside, folders=True) if split_folders.split_of(name)]
+        places += [beside / name for name in picture_files.names(beside, folders=True) if split_names.split_of(name)]
     return [place for place in dict.fromkeys(places) if picture_files.has_loose(place)]

@@ -27,7 +27,8 @@ def infer(data_dir: str, source: str = "--data-dir") -> str:
     from Datasets.formats import tfrecord
     from Datasets.sources import picture_files
 
-    if os.path.isdir(data_dir) and not tfrecord.named(Path(data_dir), "train") and picture_files.named_below(Path(data_dir)):
+    folder = Path(data_dir)
+    if folder.is_dir() and not tfrecord.shard_names(folder, "train") and picture_files.named_below(folder):
         return "imagefolder"
     for text, name in _NAMES_IN_PATHS:
         if text in data_dir.lower():

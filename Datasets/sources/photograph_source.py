@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, InputStage, OpenRequest, ReadRequest, Records, digest, whole_stream
+from Datasets.formats import conversion_info
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
 
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
 
 def open_shards(
     name: str, train: Sequence[Path], validation: Sequence[Path], folder: Path, request: OpenRequest
-) -> tuple[RecordIndex, RecordIndex | None, Tolerance]:
-    """The indexes of both splits of the data set `name`, None without validation shards, and their limit on bad records.
-
-    DataError without a single training record.
-    """
+) -> tuple[RecordIndex, RecordIndex | None, Tolerance, tuple[str, ...]]:
+    """Return the indexes of both splits of the data set `name`, None without validation shards, their limit on bad records,
+    and warnings about shards that have lost records. DataError without a single training record."""
     tolerance = Tolerance(request.skip_bad)
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):
         raise DataError(f"data set {name}: the {len(train)} training shards in {folder} hold no records")
-    # also with --no-validation: a run records how many pictures both splits have, and a digest of them, which the other
-    # instances, a call that goes on with it and later validations are compared with
-    return index, RecordIndex(validation, tolerance, request.environ) if validation else None, tolerance
+    # also with --no-validation: a run records the number of pictures of both splits and a digest of them, which other
+    # instances, a resumed run and later validations are compared with
+    held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
+    counts = index.counts() | (held_out.counts() if held_out else {})
+    return index, held_out, tolerance, conversion_info.check(train[0].parent, counts, bool(request.skip_bad))
 
 
 class PhotographSource:

@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from base.errors import DataError
-from base.storage import run_files
 from Datasets.formats import image_headers
 
 _SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".heic", ".heif", ".avif",
     ".jxl", ".jp2", ".ppm", ".pgm", ".tga",
 )  # fmt: skip
-_OF_SYSTEMS = frozenset(  # folders with copies, thumbnails or deleted files
+_SYSTEM_FOLDERS = frozenset(  # folders with copies, thumbnails or deleted files
     ("__macosx", "@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "lost+found",
      "__pycache__")
 )  # fmt: skip
 
 
-def below(folder: Path) -> list[Path]:
+def pictures_below(folder: Path) -> list[Path]:
     """Return every picture in a folder and the folders below, in the order of the paths, whatever they are called. DataError
     for a folder that cannot be read."""
     return sorted(file for file in files(folder) if is_picture(file))
@@ -63,20 +62,23 @@ def names(folder: Path, *, folders: bool) -> list[str]:
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below, through links too. A folder that is reached twice counts once, so every walk
-    ends."""
-    entered: set[str] = set()
-    _is_new(folder, folder, entered)
+    """Yield the files in a folder and below, through links too, but for links to a folder around it. A folder that is
+    reached twice counts once, so every walk ends."""
+    real = os.path.realpath(folder)
+    entered = {real, *map(str, Path(real).parents), os.path.realpath(folder.parent)}
     for here, folders, found in os.walk(folder, onerror=_raise_unreadable, followlinks=True):
-        seen = sorted(name for name in folders if not _is_hidden(name))
-        folders[:] = [name for name in seen if _is_new(Path(here, name), folder, entered)]
+        below = {name: os.path.realpath(os.path.join(here, name)) for name in sorted(folders) if not _is_hidden(name)}
+        folders[:] = []
+        for name, place in below.items():
+            if place not in entered:
+                entered.add(place)
+                folders.append(name)
         yield from (Path(here, name) for name in sorted(found) if not _is_hidden(name))
 
 
 def is_picture(file: Path) -> bool:
-    """Return whether a file counts as a picture: by its suffix, or else by its first bytes. Files that runs write are not
-    opened."""
-    return has_suffix(file.name) or (not run_files.is_own(file.name) and image_headers.file_fault(file) is None)
+    """Return whether a file counts as a picture: by its suffix, or else by its first bytes."""
+    return has_suffix(file.name) or image_headers.file_fault(file) is None
 
 
 def has_suffix(name: str) -> bool:
@@ -85,19 +87,7 @@ def has_suffix(name: str) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _OF_SYSTEMS
-
-
-def _is_new(folder: Path, walked: Path, entered: set[str]) -> bool:
-    """Return whether the walk has not entered a folder yet, by whatever name; counts it among the entered ones. DataError
-    for a link out of `walked` to a folder around it: every class would belong to this one."""
-    real = os.path.realpath(folder)
-    around = os.path.realpath(walked.parent), os.path.dirname(os.path.realpath(walked))
-    if any(Path(place).is_relative_to(real) for place in around):
-        raise DataError(f"{folder} is a link to {real}, the folder around {walked} or one further up; remove the link")
-    new = real not in entered
-    entered.add(real)
-    return new
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 def _raise_unreadable(error: OSError) -> NoReturn:

@@ -6,25 +6,17 @@ images-val. A folder that holds nothing but one folder of folders is entered.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from base.errors import DataError
 from Datasets.formats.class_names import normal
+from Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
 from Datasets.sources import picture_files
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
-_WORDS = {
-    **dict.fromkeys(("train", "training", "trainval", "trn"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation", "validate", "validating", "dev", "eval", "evaluation"), VALIDATION),
-    **dict.fromkeys(("test", "tests", "testing", "tst", "holdout"), TEST),
-}
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-_ENDING = re.compile(r"(set|data|images?|imgs?|pictures?|photos?|split)$")  # as in testset
-NAME_THEM = "give --train-dir and --validation-dir the folders of the splits"
-OF_CLASSES = "where these are classes, give --train-dir the folder around them"
+SPLITS_HINT = "give --train-dir and --validation-dir the folders of the splits"
+CLASSES_HINT = "where these are classes, give --train-dir the folder around them"
 
 
 @dataclass(frozen=True)
@@ -41,13 +33,6 @@ class Splits:
     def class_folders(self) -> list[str]:
         """The folders of training's classes, those without pictures too."""
         return _besides(picture_files.names(self.train, folders=True), self.train, self.apart)
-
-
-def split_of(name: str) -> str | None:
-    """Return the split that a name has a word for; None without one, or with words for several."""
-    words = (word.lower() for word in _WORD.findall(name))
-    found = {_WORDS.get(word) or _WORDS.get(_ENDING.sub("", word)) for word in words} - {None}
-    return found.pop() if len(found) == 1 else None
 
 
 def find(top: Path, train: Path | None = None, validation: Path | None = None) -> Splits:
@@ -77,12 +62,12 @@ def find(top: Path, train: Path | None = None, validation: Path | None = None) -
     train, validation = _same_inside(train), validation and _same_inside(validation)
     if others and not (validation and _classes_in(train) & _classes_in(validation)):
         raise DataError(
-            f"{here} has pictures in {few(others)}, and in folders below {train.name}: {train.name} may be a class, or all "
-            f"of the training; {NAME_THEM}, or move the other classes into {train.name}"
+            f"{here} has pictures in {listed(others)}, and in folders below {train.name}: {train.name} may be a class, or "
+            f"all of the training; {SPLITS_HINT}, or move the other classes into {train.name}"
         )
     if unused:
         are = "are" if len(unused) > 1 else "is"
-        notes += (f"{few(unused)} {are} left out: training is on {train}, validation on {validation}",)
+        notes += (f"{listed(unused)} {are} left out: training is on {train}, validation on {validation}",)
     return Splits(train, validation, validation, notes)
 
 
@@ -98,7 +83,7 @@ def _entered(top: Path, apart: Path | None) -> tuple[Path, list[str]]:
         if len(filled) != 1 or picture_files.has_loose(here) or not picture_files.filled(here / filled[0]):
             return here, filled
         if split_of(filled[0]) in (VALIDATION, TEST):
-            raise DataError(f"{here} has pictures in {filled[0]} alone, and none for training; {NAME_THEM}")
+            raise DataError(f"{here} has pictures in {filled[0]} alone, and none for training; {SPLITS_HINT}")
         here /= filled[0]
 
 
@@ -121,7 +106,7 @@ def _besides(folders: list[str], here: Path, apart: Path | None) -> list[str]:
 
 def _only(names: list[str], here: Path, purpose: str) -> str:
     if len(names) > 1:
-        raise DataError(f"{here} has several folders for {purpose}: {few(names)}; {NAME_THEM}")
+        raise DataError(f"{here} has several folders for {purpose}: {listed(names)}; {SPLITS_HINT}")
     return names[0]
 
 
@@ -132,8 +117,8 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
         splits = {split_of(each) for each in below} - {None}
         if TRAIN in splits and len(splits) > 1:
             raise DataError(
-                f"{here / name} holds splits ({few(below)}), which must lie around the classes, as train/{name}; move them, "
-                f"or {OF_CLASSES}"
+                f"{here / name} holds splits ({listed(below)}), which must lie around the classes, as train/{name}; move "
+                f"them, or {CLASSES_HINT}"
             )
     named = [*by_split[VALIDATION], *by_split[TEST]]
     others = [name for name in inner if name not in named]
@@ -141,17 +126,17 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
     for name in named:
         if len(named) > 1 or known & {*inner[name]}:
             raise DataError(
-                f"{here} has folders of classes in {few(named)}, and none for training; {NAME_THEM}; {OF_CLASSES}"
+                f"{here} has folders of classes in {listed(named)}, and none for training; {SPLITS_HINT}; {CLASSES_HINT}"
             )
     widest = max(map(set, inner.values()), key=len, default=set())
     alike = len(inner) > 1 and len(widest) > 1 and all(len(widest & {*each}) > 1 for each in inner.values())
     if alike and not any(picture_files.has_loose(here / name) for name in inner):
         raise DataError(
-            f"{few([*inner])} in {here} hold folders of the same names ({few(sorted(widest))}): for splits {NAME_THEM}; "
-            f"{OF_CLASSES}"
+            f"{listed([*inner])} in {here} hold folders of the same names ({listed(sorted(widest))}): for splits "
+            f"{SPLITS_HINT}; {CLASSES_HINT}"
         )
 
 
-def few(names: list[str] | tuple[str, ...]) -> str:
+def listed(names: list[str] | tuple[str, ...]) -> str:
     """Return the first names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,17 +46,16 @@ def sha256(path: str | Path) -> str:
 
 
 class Slices:
-    """The bytes of an open file, read slice by slice; OSError for bytes that are gone. `before_read` is called each time."""
+    """The bytes of an open file, read slice by slice; OSError for bytes that are gone."""
 
-    def __init__(self, file: BinaryIO, before_read: Callable[[], None] = lambda: None) -> None:
-        self._file, self._before_read = file, before_read
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._size = os.fstat(file.fileno()).st_size
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, place: slice) -> bytes:
-        self._before_read()
         start, end, _ = place.indices(self._size)
         data = os.pread(self._file.fileno(), max(end - start, 0), start)
         if start + len(data) < end:

@@ -34,7 +34,7 @@ def record_inference(run: Run, folder: Path) -> None:
     """Write the file of a run that begins."""
     from Datasets.formats import class_names
 
-    text = json.dumps(described(run, class_names.of(run.data_source.spec)), indent=1, ensure_ascii=False)
+    text = json.dumps(described(run, class_names.for_spec(run.data_source.spec)), indent=1, ensure_ascii=False)
     files.write_atomically(folder / FILE, text + "\n")
 
 
@@ -49,7 +49,7 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     known, spec = recorded_names(folder, recorded), run.data_source.spec
     if known and (len(known) != spec.num_classes or recorded.get(CLASSES) not in (None, digest_of(known))):
         raise CheckpointError(f"{folder / FILE} has other classes than the run recorded; {_REMEDY}")
-    return known or (() if recorded.get(CLASSES) and not spec.class_names else class_names.of(spec))
+    return known or (() if recorded.get(CLASSES) and not spec.class_names else class_names.for_spec(spec))
 
 
 def check_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:

@@ -127,7 +127,7 @@ def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
 def first_training_images(run: Run, start: int, most: int) -> dict[str, bytes]:
     """The first pictures of this instance's training from update `start` on, augmented and mixed as the network sees them,
     as PNG files by number and class. A stream of their own gives them: as draws are keyed, the training's is the same."""
-    request, names = run.training_request(start), class_names.of(run.data_source.spec)
+    request, names = run.training_request(start), class_names.for_spec(run.data_source.spec)
     with tf.Graph().as_default(), tf.Session() as session:
         stream = _stream(run, request, training=True)
         iterator = tf.data.make_initializable_iterator(stream.dataset()) if stream.dataset else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +13,7 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import Result, run
+from commands import run
 from splitmix import reference_below
 from streams import assert_equal, joined, opened, records, request, small, take
 
@@ -24,7 +23,7 @@ from Datasets import cifar
 from Datasets._spec import OpenRequest
 from Datasets.formats import idx, tfrecord
 from Datasets.pipeline import augmentation
-from Datasets.sources import generated, locate
+from Datasets.sources import generated
 from Datasets.sources.catalogue import published_spec
 from harness.run.recorded_arguments import changed_data, data_identity
 from tools.datasets import rebuild_fashion_mnist
@@ -111,16 +110,6 @@ def test_resumed_stream_is_the_later_part_and_blocks_are_shares(cifar_dir):
     assert_equal({n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()})
 
 
-def test_files_that_are_cut_short_while_they_are_read_are_named(cifar_dir):
-    source = opened("cifar-10", cifar_dir)
-    for file in cifar_dir.iterdir():
-        os.truncate(file, 3073)
-    with pytest.raises(tf.errors.OpError, match=r"data_batch_\d.bin cannot be read: the file has become shorter"):
-        take(lambda: source.train(request(dataset_cache=False)), 2)
-    with pytest.raises(DataError, match="test_batch.bin cannot be read: the file has become shorter"):
-        source.validation(request())
-
-
 def test_seeds_differ(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     a, b = (take(lambda s=s: source.train(request(seed=s)), 1)[0]["image"] for s in (1, 2))
@@ -193,56 +182,37 @@ def test_any_changed_byte_of_small_pictures_is_noticed_when_a_run_goes_on(cifar_
         assert changed_data(again, recorded) == ["as many pictures, but others or in another order"]
 
 
-def test_other_numbers_of_small_pictures_than_the_published_are_noted_and_none_to_validate_on_are_allowed(cifar_dir):
-    def head(*words: str) -> Result:
-        return run("train", "--dataset", "cifar-10", "--data-dir", cifar_dir, "--model-size", 8, "--dry-run", *words)
-
-    assert "validation pictures are in the files; the published cifar-10 has 50,000 and 10,000" in head().out
+def test_other_numbers_than_the_published_are_noted_and_validation_may_lack(cifar_dir):
+    words = ("train", "--dataset", "cifar-10", "--data-dir", cifar_dir, "--model-size", 8, "--dry-run")
+    assert "50,000 and 10,000" in run(*words).out
     (cifar_dir / "test_batch.bin").unlink()
-    assert "lacks" not in head("--no-validation").out
-    assert f"warning: data set cifar-10: {cifar_dir} lacks test_batch.bin" in head().out
+    missing = f"{cifar_dir} lacks test_batch.bin"
+    assert missing in run(*words).out and missing not in run(*words, "--no-validation").out
 
 
 @pytest.mark.parametrize(
-    ("damage", "parts"),
+    ("damage", "named"),
     [
-        (lambda d: (d / "data_batch_3.bin").write_bytes(b""), ["data_batch_3.bin", "0 bytes", "3073"]),
-        (lambda d: (d / "data_batch_3.bin").write_bytes(b"x" * 4000), ["data_batch_3.bin", "4000 bytes", "3073"]),
-        (
-            lambda d: (d / "test_batch.bin").write_bytes(b"\x0b" * 6146),
-            ["test_batch.bin", "record 0", "label 11", "0 to 9"],
-        ),
-        (lambda d: (d / "data_batch_1.bin").unlink(), ["lacks data_batch_1.bin"]),
-        (lambda d: [file.unlink() for file in d.iterdir()], ["cifar-10", "data_batch_1.bin", "cifar-10-batches-bin"]),
+        (lambda d: (d / "data_batch_3.bin").write_bytes(b""), "data_batch_3.bin is 0 bytes"),
+        (lambda d: (d / "data_batch_3.bin").write_bytes(b"x" * 4000), "data_batch_3.bin is 4000 bytes"),
+        (lambda d: (d / "test_batch.bin").write_bytes(b"\x0b" * 6146), "test_batch.bin .*record 0 has label 11"),
+        (lambda d: (d / "data_batch_1.bin").unlink(), "lacks data_batch_1.bin"),
+        (lambda d: [file.unlink() for file in d.iterdir()], "data_batch_1.bin"),
     ],
-    ids=["empty", "cut", "label", "one missing", "all missing"],
 )
-def test_wrong_cifar_files_are_named(cifar_dir, damage, parts):
+def test_wrong_cifar_files_are_named(cifar_dir, damage, named):
     damage(cifar_dir)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=named) as caught:
         opened("cifar-10", cifar_dir)
-    assert all(part in str(caught.value) for part in parts) and str(cifar_dir) in str(caught.value)
+    assert str(cifar_dir) in str(caught.value)
 
 
-def test_missing_folders_and_inference():
-    for folder, environ, part in (
-        (None, {}, "DATA_DIR"),
-        (Path("/no/such"), {}, "/no/such"),
-        (None, {"DATA_DIR": "/nowhere"}, "/nowhere"),
-    ):
-        for name in ("cifar-10", "cifar-100", "imagenet"):
-            with pytest.raises(DataError, match=part):
-                opened(name, folder, environ)
-    rows = {
-        "/d/ImageNet/cifar": "imagenet",
-        "/d/cifar100": "cifar-100",
-        "x/cifar-100-binary": "cifar-100",
-        "/cifar": "cifar-10",
-        "/fashion": "fashion-mnist-full",
-    }
-    assert {path: locate.infer(path) for path in rows} == rows
-    with pytest.raises(DataError, match="--dataset"):
-        locate.infer("/data/pets")
+@pytest.mark.parametrize("folder, environ, part", [(None, {}, "DATA_DIR"), (Path("/no/such"), {}, "/no/such"),
+                                                   (None, {"DATA_DIR": "/nowhere"}, "/nowhere")])  # fmt: skip
+def test_missing_folders_are_named(folder, environ, part):
+    for name in ("cifar-10", "cifar-100", "imagenet"):
+        with pytest.raises(DataError, match=part):
+            opened(name, folder, environ)
 
 
 # --- Fashion-MNIST ---------------------------------------------------------------------------------------------
@@ -329,10 +299,29 @@ def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
         opened("fashion-mnist-full", tmp_path, environ)
 
 
+@pytest.mark.parametrize(
+    ("images", "labels", "named"),
+    [
+        ((40, 28, 28), [1] * 39, "39 labels"),
+        ((0, 28, 28), [], "no pictures"),
+        ((2, 32, 32), [0, 1], "32 x 32"),
+        ((2, 28, 28), [0, 25], "label 25"),
+    ],
+)
+def test_idx_files_of_something_else_are_named(images, labels, named, tmp_path):
+    """And nothing of theirs is cached."""
+    for split in ("train", "t10k"):
+        for kind, array in (("images-idx3", np.zeros(images, np.uint8)), ("labels-idx1", np.uint8(labels))):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            (tmp_path / f"{split}-{kind}-ubyte").write_bytes(bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes())
+    with pytest.raises(DataError, match=f"{tmp_path}/train.*{named}"):
+        opened("fashion-mnist-full", tmp_path, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert not list((tmp_path / "cache").rglob("*.bin"))
+
+
 @pytest.mark.skipif(not idx.holds_idx(idx.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed")
-def test_embedded_file_is_rebuilt_from_the_package(capsys):
+def test_embedded_file_is_rebuilt_from_the_package():
     assert rebuild_fashion_mnist.main(["--check"]) == 0
-    assert "equal byte for byte" in capsys.readouterr().out or sys.platform != "linux"
 
 
 # --- ImageNet --------------------------------------------------------------------------------------------------
@@ -400,12 +389,6 @@ def test_imagenet_bytes_are_the_floats_cut_off(imagenet_dir):
     np.testing.assert_allclose(device, sent - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
 
 
-def test_imagenet_evaluation_preprocessing_on_training_is_the_same_each_epoch(imagenet_dir):
-    source = opened("imagenet", imagenet_dir)
-    got = joined(take(lambda: source.train(small(augment=False)), 6))["image"]
-    assert {image.tobytes() for image in got[:12]} == {image.tobytes() for image in got[12:]}
-
-
 def test_crops_keep_to_the_box_and_png_is_read(tmp_path):
     """A bright square in the dark is boxed: at least a tenth of it is in every crop."""
     picture = np.zeros((200, 300, 3), np.uint8)
@@ -418,26 +401,29 @@ def test_crops_keep_to_the_box_and_png_is_read(tmp_path):
     assert (got["image"].max((1, 2, 3)) > 200).all() and (got["label"] == 0).all()
 
 
-def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
-    (tmp_path / "train").mkdir()
-    for k in (0, 2):
-        (tmp_path / "train" / f"train-0000{k}-of-00003").symlink_to(imagenet_dir / f"train-0000{k}-of-00003")
-    with pytest.raises(DataError, match="lacks 1 of 3 train shards: train-00001-of-00003"):
-        opened("imagenet", tmp_path)
-    (tmp_path / "train" / "train-00001-of-00003").write_bytes(b"")
-    with pytest.raises(DataError, match="train-00001-of-00003 cannot be used: it is empty"):
-        opened("imagenet", tmp_path)
-    (tmp_path / "train" / "train-00001-of-00003").write_bytes((imagenet_dir / "train-00001-of-00003").read_bytes())
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda top: (top / "train-00001-of-00003").unlink(), "train-00001-of-00003"),
+        (lambda top: (top / "train-00001-of-00003").write_bytes(b""), "train-00001-of-00003"),
+        (lambda top: (top / "train-00000-of-00004").write_bytes(b""), "00003, .*00004"),
+        (lambda top: (top / "train-00003-of-00003").write_bytes(b""), "train-00003-of-00003"),
+        (lambda top: [file.unlink() for file in top.iterdir()], "--data-dir"),
+    ],
+)
+def test_missing_imagenet_shards_are_named(spoil, named, imagenet_dir, tmp_path):
+    for file in imagenet_dir.glob("train-*"):
+        (tmp_path / file.name).symlink_to(file)
     source = opened("imagenet", tmp_path)
     assert (source.spec.train_images, source.spec.validation_images) == (12, 0)
     with pytest.raises(DataError, match="no validation-"):
         source.validation(small())
-    (tmp_path / "train" / "train-00000-of-00004").write_bytes(b"")
-    with pytest.raises(DataError, match="of 00003, of 00004"):
+    spoiled = tmp_path / "train-00001-of-00003"
+    spoiled.unlink()
+    spoiled.write_bytes((imagenet_dir / spoiled.name).read_bytes())
+    spoil(tmp_path)
+    with pytest.raises(DataError, match=f"{tmp_path}.*{named}"):
         opened("imagenet", tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no train-[?]{5}-of-[?]{5} in"):
-        opened("imagenet", tmp_path / "empty")
 
 
 @pytest.mark.parametrize("spoilt", ["jpeg", "label", "bytes"])

@@ -223,7 +223,7 @@ def test_small_pictures_are_framed_as_the_records_are(tmp_path):
 def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, drawn):
     words = "--model-size 8 --precision 32.32 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
     for dataset, names in (
-        ("fashion-mnist", class_names.of(published_spec("fashion-mnist"))),
+        ("fashion-mnist", class_names.for_spec(published_spec("fashion-mnist"))),
         ("cifar-100 --generated-data", ()),
     ):
         folder = tmp_path / dataset[:5]
@@ -235,7 +235,7 @@ def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, dr
 
 
 def test_names_of_imagenet():
-    names = class_names.of(published_spec("imagenet"))
+    names = class_names.for_spec(published_spec("imagenet"))
     assert len(set(names)) == 1000
     assert [names[k] for k in (0, 285, 698, 967, 985, 999)] == [
         "tench", "Egyptian cat", "palace", "espresso", "daisy", "toilet tissue",

@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import io
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +67,22 @@ def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) 
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
+def plain_picture(seed: int = 0, height: int = 60, width: int = 90) -> Image.Image:
+    y, x = np.mgrid[0:height, 0:width]
+    planes = x * 255 // width, y * 255 // height, (x + y + 40 * seed) % 256
+    return Image.fromarray(np.stack(planes, -1).astype(np.uint8))
+
+
+def encoded(picture: Image.Image, form: str, **options) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, form, **options)
+    return stream.getvalue()
+
+
 def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
     """A picture of a few bytes whose header says that it is large."""
-    small, more = io.BytesIO(), {"exif": b"Exif"} if pillow_format == "WebP" else {}  # which gives it a canvas
-    Image.new("L", (16, 16), 128).save(small, pillow_format, **more)
-    data = bytearray(small.getvalue())
+    more = {"exif": b"Exif"} if pillow_format == "WebP" else {}  # which gives it a canvas
+    data = bytearray(encoded(Image.new("L", (16, 16), 128), pillow_format, **more))
     if pillow_format == "JPEG":
         at = data.index(b"\xff\xc0") + 5
         data[at : at + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
@@ -85,6 +97,63 @@ def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
     else:
         data[18:26] = width.to_bytes(4, "little") + height.to_bytes(4, "little")
     return bytes(data)
+
+
+BOMB = promising(20_000, 20_000)
+
+
+def _odd() -> dict[str, tuple[bytes, Image.Image]]:
+    """Files, and what they show."""
+    colour = plain_picture()
+    grey, few = colour.convert("L"), colour.convert("P", palette=Image.Palette.ADAPTIVE)
+    four = colour.quantize(4)  # one of which is a good part of the picture
+    most = int(np.bincount(np.asarray(four).ravel()).argmax())
+    sixteen = np.asarray(grey).astype(np.uint16) * 257
+    upright, turned = colour.transpose(Image.Transpose.ROTATE_270), Image.Exif()
+    turned[0x0112] = 6
+    rows = {
+        "grey JPEG": (grey, "JPEG", {"quality": 95}, grey),
+        "CMYK JPEG": (colour.convert("CMYK"), "JPEG", {"quality": 95}, colour),
+        "progressive JPEG": (colour, "JPEG", {"quality": 95, "progressive": True}, colour),
+        "JPEG that EXIF says is turned": (colour, "JPEG", {"quality": 95, "exif": turned}, upright),
+        "PNG": (colour, "PNG", {}, colour),
+        "PNG with alpha": (colour.convert("RGBA"), "PNG", {}, colour),
+        "grey PNG of 16 bits": (Image.fromarray(sixteen), "PNG", {}, grey),
+        "PNG with a colour table": (few, "PNG", {}, few),
+        "GIF": (few, "GIF", {}, few),
+        "animated GIF": (few, "GIF", {"save_all": True, "append_images": [few.rotate(180)]}, few),
+        "GIF with transparent pixels": (four, "GIF", {"transparency": most}, four),
+        "PNG with a transparent colour": (four, "PNG", {"transparency": most}, four),
+        "WebP": (colour, "WEBP", {"quality": 95}, colour),
+        "lossless WebP": (colour, "WEBP", {"lossless": True}, colour),
+        "WebP with alpha": (colour.convert("RGBA"), "WEBP", {"lossless": True}, colour),
+        "animated WebP": (colour, "WEBP", {"quality": 95, "save_all": True, "append_images": [colour.rotate(180)]}, colour),
+        "WebP that EXIF says is turned": (colour, "WEBP", {"quality": 95, "exif": turned}, upright),
+        "BMP": (colour, "BMP", {}, colour),
+        "grey BMP": (grey, "BMP", {}, grey),
+        "BMP with a colour table": (few, "BMP", {}, few),
+        "BMP of one bit": (grey.convert("1"), "BMP", {}, grey.convert("1")),
+    }
+    return {name: (encoded(picture, form, **options), seen) for name, (picture, form, options, seen) in rows.items()}
+
+
+ODD = _odd()
+
+
+def write_tree(
+    top: Path,
+    per_class: int = 3,
+    names: tuple[str, ...] = ("ant", "bee", "cat"),
+    suffix: str = ".JPEG",
+    kinds: Iterable[str] = ODD,
+) -> Path:
+    """Write a folder for each class; every odd kind under one and the same ending."""
+    files = [ODD[kind][0] for kind in kinds]
+    for k, name in enumerate(names):
+        (top / name).mkdir(parents=True)
+        for i in range(per_class):
+            (top / name / f"{i}{suffix}").write_bytes(files[(k * per_class + i) % len(files)])
+    return top
 
 
 def write_shards(folder: Path, split: str, records: list[bytes], shards: int) -> list[Path]:

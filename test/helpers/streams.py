@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets import cifar, fashion_mnist, imagenet
+from Datasets import cifar, fashion_mnist, imagefolder, imagenet
 from Datasets._spec import OpenRequest, ReadRequest
 
 
@@ -46,9 +46,9 @@ def records(count: int, seed: int, label_bytes: int = 1, classes: int = 10) -> n
     return rows
 
 
-def opened(name: str, folder: Path | None, environ: dict[str, str] | None = None):
-    tables = cifar.DATASETS | fashion_mnist.DATASETS | imagenet.DATASETS
-    return tables[name](OpenRequest(str(folder) if folder else None, environ or {}))
+def opened(name: str, folder: Path | None, environ: dict[str, str] | None = None, **options):
+    tables = cifar.DATASETS | fashion_mnist.DATASETS | imagenet.DATASETS | imagefolder.DATASETS
+    return tables[name](OpenRequest(str(folder) if folder else None, environ or {}, **options))
 
 
 def small(**changes) -> ReadRequest:

@@ -6,86 +6,106 @@ import csv
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
+from base import bounds
 from base.errors import DataError
 from base.fields import short
 from base.process import tf_runtime
 from base.process.progress import Progress
-from Datasets.formats import class_names
-from Datasets.sources import image_folder, split_folders
+from base.storage import input_files
+from Datasets.formats import class_names, split_names
+from Datasets.sources import image_folder
 from Datasets.sources.image_folder import BadFile, Listing, Picture
 
-TRAIN, VALIDATION = "train", "validation"
-_SPLITS = {split_folders.TRAIN: TRAIN, split_folders.VALIDATION: VALIDATION, split_folders.TEST: VALIDATION}
 _HEADINGS = {
     **dict.fromkeys(("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img"), 0),
     **dict.fromkeys(("label", "labels", "class", "class_name", "category", "target"), 1),
     **dict.fromkeys(("split", "set", "subset"), 2),
 }
-_MAX_BYTES = 1 << 30  # of a list: some ten million pictures
+_MAX_BYTES = 1 << 28  # of a list: some million pictures
 
 
 class _Row(NamedTuple):
     line: int
     path: str
     label: str
-    split: str  # "" where the file has no such column
+    split: str | None  # None where the file has no such column
 
 
-def of(source: Path, train: Path | None = None, validation: Path | None = None) -> Listing:
-    """The pictures of a folder, of which splits may be given, or of a CSV file."""
+def read(source: Path, train: Path | None = None, validation: Path | None = None) -> Listing:
+    """Return the pictures of a folder, of which splits may be given, or of a CSV file."""
     if source.is_dir():
         return image_folder.tree(source, train, validation)
-    if source.is_file():
-        return _of_rows(source, read_rows(source))
-    raise DataError(f"{source} is neither a folder nor a CSV file")
+    if not source.is_file():
+        raise DataError(f"{source} is neither a folder nor a CSV file")
+    rows = read_rows(source)
+    classes = class_names.ordered(row.label for row in rows)
+    label = {name: k for k, name in enumerate(classes, 1)}
+    held_out = {split_names.VALIDATION, split_names.TEST}
+    splits: tuple[list[Picture], list[Picture]] = ([], [])
+    lines: dict[str, int] = {}
+    for row in rows:
+        place = os.path.normpath(os.path.join(os.path.abspath(source.parent), row.path))
+        if lines.setdefault(place, row.line) != row.line:
+            raise DataError(f"{source}, line {row.line}: {row.path} is in line {lines[place]} already")
+        splits[row.split in held_out].append(Picture(source.parent / row.path, label[row.label]))
+    return Listing(classes, splits[0], splits[1] if rows[0].split else None)
 
 
 def read_rows(file: Path) -> list[_Row]:
-    """The rows of a CSV file: path, label and maybe split, split by commas, semicolons or tabs, maybe with headings."""
+    """Return the rows of a CSV file: path, label and maybe split, with commas, semicolons or tabs, maybe with headings."""
     rows: list[_Row] = []
     order: Sequence[int] = ()
-    if file.stat().st_size > _MAX_BYTES:
-        raise DataError(f"{file} has more than the {_MAX_BYTES:,} bytes that are read of a list")
+    line = 1
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, strict=True, delimiter=_delimiter(stream))
-            for cells in reader:
-                cells = [cell.strip() for cell in cells]
-                if not any(cells):
-                    continue
-                where = f"{file}, line {reader.line_num}"
-                if not order:
-                    order = _columns(cells, where)
-                    if cells[0].lower() in _HEADINGS:
-                        continue
-                rows.append(_row(cells, order, reader.line_num, where))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is no UTF-8 text (byte {error.start}); is it a CSV file?") from None
-    except csv.Error as error:
-        raise DataError(f"{file}, line {reader.line_num}: {error}") from None
+        text = input_files.text(file, _MAX_BYTES).removeprefix("\ufeff").split("\n")
+        first = next((each for each in text if each.strip()), "")
+        delimiter = next((each for each in ",;\t" if len(next(csv.reader([first], delimiter=each), ())) > 1), ",")
+        reader = csv.reader((f"{each}\n" for each in text), strict=True, delimiter=delimiter)
+        for cells in reader:
+            line, cells = reader.line_num, [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            order = order or _columns(cells)
+            if rows or cells[0].lower() not in _HEADINGS:
+                rows.append(_row(line, cells, order))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as a CSV file: {bounds.reason(error)}") from None
+    except (csv.Error, ValueError) as error:
+        raise DataError(f"{file}, line {line}: {error}") from None
     if not rows:
         raise DataError(f"{file} has no rows: it needs a path and a label in each")
     return rows
 
 
-def _delimiter(stream: TextIO) -> str:
-    """The comma, or what separates two or three columns in the first line with text that has none by it."""
-    first = next((line for line in stream if line.strip()), "")
-    stream.seek(0)
-    with suppress(csv.Error):
-        for delimiter in ",;\t":
-            if len(next(csv.reader([first], delimiter=delimiter))) > 1:
-                return delimiter
-    return ","
+def _columns(first: list[str]) -> Sequence[int]:
+    """Return for each column its place in path, label, split, by the headings if there are some."""
+    order: Sequence[int] = range(len(first))
+    if first[0].lower() in _HEADINGS:
+        order = [_HEADINGS.get(cell.lower(), -1) for cell in first]
+    if sorted(order) not in ([0, 1], [0, 1, 2]):
+        raise ValueError(f"the columns must be path, label and maybe split, not {short(', '.join(first))}")
+    return order
+
+
+def _row(line: int, cells: list[str], order: Sequence[int]) -> _Row:
+    if len(cells) != len(order):
+        raise ValueError(f"{len(cells)} columns, but the first line has {len(order)}")
+    path, label, split = (dict(zip(order, cells)).get(k) for k in range(3))
+    for what, value in (("path", path), ("label", label)):
+        if not value or not value.isprintable():
+            raise ValueError(f"the {what} '{short(value)}' is empty, or has unprintable characters")
+    known = split_names.split_of(split) if split is not None else ""
+    if known is None:
+        raise ValueError(f"the split is '{short(split)}', neither train nor validation")
+    return _Row(line, path, class_names.normal(label), known or None)
 
 
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
-    """The pictures that training can decode, and the other files."""
+    """Return the pictures that training can decode, and the other files."""
     tf_runtime.import_tensorflow("3")  # the reasons are printed here
     from Datasets.pipeline import decoding
 
@@ -95,8 +115,6 @@ def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
         for file, reason in zip(files, pool.map(decoding.Decoder().file_fault, files)):
             bad += [BadFile(file, reason)] * bool(reason)
             progress.advance()
-    if not bad:
-        return listing, []
     left_out = {each.file for each in bad}
 
     def good(split: list[Picture]) -> list[Picture]:
@@ -104,72 +122,3 @@ def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
 
     held_out = None if listing.validation is None else good(listing.validation)
     return replace(listing, train=good(listing.train), validation=held_out), bad
-
-
-def check_every_class(listing: Listing) -> None:
-    """Raise if a class has no picture to train on."""
-    with_some = {picture.label for picture in listing.train}
-    for label, name in enumerate(listing.classes, 1):
-        if label not in with_some:
-            raise DataError(f"class {short(name)} has no picture for training left; add one or remove the class")
-
-
-def _of_rows(file: Path, rows: list[_Row]) -> Listing:
-    classes = _classes(file, rows)
-    label = {name: k for k, name in enumerate(classes, 1)}
-    splits: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
-    lines: dict[str, int] = {}
-    for row in rows:
-        place = os.path.normpath(os.path.join(os.path.abspath(file.parent), row.path))
-        if place in lines:
-            raise DataError(f"{file}, line {row.line}: {row.path} is in line {lines[place]} already")
-        lines[place] = row.line
-        splits[row.split or TRAIN].append(Picture(file.parent / row.path, label[row.label]))
-    return Listing(classes, splits[TRAIN], splits[VALIDATION] if rows[0].split else None)
-
-
-def _classes(file: Path, rows: list[_Row]) -> tuple[str, ...]:
-    """The labels in their order; DataError where one number has two spellings."""
-    lines: dict[str, int] = {}
-    for row in rows:
-        lines.setdefault(row.label, row.line)
-    names = list(lines)
-    same = class_names.same_number(names)
-    if same:
-        first, second = (names[place] for place in same)
-        raise DataError(
-            f"{file}, line {lines[second]}: the label {short(second)} is the number of {short(first)} in line "
-            f"{lines[first]}; write it one way"
-        )
-    return class_names.ordered(names)
-
-
-def _columns(first: list[str], where: str) -> Sequence[int]:
-    """Return for each column the index into path, label, split, by the first line."""
-    if first[0].lower() not in _HEADINGS:
-        return range(len(first))
-    unknown = [cell for cell in first if cell.lower() not in _HEADINGS]
-    if unknown:
-        raise DataError(f"{where}: no heading is called '{short(unknown[0])}'; the columns are path, label and maybe split")
-    order = [_HEADINGS[cell.lower()] for cell in first]
-    if len(set(order)) != len(order) or not {0, 1} <= set(order):
-        raise DataError(f"{where}: the headings {short(', '.join(first))} must be path, label and maybe split, each once")
-    return order
-
-
-def _row(cells: list[str], order: Sequence[int], line: int, where: str) -> _Row:
-    if len(order) not in (2, 3):
-        raise DataError(f"{where}: {len(order)} columns; a row has a path, a label and maybe train or validation")
-    if len(cells) != len(order):
-        raise DataError(f"{where}: {len(cells)} columns, but the first line has {len(order)}")
-    values = dict(zip(order, cells))
-    path, label, split = values[0], values[1], values.get(2)
-    for what, value in (("path", path), ("label", label)):
-        if not value:
-            raise DataError(f"{where}: the {what} is empty")
-        if not value.isprintable():
-            raise DataError(f"{where}: the {what} '{short(value)}' has unprintable characters")
-    known = _SPLITS.get(split_folders.split_of(split) or "") if split is not None else ""
-    if known is None:
-        raise DataError(f"{where}: the split is '{short(split)}', neither {TRAIN} nor {VALIDATION}")
-    return _Row(line, path, class_names.normal(label), known)

@@ -18,68 +18,202 @@ import argparse
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from base.errors import DataError
 from base.process import command_line, tf_runtime
 from base.process.progress import Progress
-from tools.datasets import dataset_checks
+from base.storage import input_files
+from base.storage.input_files import Slices
+from Datasets.formats import class_names, conversion_info, image_headers, tf_example, tfrecord
+from Datasets.formats.binary import RecordFile, RecordLayout
+from Datasets.sources import catalogue, image_folder, locate
 
 if TYPE_CHECKING:
-    from tools.datasets.example_checks import ExampleChecker
+    from Datasets.pipeline import decoding
+
+_stop = threading.Event()  # set by a signal, when a file may be long
+
+
+class Checked(NamedTuple):
+    """The number of records of a file, whole and damaged ones, and a line on each damage."""
+
+    records: int
+    findings: list[str]
+
+
+class Work(NamedTuple):
+    """The files of a data set, their check, the findings about the set as a whole, and notes."""
+
+    kind: str
+    files: list[Path]
+    check: Callable[[Path], Checked]
+    findings: list[str]
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None  # of conversion.json
 
 
 def main(argv: list[str]) -> int:
     """parse -> find -> check every file -> count."""
     arguments = _parse(argv)
-
-    def checker() -> ExampleChecker:
-        tf_runtime.import_tensorflow()
-        from tools.datasets.example_checks import ExampleChecker
-
-        return ExampleChecker(arguments.decode)
-
-    stop = threading.Event()
-    work = dataset_checks.work(Path(arguments.folder), arguments.num_classes, checker, stop)
-    for note in work.notes:
-        print(note)
-    for finding in work.findings:
-        print(finding)
-    records, damaged = 0, len(work.findings)
+    work = find(Path(arguments.folder), arguments.num_classes, arguments.decode)
+    for line in (*work.notes, *work.findings):
+        print(line)
+    counts, damaged = {}, len(work.findings)
+    _stop.clear()
     with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(arguments.jobs) as pool:
         try:
-            futures = [pool.submit(check, file) for file, check in work.files]
-            for future in futures:  # in the order of the files
-                result = future.result()
+            for file, result in zip(work.files, pool.map(work.check, work.files)):
                 for finding in result.findings:
                     print(finding)
-                records += result.records
+                counts[file.name] = result.records + counts.get(file.name, 0)
                 damaged += len(result.findings)
                 progress.advance()
-        finally:  # also after a signal, when a file may be long
-            stop.set()
+        finally:
+            _stop.set()
             pool.shutdown(cancel_futures=True)
+    if work.folder:
+        lost = conversion_info.differences(work.folder, counts)
+        print("".join(f"{line}\n" for line in lost), end="")
+        damaged += len(lost)
+    records = sum(counts.values())
     print(f"{work.kind}: {len(work.files)} files, {records} records, {damaged or 'nothing'} damaged or missing")
     return 1 if damaged else 0
+
+
+def find(folder: Path, num_classes: int | None, decode: bool) -> Work:
+    """Return the checks of a folder's data set; DataError if there is none. `num_classes`: the number of labels, where
+    labels.txt does not name them."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder")
+    work = _shards(folder, num_classes, decode) or _binaries(folder) or _tree(folder, decode)
+    if work is None:
+        raise DataError(
+            f"no data set in {folder}: looked for TFRecord shards train-?????-of-????? (also in train/ and validation/), "
+            "for CIFAR's binary files (data_batch_1.bin, train.bin), and for a tree with one folder for each class"
+        )
+    return work
+
+
+def _shards(folder: Path, num_classes: int | None, decode: bool) -> Work | None:
+    files, findings = [], []
+    for split, below in (("train", ("train",)), ("validation", ("validation", "val"))):
+        for place in filter(Path.is_dir, (folder, *(folder / name for name in below))):
+            files += [place / match[0] for match in tfrecord.shard_names(place, split)]
+            findings += _error_of(partial(tfrecord.shards, place, split))
+    if not files:
+        return None
+    damaged = _error_of(partial(conversion_info.read, files[0].parent))
+    names, named_in = class_names.beside(files[:1], folder)
+    if names:
+        class_names.agree(names, num_classes, str(named_in))
+    first = class_names.first_label(named_in.parent)
+    labels = range(first, first + (len(names) or num_classes or class_names.IMAGENET_CLASSES))
+    decoder = _decoder()
+    check = partial(check_shard, labels=labels, picture_fault=decoder.fault if decode else lambda _: None)
+    return Work("TFRecord shards", files, check, findings + damaged, folder=None if damaged else files[0].parent)
+
+
+def _error_of(read: Callable[[], object]) -> list[str]:
+    try:
+        read()
+    except DataError as error:
+        return [str(error)]
+    return []
+
+
+def check_shard(file: Path, labels: range, picture_fault: Callable[[bytes], str | None]) -> Checked:
+    """Return the damage to a shard, up to the first damaged length."""
+    findings: list[str] = []
+    count = 0
+    try:
+        with input_files.open_regular_file(file) as stream:
+            content = Slices(stream)
+            for offset, length in tfrecord.payload_places(file, content):
+                if _stop.is_set():
+                    break
+                payload, damage = tfrecord.payload(content, offset, length)
+                if reason := damage or tf_example.fault(payload, labels, picture_fault):
+                    findings.append(f"{file}: record {count}: {reason}")
+                count += 1
+    except tfrecord.LostRecords as lost:
+        findings.append(f"{lost.place}: {lost.reason}")
+        count += lost.record is not None
+    except OSError as error:
+        findings.append(f"{file} cannot be read: {error.strerror}")
+    except DataError as error:
+        findings.append(str(error))
+    return Checked(count, findings)
+
+
+def _binaries(folder: Path) -> Work | None:
+    for name, known in catalogue.table("BINARY_FILES").items():
+        wanted = (*known.train, *known.validation)
+        for place in (folder, *locate.folders_called(known.folder, folder)):
+            there = [place / file for file in wanted if (place / file).is_file()]
+            if there:
+                missing = [f"{place / file}: is missing" for file in wanted if place / file not in there]
+                check = partial(check_binary, layout=known.layout, classes=catalogue.published_spec(name).num_classes)
+                return Work(f"{name} binary files", there, check, missing)
+    return None
+
+
+def check_binary(file: Path, layout: RecordLayout, classes: int) -> Checked:
+    """Return the wrong lengths and labels of a file, as it has no checksums."""
+    try:
+        records = RecordFile(file, layout)
+        labels = records.labels()
+    except DataError as error:
+        return Checked(0, [str(error)])
+    if not records.size:
+        return Checked(0, [f"{file}: is empty"])
+    findings = [
+        f"{file}: record {k}: its label is {labels[k]}, outside 0 to {classes - 1}"
+        for k in np.flatnonzero(labels >= classes)
+    ]
+    cut = bool(records.size % layout.record_bytes)
+    if cut:
+        findings.append(f"{file}: record {len(records)}: {tfrecord.CUT.format(size=records.size)}")
+    return Checked(len(records) + cut, findings)
+
+
+def _tree(folder: Path, decode: bool) -> Work | None:
+    if not image_folder.is_tree(folder):
+        return None
+    tree = image_folder.tree(folder)
+    fault = _decoder().file_fault if decode else image_headers.file_fault
+
+    def check(file: Path) -> Checked:
+        reason = fault(file)
+        return Checked(1, [f"{file}: {reason}"] if reason else [])
+
+    files = [picture.file for picture in (*tree.train, *(tree.validation or ()))]
+    return Work("tree of pictures", files, check, [], tree.notes)
+
+
+def _decoder() -> decoding.Decoder:
+    tf_runtime.import_tensorflow()
+    from Datasets.pipeline import decoding
+
+    return decoding.Decoder()
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = command_line.Parser(
         prog="python -m Datasets.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
+    add, whole = parser.add_argument, command_line.int_between
     add("folder", metavar="DIR", help="the data set")
     add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every picture (default)")
-    add(
-        "--num-classes",
-        type=command_line.int_between(1, 2**31 - 1),
-        metavar="N",
-        help="labels are from 1 to N (default: labels.txt, else 1000)",
-    )
-    jobs = command_line.int_between(1, 256)
-    add("--jobs", type=jobs, metavar="N", default=os.cpu_count() or 1, help="files checked at once")
+    labels = "labels are from 1 to N (default: labels.txt, else 1000)"
+    add("--num-classes", type=whole(1, 2**31 - 1), metavar="N", help=labels)
+    add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
     return parser.parse_args(argv)
 
 

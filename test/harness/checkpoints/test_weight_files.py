@@ -9,7 +9,6 @@ import random
 import struct
 import tracemalloc
 import zipfile
-import zlib
 from pathlib import Path
 
 import fuzzing
@@ -22,8 +21,7 @@ from base.process import command_line
 from harness.checkpoints import npz_weights
 from harness.checkpoints.npz_weights import NpzError
 from tools import compare_runs, foreign, import_weights, weight_files
-from tools.foreign import ForeignError
-from tools.weight_files import ImportFailure
+from tools.architectures import ImportFailure
 
 REFERENCES = plugins.ROOT / "test/references"
 KERNEL = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -68,7 +66,7 @@ def refused(read, path: Path, content: bytes) -> str:
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        with pytest.raises((NpzError, ImportFailure, ForeignError)) as caught:
+        with pytest.raises((NpzError, ImportFailure)) as caught:
             read(path)
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
@@ -172,8 +170,6 @@ SAFETENSORS = {
     "no place": tensors({"a": 3}),
     "half a place": tensors(entry(places=[0])),
     "behind the end": tensors(entry(), bytes(95)),
-    "over another": tensors(entry() | {"b": entry()["a"]}, bytes(96)),
-    "rest": tensors(entry(), bytes(97)),
     "huge": tensors(entry(shape=[2**40]), bytes(96)),
     "negative": tensors(entry(shape=[-2, -12]), bytes(96)),
     "words": tensors(entry(shape="24"), bytes(96)),
@@ -225,31 +221,8 @@ def virtual(file) -> None:
     file.create_virtual_dataset("a", layout)
 
 
-def nested(file) -> None:
-    file.create_group("/".join("g" * 40))["a"] = KERNEL
-
-
 def holes(file) -> None:
     file.create_dataset("a", (2**20,), "f4", chunks=(2**10,))[:24] = KERNEL.reshape(-1)
-
-
-def twice(file) -> None:
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((10,))
-    properties.set_deflate(9)
-    properties.set_deflate(9)
-    kind, space = h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((10,))
-    packed = zlib.compress(zlib.compress(bytes(40)))
-    h5py.h5d.create(file.id, b"a", kind, space, properties).write_direct_chunk((0,), packed)
-
-
-def _chunk(packed: bytes, **how):
-    """Fills a file with one chunk of 40 bytes, as it is packed."""
-
-    def fill(file) -> None:
-        file.create_dataset("a", (10,), "f4", chunks=(10,), **how).id.write_direct_chunk((0,), packed)
-
-    return fill
 
 
 H5 = {
@@ -257,19 +230,11 @@ H5 = {
     "never written": lambda file: file.create_dataset("a", (2**20,), "f4"),
     "huge chunks": lambda file: file.create_dataset("a", shape=(4,), dtype="f4", chunks=(2**29,), maxshape=(None,)),
     "holes": holes,
-    "adding up": lambda file: [file.create_dataset(f"{k}", (2**27,), "f4", chunks=(2**27,), compression=9) for k in range(3)],
     "virtual": virtual,
     "external": lambda file: file.create_dataset("a", (4,), "u1", external=[("/etc/passwd", 0, 4)]),
     "empty": lambda file: file.create_dataset("a", data=h5py.Empty("f4")),
     "words": lambda file: file.create_dataset("a", data="hello"),
     "references": lambda file: file.create_dataset("a", (2,), h5py.ref_dtype),
-    "deep": nested,
-    # five kilobytes took three gigabytes, or any number of them with a second filter
-    "bomb": _chunk(zlib.compress(bytes(40_000)), compression=9),
-    "large bomb": _chunk(zlib.compress(bytes(4_000_000)), compression=9),
-    "packed twice": twice,
-    "packed otherwise": lambda file: file.create_dataset("a", data=KERNEL, compression="lzf"),
-    "no zlib": _chunk(b"junk", compression=9),
 }  # fmt: skip
 
 
@@ -343,10 +308,10 @@ def test_shapes_that_no_network_has():
     }
     for name, shapes in wrong.items():
         for shape in shapes:
-            with pytest.raises(ForeignError):
+            with pytest.raises(ImportFailure):
                 foreign.identify({**theirs, name: np.broadcast_to(np.float32(0), shape)})
     for names in ({**theirs, "module.fc.bias": theirs["fc.bias"]}, {"a\n" + "x" * 100_000: theirs["fc.bias"]}):
-        with pytest.raises(ForeignError) as caught:
+        with pytest.raises(ImportFailure) as caught:
             foreign.identify(names)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
@@ -440,7 +405,7 @@ def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig):
         foreign.identify(weight_files.arrays(path))
 
     count = fuzzing.rounds(*ROUNDS[suffix], pytestconfig)
-    errors = (NpzError, ImportFailure, ForeignError)
+    errors = (NpzError, ImportFailure)
     assert fuzzing.hold(suffix, count, make, read, errors, MEMORY) > 0
 
 
@@ -475,4 +440,4 @@ def test_whatever_names_and_shapes_there_are(pytestconfig):
         foreign.identify({key: np.lib.stride_tricks.as_strided(one, each, [0] * len(each)) for key, each in shapes.items()})
 
     count = fuzzing.rounds(15, 600, pytestconfig)
-    assert fuzzing.hold("names and shapes", count, make, read, ForeignError) > 0
+    assert fuzzing.hold("names and shapes", count, make, read, ImportFailure) > 0
