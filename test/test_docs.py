@@ -33,10 +33,10 @@ TOOLS = {
     "export.md": ("harness/export/export_options.py",),
     "comparison.md": ("harness/export/export_options.py",),
     "half-precision.md": ("tools/compare_runs.py",),
-    "number-formats.md": ("tools/formats.py",),
+    "number-formats.md": ("tools/formats.py", "tools/study.py"),
     "distributed.md": ("tools/simulate_groups.py",),
     "sweeps.md": ("tools/sweep.py",),
-    "measured.md": ("tools/findings.py",),
+    "measured.md": ("tools/findings.py", "tools/study.py"),
     "planner.md": ("harness/planning/plan_options.py", "tools/fit_planner.py"),
     "README.md": ("harness/planning/plan_options.py",),
     "installing.md": ("harness/planning/plan_options.py",),
@@ -44,22 +44,12 @@ TOOLS = {
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
-    "schedulers.md": {
-        "--job-name",
-        "--nodes",
-        "--ntasks-per-node",
-        "--time",
-        "--signal",
-        "--requeue",
-        "--open-mode",
-        "--kill-on-bad-exit",
-        "--resv-ports",
-        "--mpi",
-    },
+    "schedulers.md": {"--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
+                      "--kill-on-bad-exit", "--resv-ports", "--mpi"},
     "reading-a-run.md": {"--slow"},
     "measured.md": {"--slow"},
     "installing.md": {"--no-deps", "--rm"},
-}
+}  # fmt: skip
 
 
 def name(page: Path) -> str:

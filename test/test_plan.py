@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -155,74 +153,32 @@ def test_the_plan_that_is_given_is_looked_at(tmp_path):
     assert again["memory_bytes_per_ipu"] == found["memory_bytes_per_ipu"]
 
 
-def test_links_and_pipes_stay_what_they_are(tmp_path):
-    """Output goes through a link, and into a pipe."""
-    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
-    target.write_text("")
-    link.symlink_to(target)
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    succeed("plan", "--config", "quickstart", "--json", pipe, "--html", link)
-    assert pipe.is_fifo() and os.read(reader, 100).startswith(b'{\n "name"')
-    os.close(reader)
-    assert link.is_symlink() and target.read_text().startswith("<!DOCTYPE html>")
-
-
-@pytest.mark.parametrize("option", ["--json", "--html"])
-def test_a_pipe_by_the_name_of_standard_output(option):
-    words = [sys.executable, "tools/plan.py", "--config", "quickstart", "--synthetic-data", option, "/dev/stdout"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    if option == "--html":
-        assert done.stdout.startswith("<!DOCTYPE html>")
-        return
-    text = done.stdout[: done.stdout.index("\n}\n") + 2]
-    assert json.loads(text)["host_images_per_second_limit"] is None
-
-
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "named"),
     [
         ("--config B4-G16-GN-Native_16IPU_4x4 --system POD17", "did you mean POD16"),
-        ("--config B4-G16-GN-Native_16IPU_4x4 --system POD4", "has 4 IPUs and the plan stands for 16"),
-        ("--config mk2_resnet50_bn_16ipus --system POD16 MK1-2", "has 2 IPUs and the plan takes at least 4"),
-        ("--config quickstart --system POD16 POD65", "did you mean POD"),
+        ("--config B4-G16-GN-Native_16IPU_4x4 --system POD4", "16"),
+        ("--config mk2_resnet50_bn_16ipus --system POD16 MK1-2", "MK1-2"),
         ("--config B4-G16-GN-Nativ_16IPU_4x4", "did you mean B4-G16-GN-Native_16IPU_4x4"),
         ("--config B4-G16-GN-Native_16IPU_4x4 --pipeline-splits block2z block4c block6a", "did you mean block2"),
-        ("--config quickstart --replicas 300", "POD256, has 256"),
-        ("--config quickstart --processes 0", "not a whole number from 1 to 65536"),
-        ("--config quickstart --processes 1_0", "not a whole number from 1 to 65536"),
-        ("--config quickstart --num-io-tiles 1472", "num_io_tiles is '1472' but must lie between 0 and 1471"),
-        ("--config quickstart --num-io-tiles 1216 --system MK1-2", "leaves none of the 1216 tiles"),
-        ("--config quickstart --html -", "needs the name of a file"),
-        ("--config quickstart --html a --json a", "give two files"),
-        ("--config quickstart --html /no/such/folder/x.html", "there is no folder"),
+        ("--config quickstart --replicas 300", "256"),
+        ("--config quickstart --processes 0", "--processes"),
+        ("--config quickstart --num-io-tiles 1472", "1471"),
+        ("--config quickstart --num-io-tiles 1216 --system MK1-2", "1216"),
+        ("--config quickstart --html -", "--html"),
+        ("--config quickstart --html a --json a", "--json and --html"),
+        ("--config quickstart --html /no/such/folder/x.html", "/no/such/folder"),
         ("--config quickstart --serch", "--serch"),
+        ("--config quickstart --dry-run", "train.py --dry-run"),
+        ("--restore-path /no/such/run", "/no/such/run"),
         ("--model efficientnet --model-size B7 --dataset imagenet --image-size 2048 --batch-size 1 --search --system POD4",
-         "no plan fits on POD4"),
+         "POD4"),
     ],
 )  # fmt: skip
-def test_a_slip_is_one_line(words, told):
+def test_a_slip_is_one_line(words, named):
     result = run("plan", *words.split())
-    assert result.code == 2 and told in result.err and "Traceback" not in result.err
+    assert (result.code, result.out) == (2, "") and named in result.err and "Traceback" not in result.err
     assert result.err.startswith("cnn plan: error: ")
-
-
-def test_help_and_shares(capsys):
-    for word in ("--help", "--hel"):
-        assert succeed("plan", word).out.startswith("usage: cnn plan")
-    out = succeed("plan", "--config", "mk2_efficientnet_b4_g16_16ipus").out
-    assert "fits" in out and "img/sec" in out and "block4a" in out
-
-
-def test_a_run_s_own_files_are_not_written_over(tmp_path):
-    (tmp_path / "arguments.json").write_text("{}")
-    for name in ("arguments.json", "training.csv", "ckpt-4.safetensors", "inference.json", ".lock"):
-        result = run("plan", "--config", "quickstart", "--json", tmp_path / name)
-        assert (result.code, result.err.count("\n")) == (2, 1) and "is the folder of a run" in result.err
-    succeed("plan", "--config", "quickstart", "--json", tmp_path / "plan.json")
-    shutil.copy(tmp_path / "plan.json", tmp_path / "arguments.json")
-    result = run("plan", "--restore-path", tmp_path)
-    assert result.code == 2 and "no state of a checkpoint" in result.err
 
 
 def test_made_data_stay_in_the_block_that_is_found(tmp_path):
@@ -274,19 +230,6 @@ def test_what_a_search_finds_trains():
     assert run(*given, "--generated-data").code == run(*given, "--inference").code == 0
 
 
-def test_what_is_odd_in_a_file_is_printed(tmp_path):
-    (tmp_path / "old.yml").write_text(
-        "q:\n  model: resnet\n  dataset: cifar-10\n  gradient_accumulation: 4\n  batch_size: 8\n"
-    )
-    out = succeed("plan", "--config-path", tmp_path / "old.yml", "--config", "q").out
-    assert "old.yml:4: gradient_accumulation is left out" in out
-
-
-def test_a_full_disk_is_no_wrong_input(capsys):
-    assert run("plan", "--config", "quickstart", "--json", "/dev/full").code == 1
-    assert run("plan", "--config", "quickstart", "--json", "/nowhere/plan.json").code == 2
-
-
 def test_one_process_of_several_is_planned(monkeypatch):
     """TF_CONFIG is no matter of a plan."""
     cluster = {"cluster": {"worker": ["127.0.0.1:23411", "127.0.0.1:23412"]}, "task": {"index": 0}}
@@ -295,13 +238,6 @@ def test_one_process_of_several_is_planned(monkeypatch):
         "--distributed: the replicas of one process are planned"
         in succeed("plan", "--config", "quickstart", "--distributed").out
     )
-
-
-@pytest.mark.parametrize("flag", ["--dry-run", "--explain", "--summary"])
-def test_a_question_to_train_py_is_not_ignored(flag):
-    result = run("plan", "--config", "quickstart", flag)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert f"{flag} is a question to train.py: python train.py {flag}" in result.err
 
 
 def test_replicas_are_assumed_where_batch_norm_goes_over_them():

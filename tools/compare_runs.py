@@ -12,21 +12,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from base import bounds
 from base.errors import OptionError
 from base.process import command_line
-from harness.reports import output, plot
-
-_USUAL = "compared.svg"
+from harness.reports import chart, output, plot
 
 
 def main(argv: list[str]) -> int:
-    """The command line."""
+    """Draw the runs."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.PENS)}")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="the runs' names (default: the folders')")
     parser.add_argument("--title", default="", help="above the picture")
-    parser.add_argument("--output", metavar="FILE", help=f"(default: {_USUAL})")
+    parser.add_argument("--output", metavar="FILE", default="compared.svg", help="(default: %(default)s)")
     arguments = parser.parse_args(argv)
     folders = [Path(run) for run in arguments.runs]
     labels = arguments.labels or [folder.resolve().name for folder in folders]
@@ -39,18 +36,12 @@ def main(argv: list[str]) -> int:
             began = (folder / "arguments.json").exists()
             what = "has no rows yet" if began else "is not a run's folder"
             parser.error(f"{folder} {what}: it has no training.csv")
-    target = Path(_USUAL if arguments.output is None else arguments.output)
-    replaces = output.PICTURE if arguments.output is None else output.ANY  # a name that is given is meant
-    try:
-        print(plot.write_comparison(list(zip(labels, folders)), arguments.title, target, replaces))
-    except OptionError as error:
-        parser.error(f"--output {error}")
-    except ValueError as error:
-        parser.error(bounds.reason(error))
-    except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        parser.error(f"--output {target} cannot be written: {error.strerror}; give the name of a file")
+    runs = [(label, *plot.tables(folder)) for label, folder in zip(labels, folders)]
+    picture = chart.figure(plot.comparison_panels(runs), arguments.title)
+    output.write_atomically(arguments.output, picture, output.PICTURE)
+    print(arguments.output)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("compare_runs", main, None, ()))
+    sys.exit(command_line.run("compare_runs", main, None, (OptionError,)))

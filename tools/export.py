@@ -21,8 +21,8 @@ from base.fields import escaped
 from base.process import command_line, tf_runtime
 from base.storage import files
 from harness.commands import answers
-from harness.export import agreement, export_folder, export_options, file_formats, network, pictures
-from harness.export.agreement import ExportError
+from harness.export import comparison, export_folder, export_options, file_formats, network
+from harness.export.comparison import ExportError
 from harness.export.export_options import ExportRequest
 from harness.export.file_formats import FORMATS, Content
 from harness.export.network import TrainedNetwork
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
+    """parse -> network -> its graph -> every format, compared with the checkpoint -> the folder."""
     answers.answer_general(argv, "train")
     request = export_options.parse(argv)
     if request is None:
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     texts = exported.texts(embedded.shape(exported.run)[1])
     export_folder.check(request.output, texts, request.force)
     if request.int8:
-        pictures.check_calibration(exported)
+        comparison.check_calibration(exported)
     for line in (*exported.notes, exported.title()):
         print(escaped(line))
     if not exported.run.options.main.dry_run:
@@ -59,18 +59,18 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
     from harness.programs import build
 
     with export_folder.staged(request.output) as staging:
-        checked = pictures.checking(exported)
-        expected = agreement.own_answers(exported, checked.images)
-        print(f"Held against the checkpoint's own program on {len(expected)} {checked.origin}:")
+        checked = comparison.checking(exported)
+        expected = comparison.own_answers(exported, checked.images)
+        print(f"Compared with the checkpoint's own program on {len(expected)} {checked.origin}:")
         graph = build.portable_graph(exported.run, exported.values)
         for name, file in request.files.items():
             quantised = file == FORMATS[name].quantised
             content = _content(exported, graph, texts, quantised)
             with files.naming(request.output / file):
                 answers = _answers(name, content, staging / file, checked.images)
-            compared = agreement.compare(expected, answers)
+            compared = comparison.compare(expected, answers)
             size_text = f"{file}, {export_folder.size(staging / file) / 1e6:.1f} MB"
-            bound = agreement.bound(exported, quantised)
+            bound = comparison.bound(exported, quantised)
             if not compared.keeps(bound):
                 raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; nothing was written")
             print(f"  {size_text}: {compared}")
@@ -80,7 +80,7 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
 
 def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
     """Return the facts that a converter needs."""
-    calibration = pictures.calibration(exported) if quantised else None
+    calibration = comparison.calibration(exported) if quantised else None
     return Content(graph=graph, labels=exported.names, texts=texts, calibration=calibration)
 
 
@@ -89,7 +89,7 @@ def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.
     try:
         with file_formats.quiet():
             FORMATS[name].write(content, path)
-            return agreement.answers(FORMATS[name].runner(path), images)
+            return comparison.answers(FORMATS[name].runner(path), images)
     except (OSError, MemoryError, ExportError):
         raise
     except Exception as error:  # converters and runtimes raise classes of their own

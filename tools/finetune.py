@@ -37,7 +37,7 @@ from tools import report
 
 
 def main(argv: list[str]) -> int:
-    """look -> classifier -> network -> the best of both. A call made again resumes a fine-tuning that was stopped."""
+    """survey -> classifier -> network -> the best of both. Repeat a call to resume a fine-tuning that was stopped."""
     options, given = _parse(argv)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn finetune trains in one process: start it without poprun; train.py trains in several")
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
     _check_place(top)
     asks = False
-    for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while
+    for stage in chosen:  # before the survey, which may take a while
         parsed = cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train").options
         asks = entry.only_asks(parsed)
     places = {flag(name): getattr(parsed.dataset, name) for name in data.SPLIT_FOLDERS}
@@ -60,12 +60,12 @@ def main(argv: list[str]) -> int:
     try:
         return _tune(chosen, given, folder, top, asks)
     except StopRequest:
-        print(f"Go on with the whole: {hints.command('finetune', *argv)}")
+        print(f"Resume the whole with: {hints.command('finetune', *argv)}")
         raise
 
 
 def _tune(chosen: Sequence[TrainingStage], given: Sequence[str], folder: Path, top: Path, asks: bool) -> int:
-    """Train the stages, and tell of the best of them; the exit code. `asks`: they only answer a question."""
+    """Train the stages and report the best of them; return the exit code. `asks`: they only answer a question."""
     reached: Best | None = None
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
@@ -127,7 +127,7 @@ def _finished(top: Path, best: Best) -> None:
 
 
 def _for_these_pictures(given: Sequence[str], pictures: survey.Survey) -> list[str]:
-    """The options, after those that the folder asks for: damaged files, each told of, are passed over, and a folder with
+    """The options, after those that the folder asks for: damaged files, which are listed, are skipped, and a folder with
     pictures for validation is not split."""
     for bad in pictures.bad:
         print(f"left out: {escaped(str(bad.file))} {bad.reason}")

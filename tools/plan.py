@@ -10,13 +10,14 @@ from __future__ import annotations
 if not __package__:  # called by its path
     import begin  # noqa: F401
 
+import json
 import sys
 from collections.abc import Sequence
 
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import predict
 from harness.commands import answers
-from harness.planning import json_text, page, plan_options, planned_config, table
+from harness.planning import page, plan_options, planned_config, table
 from harness.planning.plan_options import PlanRequest
 from harness.planning.planned_config import Planned
 from harness.reports import output
@@ -27,15 +28,19 @@ def main(argv: Sequence[str]) -> int:
     answers.answer_general(list(argv), "train")
     request = plan_options.parse(argv)
     if request.help:
-        print(table.help_text(plan_options.parser()), end="")
+        print(plan_options.parser().format_help(), end="")
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
     if request.html:
         output.write_atomically(request.html, page.render(planned), output.PAGE)
     if request.json:
-        json_text.json_file(planned, request.json)
-    if request.json != "-":
-        print(table.report(planned))
+        plans = [each.values(share) for each, share in zip(planned, planned_config.efficiencies(planned))]
+        text = json.dumps(plans if len(plans) > 1 else plans[0], indent=1) + "\n"
+        if request.json == "-":
+            print(text, end="")
+            return 0
+        output.write_atomically(request.json, text, output.JSON)
+    print(table.report(planned))
     return 0
 
 

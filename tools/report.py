@@ -20,11 +20,10 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import escaped
 from base.process import command_line
-from base.storage import files
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import answers
-from harness.report_page import measuring, page, run_folder
+from harness.report_page import page, run_folder
 from harness.report_page.page import FILE, MAX_RUNS, Reported
 from harness.report_page.run_folder import RunFolder
 from harness.reports import output
@@ -35,16 +34,12 @@ def main(argv: list[str]) -> int:
     given = _parsed(argv)
     runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in given.runs.values()]
     own = runs[0][0].path / FILE
-    target = Path(given.html) if given.html else own
+    target = Path(given.html or own)
     may_replace = (FILE,) * (len(runs) == 1 and target.resolve() == own.resolve())
-    kind = output.ANY if target.is_symlink() and not given.html else output.PAGE  # the page takes the link's place
-    output.check(str(target), kind, "give --html FILE elsewhere, or make the folder writable", may_replace)
+    output.check(str(target), output.PAGE, may_replace)
     left_out = "--no-evaluation was given"
-    text = page.render([Reported(each[0], missing=left_out) if given.no_evaluation else _evaluated(*each) for each in runs])
-    if given.html:  # through a link, or into a pipe
-        output.write_atomically(given.html, text, output.PAGE, may_replace)
-    else:
-        files.write_atomically(target, text)
+    text = page.render([Reported(run, missing=left_out) if given.no_evaluation else _evaluated(run, at) for run, at in runs])
+    output.write_atomically(str(target), text, output.PAGE, may_replace)
     print(escaped(str(target)))
     return 0
 
@@ -77,10 +72,12 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
     """A run with the answers of a checkpoint, or its newest one; without checkpoint or data, the page says what is
     missing."""
+    from harness.report_page import evaluation
+
     say = partial(print, file=sys.stderr)
     try:
-        return Reported(run, measuring.evaluated(run.path, say, checkpoint))
-    except measuring.Missing as error:
+        return Reported(run, evaluation.evaluate(run.path, say, checkpoint))
+    except evaluation.NoEvaluation as error:
         say(f"warning: {run.path} is reported by its rows alone: {error}")
         return Reported(run, missing=str(error))
 

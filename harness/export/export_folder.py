@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from base.errors import OptionError
-from base.process.signals import Signals
 from base.storage import files, input_files, locks
 from harness.export.file_formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
@@ -37,19 +36,13 @@ def _has(folder: Path, texts: Mapping[str, str]) -> bool:
         return False
 
 
-@contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """Make a folder on the same disk for unfinished files; nothing of it stays. OptionError if that is not possible."""
-    with ExitStack() as stack:
-        try:
-            beside = stack.enter_context(locks.scratch_folder(files.nearest_folder(folder), ".unfinished-export-"))
-        except OSError as error:
-            raise OptionError(f"--output {folder} cannot be written: {error.strerror}; give another place") from None
-        yield beside
+def staged(folder: Path) -> AbstractContextManager[Path]:
+    """Make a folder on the same disk for unfinished files, and remove it in the end."""
+    return locks.scratch_folder(files.nearest_folder(folder), ".unfinished-export-")
 
 
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Move finished files into their folder, with the texts that belong to them; files of another export go.
+    """Move finished files into their folder, with the texts that belong to them, and remove those of another export.
 
     The texts go first: by them `check` recognises this export when a call was killed in between.
     """
@@ -58,20 +51,14 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
         with files.naming(folder / name):
             (staging / name).write_text(text, encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    with Signals() as signals, signals.deferred(telling="stopping when the export is in its place"):
-        for name in () if _has(folder, texts) else FILES:
-            _remove(folder / name)
-        for name in (*texts, *finished):
-            if (folder / name).is_dir() or (staging / name).is_dir():  # a file replaces a file at once
-                _remove(folder / name)
-            os.replace(staging / name, folder / name)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    for name in finished if _has(folder, texts) else FILES:
+        place = folder / name
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+    for name in (*texts, *finished):
+        os.replace(staging / name, folder / name)
 
 
 def size(path: Path) -> int:

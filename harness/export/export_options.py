@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from base import plugins
 from base.errors import OptionError
@@ -15,22 +13,10 @@ from base.fields import short
 from base.process import command_line
 from harness.checkpoints import find, npz_weights
 from harness.export.file_formats import FORMATS
-from harness.options import catalogue, sources
+from harness.options import sources
 
 SCRIPT = "validation"  # whose options describe a network and its data
 FOLDER = "export"  # in a run's folder, by default
-_OTHER_FLAGS = {"--format": "--to", "--formats": "--to", "--type": "--to", "--quantize": "--int8", "--quantise": "--int8"}
-_LONGEST_FLAG = 100  # characters of one that is compared with others
-_NEAREST = {  # what other tools call it, or what leads to it
-    "keras": "savedmodel", "tf": "savedmodel", "tensorflow": "savedmodel", "pb": "frozen", "graphdef": "frozen",
-    "lite": "tflite", "litert": "tflite", "torchscript": "onnx", "pytorch": "onnx", "torch": "onnx", "openvino": "onnx",
-    "tensorrt": "onnx", "engine": "onnx", "coreml": "onnx",
-}  # fmt: skip
-
-
-class _Parser(command_line.HelpParser):
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; cnn export --help lists the options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +39,7 @@ class ExportRequest:
 
 def parser() -> argparse.ArgumentParser:
     """cnn export's own options; those of data set and model are validation.py's."""
-    own = _Parser(
+    own = command_line.Parser(
         prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
         description="Writes a trained network to files for other runtimes, and holds each of them against the checkpoint.",
@@ -65,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--to", action="append", default=[], metavar="FORMAT", help=f"one or more of {', '.join(FORMATS)}, with commas")
     add("--output", metavar="DIR", help="where the files go (default: a folder export in the run's)")
     add("--int8", action="store_true", help="tflite with 8-bit weights and activations, fitted to training pictures")
-    add("--force", action="store_true", help="replace an export of something else that lies there")
+    add("--force", action="store_true", help="replace the export of another network")
     add("--restore-path", metavar="RUN", help="the same as RUN")
     add("-h", "--help", action="store_true", help="this text")
     return own
@@ -76,15 +62,12 @@ def parse(argv: Sequence[str]) -> ExportRequest | None:
     known, rest = parser().parse_known_args(list(argv))
     if known.help or "help" in sources.given_arguments(rest, SCRIPT):  # shortened, as validation.py takes it
         return None
-    _check_spelling(rest)
     path = _path(known.path, known.restore_path, rest)
     names = tuple(dict.fromkeys(_format(word) for words in known.to for word in words.split(",") if word.strip()))
     if not names:
         raise OptionError(f"--to is missing: one or more of {', '.join(FORMATS)}, with commas between them")
     if known.int8 and not any(FORMATS[name].quantised for name in names):
         raise OptionError(f"--int8 is for tflite, and --to has {', '.join(names)}; add tflite, or leave --int8 out")
-    if known.output == "":
-        raise OptionError("--output needs the name of a folder")
     output = Path(known.output) if known.output else _beside(Path(path))
     return ExportRequest(
         path=path, formats=names, output=output, int8=known.int8, force=known.force,
@@ -112,20 +95,9 @@ def _format(word: str) -> str:
     name = word.strip().lower().replace("_", "").replace("-", "")
     if name in FORMATS:
         return name
-    near = f"; did you mean {_NEAREST[name]}?" if name in _NEAREST else plugins.did_you_mean(name, list(FORMATS))
+    near = plugins.did_you_mean(name, list(FORMATS))
     listed = f"{near} There are" if near else "; there are"
     raise OptionError(f"--to: no format '{short(word.strip())}'{listed}: {', '.join(FORMATS)}")
-
-
-def _check_spelling(rest: Sequence[str]) -> None:
-    """Raise OptionError for a flag that is nearly one of the export's own, and none of validation.py's."""
-    own, known = [flag for each in parser()._actions for flag in each.option_strings], catalogue.all_options(SCRIPT).flags()
-    for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
-        if word in _OTHER_FLAGS:
-            raise OptionError(f"unknown option {word}; did you mean {_OTHER_FLAGS[word]}?")
-        near = difflib.get_close_matches(word[:_LONGEST_FLAG], own, 1, 0.75)
-        if near and not any(flag.startswith(word) for flag in known):
-            raise OptionError(f"unknown option {short(word)}; did you mean {near[0]}?")
 
 
 def _beside(path: Path) -> Path:

@@ -63,7 +63,7 @@ def check_packages(names: Sequence[str]) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, converters and runtimes write nothing to standard error; what they raise is told anyway."""
+    """Keep converters and runtimes from writing to standard error."""
     sys.stderr.flush()
     before, saved = logging.root.manager.disable, os.dup(2)
     logging.disable(logging.WARNING)
@@ -219,16 +219,6 @@ def _onnx_runner(path: Path) -> Runner:
 FORMATS = {
     "savedmodel": Format(file="saved_model", write=_write_saved_model, runner=_saved_model_runner),
     "frozen": Format(file="frozen.pb", write=_write_frozen, runner=_frozen_runner),
-    "tflite": Format(
-        file="model.tflite",
-        quantised="model_int8.tflite",
-        write=_write_tflite,
-        runner=_tflite_runner,
-    ),
-    "onnx": Format(
-        file="model.onnx",
-        write=_write_onnx,
-        runner=_onnx_runner,
-        packages=("tf2onnx", "onnx", "onnxruntime"),
-    ),
+    "tflite": Format(file="model.tflite", quantised="model_int8.tflite", write=_write_tflite, runner=_tflite_runner),
+    "onnx": Format(file="model.onnx", write=_write_onnx, runner=_onnx_runner, packages=("tf2onnx", "onnx", "onnxruntime")),
 }

@@ -54,7 +54,7 @@ class TrainedNetwork:
         return f"Exporting {self.checkpoint.prefix}: {run.name.split('_bs')[0]}, {size}"
 
     def texts(self, side: int) -> dict[str, str]:
-        """Return the files that tell of the network, by name; `side`: of the pictures that it takes."""
+        """Return the files that describe the network, by name; `side`: of the images that it takes."""
         described = preprocessing.described(self.run.data_source.spec, self.run.request(1))
         about = {
             "network": self.run.name.split("_bs")[0],

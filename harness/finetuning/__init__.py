@@ -1,1 +1,1 @@
-"""Fine-tuning on a folder of pictures: what lies in the folder, and the trainings that follow one another."""
+"""Fine-tuning on a folder of pictures: the survey of the folder, and the stages of the training."""

@@ -17,27 +17,16 @@ from harness.options.sections import with_trait
 from harness.reports import validations
 
 # options of the call that are the network's training alone: its length, its rates, and what moves
-_LAST_ONLY = frozenset(
-    [
-        "variable_filter",
-        "abs_learning_rate",
-        "base_learning_rate_exponent",
-        "lr_schedule",
-        "stop_after",
-        "patience",
-        "epochs",
-        "iterations",
-        "label_smoothing",
-        "weight_avg_N",
-        "weight_avg_exp",
-    ]
-)
+_LAST_ONLY = frozenset((
+    "variable_filter", "abs_learning_rate", "base_learning_rate_exponent", "lr_schedule", "stop_after", "patience", "epochs",
+    "iterations", "label_smoothing", "weight_avg_N", "weight_avg_exp",
+))  # fmt: skip
 _OWN: Mapping[str, str] = {  # options that have a meaning of their own here, and the way to do the same
     "config": "the stages have configurations of their own; give single options, which win",
     "config_path": "the stages have configurations of their own; give single options, which win",
     "release": "the stages have configurations of their own; give single options, which win",
-    "restore_path": "the same call goes on with a fine-tuning that was stopped",
-    "autoresume": "the same call goes on anyway",
+    "restore_path": "the same call resumes a fine-tuning that was stopped",
+    "autoresume": "the same call resumes anyway",
     "distributed": "it trains in one process; train.py trains in several",
     "logs": "the stages hand their weights on in their folders",
     "validation": "the best weights are those of its validation; it validates anyway",

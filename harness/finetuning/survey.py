@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from Datasets.pipeline import decoding
 
 MAX_READ = 20_000  # pictures whose bytes are read; of more, the first ones, as a look is to take seconds
-FEW = 10  # pictures of a class, below which an accuracy of validation tells little
+FEW = 10  # pictures of a class, below which a validation accuracy means little
 _READ_TOGETHER = 16
 
 
@@ -81,7 +81,7 @@ class Survey:
             )
         across = self._in_several_classes()
         if across:
-            lines.append(f"warning: {short(across)} lies in several classes")
+            lines.append(f"warning: {short(across)} is in several classes")
         return lines
 
     def _in_several_classes(self) -> Path | None:
@@ -100,9 +100,7 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
         raise DataError(f"{top} is not a folder; give the one with a folder of pictures for each class")
     listing = image_folder.tree(top, train, validation)
     if len(listing.classes) < 2:
-        raise DataError(
-            f"{top} has one class, {listing.classes[0]}: there is nothing to tell apart; add a folder for another"
-        )
+        raise DataError(f"{top} has one class, {listing.classes[0]}: there is nothing to learn; add a folder for another")
     pictures = [*listing.train, *(listing.validation or ())][:MAX_READ]
     bad = image_folder.damaged(pictures)
     tf_runtime.import_tensorflow("3")

@@ -11,7 +11,7 @@ from emulator.plan.schedules import SCHEDULES
 from harness.planning import table
 from harness.planning.planned_config import Planned
 from harness.report_page import markup
-from harness.reports import chart, timeline
+from harness.reports import timeline
 from harness.reports.chart import ALL, BLUE, GREY, RED, Box, Rows
 from harness.reports.prediction import MIB
 
@@ -58,11 +58,7 @@ def _section(planned: Planned) -> str:
     )
 
 
-def _figure(panel: Rows) -> str:
-    return markup.figure(chart.figure([panel], alone=False))
-
-
-def _timeline(prediction: Prediction) -> str:
+def _timeline(prediction: Prediction) -> Rows:
     """Return the beginning of an update, with the stages' real durations."""
     timing, plan = prediction.timing, prediction.workload.plan
     count, names = min(plan.accumulation, SHOWN * len(prediction.memories)), _ipus(prediction)
@@ -70,14 +66,14 @@ def _timeline(prediction: Prediction) -> str:
         (action, 1e3 * begin, 1e3 * end, f"{1e3 * (end - begin):.2f} ms") for action, begin, end in timing.placed(count)
     ]
     title = f"{plan.schedule}, one replica: {count} of {plan.accumulation} micro-batches"
-    return _figure(timeline.panel(title, cells, names, "ms"))
+    return timeline.panel(title, cells, names, "ms")
 
 
 def _ipus(prediction: Prediction) -> list[str]:
     return [f"IPU {k}" for k in range(len(prediction.memories))]
 
 
-def _memory(prediction: Prediction) -> str:
+def _memory(prediction: Prediction) -> Rows:
     """Return each IPU's memory as a stacked bar against the limit."""
     marks, limit = [], prediction.capacity / MIB
     for row, memory in enumerate(prediction.memories):
@@ -88,10 +84,10 @@ def _memory(prediction: Prediction) -> str:
             begin = end
     marks.append(Box(limit, limit, RED, ALL, f"limit: {limit:,.0f} MiB", least=2, thick=1))
     axis = 0.0, 1.03 * max(limit, prediction.fullest.total / MIB)
-    return _figure(Rows("Memory of each IPU", _ipus(prediction), marks, "MiB", x_axis=axis))
+    return Rows("Memory of each IPU", _ipus(prediction), marks, "MiB", x_axis=axis)
 
 
-def _update(prediction: Prediction) -> str:
+def _update(prediction: Prediction) -> Rows:
     """Return the parts of an update's time, or of an inference's."""
     rows = [
         (f"{name.replace('_', ' ')}: {1e3 * seconds:,.2f} ms", seconds, BLUE)
@@ -101,7 +97,7 @@ def _update(prediction: Prediction) -> str:
     return _bars(f"Where the time of {table.unit_of_work(prediction)} goes", rows)
 
 
-def _schedules(prediction: Prediction) -> str:
+def _schedules(prediction: Prediction) -> Rows:
     """Return bars of images a second, one for each schedule of the plan's stages."""
     rows = []
     for schedule in SCHEDULES:
@@ -113,7 +109,7 @@ def _schedules(prediction: Prediction) -> str:
     return _bars("Schedules", rows)
 
 
-def _rates(planned: Sequence[Planned]) -> str:
+def _rates(planned: Sequence[Planned]) -> Rows:
     """Return bars of images a second, one for each plan; those that do not fit are red."""
     rows = []
     for each in planned:
@@ -123,8 +119,8 @@ def _rates(planned: Sequence[Planned]) -> str:
     return _bars("Images a second, and memory of the fullest IPU", rows)
 
 
-def _bars(title: str, rows: Iterable[tuple[str, float, str]]) -> str:
+def _bars(title: str, rows: Iterable[tuple[str, float, str]]) -> Rows:
     """Return rows of (words, value, colour)."""
     rows = list(rows)
     bars = [Box(0, value, colour, k) for k, (_, value, colour) in enumerate(rows)]
-    return _figure(Rows(title, [words for words, _, _ in rows], bars, tick="", height=16))
+    return Rows(title, [words for words, _, _ in rows], bars, tick="", height=16)

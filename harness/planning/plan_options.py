@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from base.errors import OptionError
 from base.process import command_line
@@ -30,11 +30,6 @@ RANDOM = "--generated-data"  # a plan reads no data,
 FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
 
 
-class _Parser(command_line.HelpParser):
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; cnn plan --help lists the options")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """The options of cnn plan, and the words for train.py's options of each configuration."""
@@ -51,7 +46,12 @@ class PlanRequest:
 
 def parser() -> argparse.ArgumentParser:
     """cnn plan's own options; all others are those of train.py."""
-    own = _Parser(prog="cnn plan", add_help=False, allow_abbrev=False)
+    own = command_line.Parser(
+        prog="cnn plan", add_help=False, allow_abbrev=False,
+        description="Plans a training on an IPU system before anything runs: memory of each IPU, rate, parts of the time.",
+        epilog="All other options are those of train.py: python train.py --help lists them. It alone answers --dry-run, "
+        "--explain, --summary and --list-configs.",
+    )  # fmt: skip
     own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
                      help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16; several for the same global batch on "
                      "each (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
@@ -74,10 +74,8 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     known, rest = parser().parse_known_args(list(argv))
     _check_answered_elsewhere(rest)
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
-        if target == "" or (option, target) == ("--html", "-"):
-            raise OptionError(
-                f"{option} needs the name of a file" + ("; standard output, -, is for --json" if target else "")
-            )
+        if (option, target) == ("--html", "-"):
+            raise OptionError("--html needs the name of a file; standard output, -, is for --json")
         if target and target != "-":
             output.check(target, kind)
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
@@ -104,7 +102,7 @@ def _check_answered_elsewhere(words: list[str]) -> None:
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
     """The run that train.py, or validation.py, would begin with these words, without its data; with --restore-path, the run
-    that goes on.
+    that is resumed.
 
     Options that a configuration leaves out because it is only the base of others are assumed, as the notes say: ImageNet,
     and replicas enough for batch norm's span.

@@ -43,6 +43,14 @@ class Planned:
         follows = self.run.options.training.global_batch_size is not None
         return remedies(self.prediction, None if follows else self.run.plan.accumulation)
 
+    def values(self, efficiency: float | None) -> dict[str, Any]:
+        """Return the plan for JSON."""
+        found = {}
+        if self.given:
+            found = {"configuration": self.block, "looked_at": self.looked_at, "given": self.given.values()}
+        scaling = {"efficiency": efficiency, "undivided": self.undivided, "remedies": list(self.remedies)}
+        return {"name": self.name, **self.prediction.values(), **scaling, **found}
+
     @property
     def block_name(self) -> str:
         """The plan's name as a configuration."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -14,19 +13,6 @@ from harness.planning.planned_config import Planned, efficiencies
 from harness.reports.prediction import MIB, duration
 
 NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
-_OPTIONS = (
-    "All other options are those of train.py, and mean the same: python train.py --help lists them. It alone answers "
-    "--dry-run, --explain, --summary and --list-configs."
-)
-
-
-def help_text(parser: argparse.ArgumentParser) -> str:
-    """Return the help of cnn plan."""
-    parser.description = (
-        "Plans a training on an IPU system before anything runs: memory of each IPU, rate, and where the time goes."
-    )
-    parser.epilog = _OPTIONS
-    return parser.format_help()
 
 
 def report(planned: Sequence[Planned]) -> str:
@@ -55,7 +41,7 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
 
 
 def unit_of_work(prediction: Prediction) -> str:
-    """Return the work whose seconds a prediction tells, with its article."""
+    """Return the unit of work that a prediction is about."""
     return "an update" if prediction.workload.training else "a micro-batch"
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from html import escape
+from typing import TYPE_CHECKING
 
 from harness.report_page import markup
-from harness.report_page.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from harness.report_page.evaluation import Evaluation
 
 _MATRIX = 25  # classes that a matrix is drawn for
 _LISTED = 30  # classes that are shown at once
@@ -21,7 +24,7 @@ def section(scored: Evaluation) -> str:
     return "\n".join(
         [
             markup.paragraph(introduction),
-            markup.charts(f"<div>{markup.heading(3, title)}{content}</div>" for title, content in blocks),
+            markup.side_by_side(f"<div>{markup.heading(3, title)}{content}</div>" for title, content in blocks),
             markup.heading(3, "Most confident mistakes"),
             _mistakes(scored),
         ]

@@ -1,14 +1,32 @@
-"""A checkpoint's answers to the validation images, and what can be counted among them."""
+"""The answers of a run's newest checkpoint to its validation images, and what can be counted among them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+from base.errors import DataError, OptionError, WrongInput
+from base.process import command_line, tf_runtime
+from harness.checkpoints import compatibility, read
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.commands import entry
+from harness.evaluation import inference_record, predictions
+from harness.evaluation.validate import local_micro_batches
+from harness.evaluation.weights import SavedWeights
+from harness.programs import program_cache
+from harness.run.run import Run
+from log import RunLog
+
+if TYPE_CHECKING:
+    from ipu_utils import InferenceProgram
+
+_SMALL = 64  # pixels: an image up to this side is kept as it is
+_SIDE = 160  # pixels of a larger one
 WRONG = 12  # images that are shown, the most confident mistakes
 
 
@@ -38,15 +56,11 @@ class Evaluation:
 
     def confusion_matrix(self) -> np.ndarray:
         """Return numbers of images [label, answer]."""
-        import numpy as np
-
         pairs = self.labels * self.classes + self.answers[:, 0]
         return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
     def most_confused(self, most: int) -> list[tuple[int, int, int]]:
         """Return the most frequent (class, wrong answer, count), the most frequent first."""
-        import numpy as np
-
         wrong = self.labels != self.answers[:, 0]
         pairs = np.stack([self.labels[wrong], self.answers[wrong, 0]])
         pairs, count = np.unique(pairs, axis=1, return_counts=True)
@@ -54,7 +68,103 @@ class Evaluation:
 
     def mistakes(self) -> list[int]:
         """Return the places of the wrong answers with the highest probabilities, the highest first."""
-        import numpy as np
-
         order = np.argsort(-self.probabilities[:, 0], kind="stable")
         return [int(k) for k in order[self.labels[order] != self.answers[order, 0]][:WRONG]]
+
+
+class NoEvaluation(Exception):
+    """Why there are no answers, in a line: no whole checkpoint, or no data that can be read."""
+
+
+def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None = None) -> Evaluation:
+    """Return the answers of a run's checkpoint, or of the newest one that is whole; NoEvaluation without it or its data.
+    `say`: takes lines."""
+    try:
+        return _evaluate(folder, say, checkpoint)
+    except WrongInput as error:
+        raise NoEvaluation(str(error).splitlines()[0].removeprefix("--restore-path ")) from error
+    except Exception as error:
+        if not tf_runtime.is_of_tensorflow(error):
+            raise
+        raise NoEvaluation(tf_runtime.device_error(error).splitlines()[0]) from error  # as of a record that is damaged
+
+
+def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
+    """Return the answers with their images."""
+    words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
+    checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_latest(folder)
+    for line in warnings:
+        say(line)
+    recorded = entry.recorded_options(folder, words, "validation")
+    run = entry.start(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
+    if run.options.dataset.random_data:
+        raise DataError("the run's data are random: no answer can be right or wrong")
+    if not run.data_source.spec.validation_images:
+        raise DataError(f"data set {run.data_source.spec.name} has no validation images")
+    for line in entry.other_pictures(run, recorded):
+        say(line)
+    say(f"Evaluating {checkpoint.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}")
+    return _with_images(run, _answered(run, checkpoint, values))
+
+
+def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
+    """Return the checkpoint's answers, without images."""
+    program_cache.import_tensorflow(run)
+    from harness.programs import build
+
+    classes = run.data_source.spec.num_classes
+    most = min(predictions.MOST, classes)
+    values = compatibility.model_tensors(run, values, checkpoint)
+    with build.top_k_program(run, most) as program:
+        program.load(values)
+        program.rewind()
+        rows = _rows(program, local_micro_batches(run))
+    records = np.flatnonzero(rows[:, 0] >= 0)  # of filling, and of what cannot be read, no label is known
+    if not len(records):
+        raise OptionError("none of the validation images can be read")
+    rows = rows[records]
+    predictions.finite(rows[:, 1 + most :], checkpoint.prefix)
+    return Evaluation(
+        checkpoint.name, classes, tuple(inference_record.names(run, checkpoint)), rows[:, 0].astype(np.int64),
+        records, rows[:, 1 : 1 + most].astype(np.int64), rows[:, 1 + most :],
+    )  # fmt: skip
+
+
+def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
+    """Return the program's rows, one for each image, in the order of the validation set."""
+    log, rows = RunLog(None), []
+    for k in range(micro_batches):
+        rows.append(program.step(k, k + 1)["answers"])
+        log.progress(k + 1, micro_batches, "micro-batches")
+    log.close()
+    return np.concatenate(rows)
+
+
+def _with_images(run: Run, scored: Evaluation) -> Evaluation:
+    """Return the answers with the names of the images' files and the most confident mistakes."""
+    from harness.programs import build
+
+    wrong = scored.mistakes()
+    images = build.validation_images_at(run, [int(scored.records[place]) for place in wrong])
+    name = getattr(run.data_source, "validation_name", None)
+    files = {place: _short(name(int(record)), run) for place, record in enumerate(scored.records)} if name else {}
+    return replace(scored, images={place: _encoded(image) for place, image in zip(wrong, images)}, files=files)
+
+
+def _short(name: str, run: Run) -> str:
+    """Return a file's name within the data set's folder."""
+    top = f"{run.data_dir}/" if run.data_dir else ""
+    return name.removeprefix(top).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _encoded(image: np.ndarray) -> bytes:
+    """Return an image as PNG; a large one made smaller, as JPEG."""
+    from PIL import Image
+
+    drawn, content = Image.fromarray(image), io.BytesIO()
+    if max(drawn.size) <= _SMALL:
+        drawn.save(content, "PNG", optimize=True)
+    else:
+        drawn.thumbnail((_SIDE, _SIDE))
+        drawn.save(content, "JPEG", quality=85)
+    return content.getvalue()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from harness.reports import chart
+from harness.reports.chart import Curves, Rows
 
 STYLE = """
 :root{--soft:#5c6370;--box:#f5f6f8;--rule:#dfe2e6;--good:31 90 153;--bad:196 86 26}
@@ -83,14 +84,14 @@ def _class(is_number: bool) -> str:
     return ' class="n"' if is_number else ""
 
 
-def figure(picture: str) -> str:
-    """Return a picture, which is markup already, in a frame."""
-    return f"<figure>{picture}</figure>"
+def charts(panels: Iterable[Curves | Rows]) -> str:
+    """Return charts in frames, side by side where there is room."""
+    return side_by_side(f"<figure>{chart.figure([panel], alone=False)}</figure>" for panel in panels)
 
 
-def charts(figures: Iterable[str]) -> str:
-    """Figures beside each other where there is room."""
-    return f'<div class="charts">{"".join(figures)}</div>'
+def side_by_side(parts: Iterable[str]) -> str:
+    """Return parts of a page side by side where there is room."""
+    return f'<div class="charts">{"".join(parts)}</div>'
 
 
 def text(content: str) -> str:

@@ -7,15 +7,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from base.process import commands
 from base.storage import files
-from harness.report_page import answer_sections, differences, markup, run_folder
-from harness.report_page.evaluation import Evaluation
-from harness.report_page.run_folder import RunFolder, number
-from harness.reports import chart, plot
-from harness.reports.chart import Curves
+from harness.report_page import answer_sections, markup, run_folder
+from harness.report_page.run_folder import RunFolder
+from harness.reports import plot
+from harness.reports.plot import number
+
+if TYPE_CHECKING:
+    from harness.report_page.evaluation import Evaluation
 
 FILE = "report.html"
 MAX_RUNS = 16  # on one page
@@ -55,13 +58,15 @@ def _one_run(reported: Reported) -> str:
         markup.paragraph(f"{run.name}: {_state(run)}", "soft"),
         markup.facts((value, name) for name, value in result.items()),
     ]
-    return markup.page(title, [*parts, *_sections(reported, 2, _charts(plot.run_panels(run.training, run.validation)))])
+    return markup.page(
+        title, [*parts, *_sections(reported, 2, markup.charts(plot.run_panels(run.training, run.validation)))]
+    )
 
 
 def _several_runs(reported: Sequence[Reported]) -> str:
     runs = [each.run for each in reported]
     labels, results = _labels(runs), [_results(run) for run in runs]
-    options = [(name, *values) for name, values in differences.between(runs)]
+    options = [(name, *values) for name, values in run_folder.different_options(runs)]
     names = dict.fromkeys(name for result in results for name in result)
     figures = [(name, *(("n", result.get(name, "-")) for result in results)) for name in names]
     parts = [
@@ -71,7 +76,7 @@ def _several_runs(reported: Sequence[Reported]) -> str:
         markup.heading(2, "Results"),
         markup.table(("", *labels), figures),
         markup.heading(2, "Curves"),
-        _charts(plot.comparison_panels([(label, run.training, run.validation) for label, run in zip(labels, runs)])),
+        markup.charts(plot.comparison_panels([(label, run.training, run.validation) for label, run in zip(labels, runs)])),
     ]
     for label, each in zip(labels, reported):
         parts += [markup.heading(2, label), markup.paragraph(f"{_title(each.run)}. {_state(each.run)}", "soft")]
@@ -97,10 +102,6 @@ def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
     return parts
 
 
-def _charts(panels: Sequence[Curves]) -> str:
-    return markup.charts(markup.figure(chart.figure([panel], alone=False)) for panel in panels)
-
-
 def _title(run: RunFolder) -> str:
     """Return network, data, best accuracy and where."""
     result = _results(run)
@@ -113,14 +114,14 @@ def _title(run: RunFolder) -> str:
 def _state(run: RunFolder) -> str:
     """Return the progress of a run."""
     total, epochs = run.arguments.get("total_iterations"), number(run.training[-1], "epoch") if run.training else math.nan
-    told = (
+    state = (
         f"{run.done:,} updates"
         + (f" of {total:,}" if total else "")
         + (f", {epochs:.4g} epochs" if epochs == epochs else "")
     )
     if not total or not run.training or run.done >= total:
-        return told
-    return told + ("; --patience ended it" if run.out_of_patience else "; it is going on, or was stopped")
+        return state
+    return state + ("; --patience ended it" if run.out_of_patience else "; it is running, or was stopped")
 
 
 def _results(run: RunFolder) -> Mapping[str, str]:
@@ -140,12 +141,12 @@ def _results(run: RunFolder) -> Mapping[str, str]:
         ("images a second (median)", statistics.median(rates or [math.nan]), "{:,.1f}"),
         ("training time", number(trained, "total_time"), "{:,.1f} s"),
     )
-    told = {name: form.format(value) for name, value, form in figures if value >= 0}
+    results = {name: form.format(value) for name, value, form in figures if value >= 0}
     if best:  # averaged weights have no epoch
         name = best.get("name") or f"update {best['iteration']}"
         epoch = f" (epoch {number(best, 'epoch'):.4g})" if number(best, "iteration") >= 0 else ""
-        told["best checkpoint"] = f"{name}{epoch}"
-    return told
+        results["best checkpoint"] = f"{name}{epoch}"
+    return results
 
 
 def _averages(run: RunFolder) -> str:
@@ -161,7 +162,7 @@ def _averages(run: RunFolder) -> str:
 def _options(run: RunFolder) -> str:
     """Return the options that differ from the defaults, or why these are not known."""
     try:
-        changed = differences.from_defaults(run)
+        changed = run_folder.changed_options(run)
     except OptionError as error:
         return markup.paragraph(f"They are not known: {str(error).splitlines()[0]}")
     return markup.table(("option", "value", "default"), changed) if changed else markup.paragraph("None.")

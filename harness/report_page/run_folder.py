@@ -1,31 +1,33 @@
-"""A run's folder as a report reads it: its rows, its recorded options, and lines on missing files."""
+"""A run's folder as a report reads it: its rows, and its options against the defaults and against those of other runs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from base import bounds
 from base.errors import OptionError
-from base.fields import short, whole_number
-from base.storage import input_files, tables
+from base.fields import ONE_CALL, PER_INSTANCE
 from base.storage.run_files import ARGUMENTS
-from base.storage.tables import TABLES
+from base.storage.tables import TABLES, run_table
 from harness.checkpoints import run_record
+from harness.commands import cli
+from harness.options import sources
+from harness.options.catalogue import every_option
+from harness.options.sections import flag, with_trait
 from harness.reports import plot, validations
 
 Row = Mapping[str, str]
-_REQUIRED = ("iteration", "epoch")
+_DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # options that decide on defaults of others
+_OF_THE_DATA = "num_classes"  # recorded with every run
+_SHOWN = ("config", "data_dir", "init_path")  # though they belong to one call, or to one host
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """The files that a run wrote. `arguments`: the content of its last arguments file, empty if it is missing; `options`:
-    those among them that were requested; `notes`: lines on all that a finished run would not leave so."""
+    the options among them; `notes`: lines on missing files."""
 
     path: Path
     arguments: Mapping[str, Any]
@@ -47,90 +49,75 @@ class RunFolder:
     @property
     def best(self) -> Row | None:
         """The row of the best validation; None without any."""
-        return next(iter(validations.ranked(self._validated)), None)
+        return next(iter(validations.ranked(self.validation)), None)
 
     @property
     def done(self) -> int:
-        """The updates that the rows tell of."""
-        rows = [*self.training, *self.validation]
-        return max((int(number(row, "iteration")) for row in rows if number(row, "iteration") >= 0), default=0)
+        """The number of updates in the rows."""
+        return max(0, *(int(row["iteration"]) for row in (*self.training, *self.validation)))
 
     @property
     def out_of_patience(self) -> bool:
         """Whether --patience ended the run: the last validations brought no better accuracy."""
-        checkpoints, patience = validations.by_update(self._validated), self.arguments.get("patience")
-        return isinstance(patience, int) and validations.patience_is_over(checkpoints, patience)
-
-    @property
-    def _validated(self) -> list[Row]:
-        """The rows that tell an accuracy."""
-        return [row for row in self.validation if number(row, "val_acc") >= 0]
+        return validations.patience_is_over(validations.by_update(self.validation), self.arguments.get("patience") or 0)
 
 
 def read(path: Path) -> RunFolder:
-    """The run in a folder; OptionError for a folder that is no run, a run without rows and damaged rows, CheckpointError for
-    damaged arguments."""
+    """Return the run in a folder; OptionError for a folder that is no run or has no whole row, CheckpointError for damaged
+    arguments."""
     if not path.is_dir():
         raise OptionError(f"{path} is {'no folder' if path.exists() else 'not there'}; give a run folder, as in logs/<run>")
-    present = [name for name in (*TABLES, *ARGUMENTS) if (path / name).exists()]
-    if not present:
+    if not any((path / name).exists() for name in (*TABLES, *ARGUMENTS)):
         raise OptionError(f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json")
-    notes: list[str] = []
-    training, validation = (_rows(path / name, notes) for name in TABLES)
+    training, validation = (run_table(path, name).read() for name in TABLES)
     if not training and not validation:
         raise OptionError(f"{path} has no rows yet: a report needs training.csv or validation.csv with one row at least")
     arguments = run_record.arguments(path)
-    if not arguments:
-        notes.append("arguments.json is missing: options, plan and environment of the run are not known")
-    return RunFolder(path, arguments, run_record.options(path), training, validation, tuple(notes))
+    missing = "arguments.json is missing: options, plan and environment of the run are not known"
+    return RunFolder(path, arguments, run_record.options(path), training, validation, () if arguments else (missing,))
 
 
-def number(row: Row, column: str) -> float:
-    """A cell as a number; nan for an empty or missing one."""
-    with suppress(ValueError):
-        return float(row.get(column) or math.nan)
-    return math.nan
+def changed_options(run: RunFolder) -> list[tuple[str, str, str]]:
+    """Return (option, value, default) where a value is not the default of the run's network, data, curve and update rule;
+    OptionError where these are not known."""
+    options = run.options
+    if not options:
+        raise OptionError("arguments.json is missing")
+    words = [word for name in _DECIDING if options.get(name) for word in (flag(name), str(options[name]))]
+    known = cli.parse(words, "train", environ={})
+    defaults = known.options.values() | {name: known.catalogue.options[name].default for name in _DECIDING}
+    changed = []
+    for name in (*_DECIDING, *sorted(set(defaults) - set(_DECIDING))):
+        drawn = name == "seed" and not run.arguments.get("seed_specified")
+        if name in options and _counts(name) and not drawn and formatted(options[name]) != formatted(defaults[name]):
+            changed.append((flag(name), formatted(options[name]), formatted(defaults[name])))
+    return changed
 
 
-def _rows(path: Path, notes: list[str]) -> list[Row]:
-    """Return the rows of one file; OptionError names the first line that is none. A last line without an end is of a process
-    that still writes, or was killed, and is left out with a note."""
-    columns = TABLES[path.name]
-    try:
-        text = input_files.content(path, tables.MAX_BYTES).decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {bounds.reason(error)}") from None
-    whole, _, rest = text.rpartition("\n")
-    first, *lines = whole.split("\n")
-    if rest:
-        notes.append(f"the last line of {path.name} is not whole yet and left out")
-    head = first.split(",")
-    if first and (len(set(head)) < len(head) or not set(_REQUIRED) <= set(head) <= set(columns)):
-        raise _damaged(path, f"its first line must name the columns {', '.join(columns)}")
+def different_options(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
+    """Return each option in which runs differ, with its value in each run; - where a run has no such option, or its
+    options are not known."""
+    known = {option.name for option in every_option(None)}
+    names = dict.fromkeys((*_DECIDING, *sorted({name for run in runs for name in run.options})))
     rows = []
-    for k, line in enumerate(lines, 2):
-        cells = line.split(",")
-        if not _is_row(head, cells):
-            raise _damaged(path, f"line {k} is no row: {short(line)}")
-        rows.append(dict(zip(head, cells)))
+    for name in names:
+        values = [formatted(run.options[name]) if name in run.options else "-" for run in runs]
+        if name in known and _counts(name) and len(set(values)) > 1:
+            rows.append((flag(name), values))
     return rows
 
 
-def _damaged(path: Path, reason: str) -> OptionError:
-    return OptionError(f"{path} is damaged: {reason}")
+def formatted(value: Any) -> str:
+    """Return a value as people write it."""
+    if value is None or value in ([], ()):
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(formatted, value))
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:
-    """Return whether a line has a cell for each column, and numbers where they belong, the update's a whole one; any but
-    the update's and the epoch's may be missing, or not finite."""
-    if len(cells) != len(head):
-        return False
-    named = dict(zip(head, cells))
-    try:
-        whole_number(named["iteration"])
-        values = {name: float(cell) for name, cell in named.items() if name != "name" and cell}
-    except ValueError:
-        return False
-    return all(math.isfinite(values.get(name, math.nan)) for name in _REQUIRED)
+def _counts(name: str) -> bool:
+    """Return whether an option says something of the run, not of the call or the host."""
+    return name in _SHOWN or name not in {_OF_THE_DATA} | with_trait(ONE_CALL) | with_trait(PER_INSTANCE)

@@ -1,8 +1,8 @@
 """The time before the first weight update by its parts: `--profile-compilation`.
 
-Python builds the graph, TensorFlow optimises it, and XLA compiles the norms beside both, or, where programs are not cached,
-while the first update waits, which is why that one is held against the second. A cached program is only loaded. A table goes
-to the log, a Chrome trace to the run's folder.
+Python builds the graph, TensorFlow optimises it, and XLA compiles the norms meanwhile. Where programs are not cached, the
+first update waits for XLA, so the second one is timed too. A cached program is only loaded. The log gets a table, the run's
+folder a Chrome trace.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Compilation:
         self._phase_ends, self._target, self._reported = list(marks), target, False
 
     def over(self, phase: str) -> None:
-        """A phase ends now."""
+        """Note that a phase ends now."""
         self._phase_ends.append(PhaseEnd(phase, time.perf_counter()))
 
     def again(self, seconds: float) -> list[str]:
-        """The last phase's work was done once more, without anything left to be compiled; the report."""
+        """Note that the last phase ran once more, with nothing left to compile; return the report."""
         self._phase_ends.append(replace(self._phase_ends.pop(), note=f"the second took {seconds:.2f} s"))
         return self.report()
 
     def report(self) -> list[str]:
-        """The table as lines of the log, once; writes the trace."""
+        """Write the trace and return the table as lines of the log; nothing in a second call."""
         if self._reported:
             return []
         self._reported = True
@@ -71,7 +71,7 @@ class FirstUpdates:
         self.apart = frozenset((first, first + 1))  # updates that want host steps of their own
 
     def before_update(self, update: int) -> None:
-        """An update, or several, are about to run."""
+        """Note that a host step is about to run."""
         if update == self._first:
             self._profile.over("restoring, first checkpoint")
         self._started = time.perf_counter()
@@ -83,7 +83,7 @@ class FirstUpdates:
         return self._profile.again(time.perf_counter() - self._started) if update == self._first + 1 else []
 
     def finished(self) -> list[str]:
-        """The call is over; what there is to say if it had no second update."""
+        """Return the lines to log at the end of a call without a second update."""
         return self._profile.report()
 
 

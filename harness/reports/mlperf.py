@@ -19,7 +19,7 @@ POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 class Events:
-    """Writes events, if --mlperf-logging asks for them."""
+    """Writes the events of a run with --mlperf-logging."""
 
     def __init__(self, run: Run, log: RunLog) -> None:
         self._run, self._log = run, log if run.options.logging.mlperf_logging else None
@@ -51,14 +51,14 @@ class Events:
             self._event(key, value)
 
     def log_init_stop(self, update: int) -> None:
-        """The programs stand; training begins at a weight update."""
+        """Note that the programs are built and training begins at a weight update."""
         self._event("init_stop", kind=STOP)
         self._event("run_start", kind=START)
         self._over = False
         self.block_begins(update)
 
     def block_begins(self, update: int) -> None:
-        """Training goes on from a weight update to the next checkpoint."""
+        """Note that training continues from a weight update to the next checkpoint."""
         length = self._run.length
         period = length.iterations_per_ckpt or length.iterations
         self._block = update
@@ -66,7 +66,7 @@ class Events:
         self._event("block_start", kind=START, first_epoch_num=self._epoch(update) + 1, epoch_count=count)
 
     def _epoch(self, update: int) -> int:
-        """Whole epochs done."""
+        """Return the whole epochs done."""
         return round(self._run.length.epoch(update))
 
     def block_over(self) -> None:
@@ -76,7 +76,7 @@ class Events:
             self._block = -1
 
     def evaluated(self, update: int, score: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """A validation, between its events; that of averages, which come after the run, without any."""
+        """Run a validation between its events; one of averages, which follow the run, has none."""
         if update < 0:
             return score()
         epoch = self._epoch(update)
@@ -87,7 +87,7 @@ class Events:
         return row
 
     def log_run_stop(self, status: str) -> None:
-        """The run is over: "success" or "aborted"; told once."""
+        """Note the end of the run, "success" or "aborted", once."""
         if not self._over:
             self.block_over()
             self._event("run_stop", kind=STOP, status=status)

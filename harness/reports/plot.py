@@ -5,16 +5,15 @@ Draws the CSV's own columns and computes no statistics; needs no plotting librar
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from base import bounds
-from base.storage import files, input_files, tables
-from harness.reports import chart, output, validations
+from base.storage import files
+from base.storage.tables import TABLES, run_table
+from harness.reports import chart, validations
 from harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
 from LR_Schedules._schedule import highest
 
@@ -53,8 +52,12 @@ def text_curve(
     """The learning rate over the run: `width` × `height` characters between its axes."""
     edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
     columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
-    tops = [max(_number(learning_rate(i), least=0) for i in column) for column in columns]
-    peak, at = highest(lambda i: _number(learning_rate(i), least=0), iterations)
+
+    def rate(update: int) -> float:  # one that no axis can show counts as 0
+        return value if 0 < (value := learning_rate(update)) <= 1e30 else 0.0
+
+    tops = [max(map(rate, column)) for column in columns]
+    peak, at = highest(rate, iterations)
     eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top in tops]
     labels = {height - 1: peak, height // 2 - 1: peak * (height // 2) / height}
     lines = [f"learning rate: {peak:.4g} at its peak (epoch {at * epochs / iterations:.4g}), "
@@ -130,32 +133,23 @@ def _best(training: Points, validation: Rows) -> str:
 
 
 def whole_steps(rows: Rows) -> Rows:
-    """The rows without the last one, if it is of less than half the updates of the one before: the rest of a training, of
-    whose few batches a last value in a legend would tell more than of the network."""
-    ends = [_number(row.get("iteration"), math.nan) for row in rows[-3:]]
+    """Return the rows without the last one if it covers less than half the updates of the one before: a few batches at the
+    end of a training are no fair last value for a legend."""
+    ends = [number(row, "iteration") for row in rows[-3:]]
     return rows[:-1] if len(ends) == 3 and ends[2] - ends[1] < (ends[1] - ends[0]) / 2 else rows
 
 
-def write_comparison(
-    runs: Sequence[tuple[str, Path]], title: str, target: Path, replaces: Sequence[str] = output.PICTURE
-) -> Path:
-    """Draw (label, run folder) into one picture, in a folder that is made if need be; OptionError where it cannot be.
-    `replaces`: how files begin whose place it may take."""
-    rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    output.write_atomically(str(target), chart.figure(comparison_panels(rows), title), replaces)
+def write_run_svg(folder: Path, title: str = "") -> Path:
+    """Draw a run as its training.svg. `title`: the run for people, above the folder's name."""
+    target, names = folder / "training.svg", [*[title] * bool(title), folder.resolve().name]
+    files.write_atomically(target, run_svg(*tables(folder), *names))
     return target
 
 
-def write_run_svg(run_dir: str | Path, title: str = "") -> Path:
-    """Draw a run's `training.csv` and `validation.csv` as its `training.svg`, whole or not at all. `title`: the run in
-    words, beside the folder's name."""
-    folder = Path(run_dir)
-    name = folder.resolve().name
-    words = (title, name) if title else (name,)
-    target = folder / "training.svg"
-    files.write_atomically(target, run_svg(_read(folder / "training.csv"), _read(folder / "validation.csv"), *words))
-    return target
+def tables(folder: Path) -> tuple[Rows, Rows]:
+    """Return the rows of a run's training.csv and validation.csv."""
+    training, validation = (run_table(folder, name).read() for name in TABLES)
+    return training, validation
 
 
 def validation_points(rows: Rows, column: str = "val_acc") -> Points:
@@ -164,29 +158,13 @@ def validation_points(rows: Rows, column: str = "val_acc") -> Points:
 
 
 def points(rows: Rows, column: str) -> Points:
-    """The values of a column over the epochs; nan where a value is no number, nothing where the epoch is none."""
-    pairs = [(_number(row.get("epoch"), math.nan), _number(row.get(column), math.nan)) for row in rows]
+    """Return the values of a column over the epochs; nan where a value is no number, nothing where the epoch is none."""
+    pairs = [(number(row, "epoch"), number(row, column)) for row in rows]
     return [(x, y) for x, y in pairs if math.isfinite(x)]
 
 
-def _number(value: Any, otherwise: float = 0.0, least: float = 1e-30) -> float:
-    """Return a value as a number that an axis can show: 0 where it is nearer to 0 than `least`; `otherwise` where it is no
-    number, or beyond 1e30."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return otherwise
-    if abs(number) < least:
-        return 0.0
-    return number if abs(number) <= 1e30 else otherwise
-
-
-def _read(path: Path) -> Rows:
-    """The rows of a CSV; ValueError, with the file named, if they cannot be read."""
-    try:
-        text = input_files.content(path, tables.MAX_BYTES).decode("utf-8")
-        return list(csv.DictReader(text.splitlines()))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {bounds.reason(error)}") from None
+def number(row: Mapping[str, Any], column: str) -> float:
+    """Return a cell as a number; nan for a missing or an empty one, and for one that no axis can show."""
+    cell = row.get(column)
+    value = math.nan if cell in (None, "") else float(cell)
+    return value if abs(value) <= 1e30 else math.nan

@@ -38,8 +38,7 @@ def lines(run: Run) -> list[str]:
     fit = f"{room:,.0f} MiB left on the fullest IPU" if prediction.fits else f"lacks {-room:,.0f} MiB on the fullest IPU"
     return [
         f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, "
-        f"{idle}{fit}; "
-        f"{'cnn plan'} tells more"
+        f"{idle}{fit}; cnn plan shows more"
     ]
 
 

@@ -77,11 +77,11 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
 
     for name in _names(request):
         kind = output.PICTURE if name.endswith(".svg") else output.JSON
-        output.check(str(request.target.with_name(name)), kind, "give --profile a folder that may be written", OWN_NAMES)
+        output.check(str(request.target.with_name(name)), kind, OWN_NAMES)
 
 
 def _names(request: ProfileRequest) -> tuple[str, str]:
-    """The names of the trace and of the picture."""
+    """Return the names of the trace and of the picture."""
     return f"{request.target.name}.json", f"{request.target.name}.svg"
 
 
@@ -93,22 +93,21 @@ def write(
     operations: Sequence[Mapping[str, Any]] = (),
     most_alive: int | None = None,
 ) -> list[str]:
-    """Write both files; return lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
-    `most_alive`: bytes of tensors that were alive at once, at most."""
+    """Write all files; return lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
+    `most_alive`: the most bytes of tensors that were alive at once."""
     trace, drawing = (request.target.with_name(name) for name in _names(request))
-    try:
-        request.target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
-        write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
-        _write_reports(request, title, operations, _measures(plan, cells, most_alive), (trace, drawing))
-    except OSError as error:  # no reason to lose the run
-        return [f"The profile was not written: {error.strerror}: {error.filename}"]
-    milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
-    stages = len(plan.stages)
-    idle = 100 * timings.idle_fraction(cells, stages)
+    measures = _measures(plan, cells, most_alive)
+    texts = {
+        trace: json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}),
+        drawing: timeline.picture(plan, cells, title, cores()),
+    }
+    failure = _write_all(request, title, texts, operations, measures)
+    if failure:
+        return [failure]
     lines = [
-        f"Profile of one weight update ({milliseconds:.1f} ms, stages idle for {idle:.0f} %, up to "
-        f"{timings.busy_at_once(cells)} of {stages} at work at once): {drawing}",
+        f"Profile of one weight update ({measures['milliseconds']:.1f} ms, stages idle for "
+        f"{100 * measures['idle_share']:.0f} %, up to {measures['busy_at_once']} of {measures['stages']} at work at once): "
+        f"{drawing}",
         f"Its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
     ]
     if most_alive is not None:
@@ -119,19 +118,14 @@ def write(
 
 
 def write_operations(request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
-    """The trace of something that has no stages; a line about it."""
-    trace = request.target.with_name(request.target.name + ".json")
-    try:
-        request.target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
-        _write_reports(request, title, operations, {}, (trace,))
-    except OSError as error:
-        return f"The profile was not written: {error.strerror}: {error.filename}"
-    return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
+    """Write the trace of a program without stages; return a line about it."""
+    trace = request.target.with_name(_names(request)[0])
+    failure = _write_all(request, title, {trace: json.dumps({"traceEvents": list(operations)})}, operations, {})
+    return failure or f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
 
 
 def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:
-    """Return the stages' measurements for execution.json; times in milliseconds since the first cell began."""
+    """Return the stages' measurements; times in milliseconds since the first cell began."""
     began = min(cell.begin for cell in cells)
     return {
         "schedule": plan.schedule,
@@ -153,31 +147,42 @@ def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int 
     }
 
 
-def _write_reports(
-    request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any],
-    written: Sequence[Path],
-) -> None:  # fmt: skip
-    """execution.json: the measures, and how often each type of operation ran and for how long; archive.a: that file and
-    those `written`."""
-    if not request.reports:
-        return
+def _write_all(
+    request: ProfileRequest, title: str, texts: Mapping[Path, str], operations: Sequence[Mapping[str, Any]],
+    measures: Mapping[str, Any],
+) -> str:  # fmt: skip
+    """Write the texts and, if they are wanted, execution.json and archive.a; return the reason of a failure."""
+    members = {f"{STEM}{path.suffix}": text for path, text in texts.items()}
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            write_atomically(path, text)
+        if request.reports:
+            content = {"title": title, "kind": request.kind, **measures, "operations": _totals(operations)}
+            members[EXECUTION] = json.dumps(content, indent=1) + "\n"
+            write_atomically(request.target.with_name(EXECUTION), members[EXECUTION])
+            write_atomically(request.target.with_name(ARCHIVE), _archive(members))
+    except OSError as error:  # no reason to lose the run
+        return f"The profile was not written: {error.strerror}: {error.filename}"
+    return ""
+
+
+def _totals(operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, float]]:
+    """Return how often each type of operation ran, and for how long."""
     totals: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
     for event in operations:
         if "op" in event.get("args", {}):
             sums = totals[event["args"]["op"]]
             sums["count"] += 1
             sums["milliseconds"] += event.get("dur", 0) / 1000
-    content = {"title": title, "kind": request.kind, **measures, "operations": totals}
-    execution = json.dumps(content, indent=1) + "\n"
-    write_atomically(request.target.with_name(EXECUTION), execution)
-    members = {f"{STEM}{path.suffix}": path.read_bytes() for path in written}
-    write_atomically(request.target.with_name(ARCHIVE), _archive({**members, EXECUTION: execution.encode()}))
+    return totals
 
 
-def _archive(members: Mapping[str, bytes]) -> bytes:
+def _archive(members: Mapping[str, str]) -> bytes:
     """Return a file of the tool `ar`, whose members have no owner and no date."""
     parts = [b"!<arch>\n"]
-    for name, content in members.items():
+    for name, text in members.items():
+        content = files.encoded(text)
         header = f"{name + '/':<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
         parts += [header.encode(), content, b"\n" * (len(content) % 2)]  # each begins at an even byte
     return b"".join(parts)
@@ -194,11 +199,6 @@ class _Copied:
             self._copy.write(text)
         return self._stream.write(text)
 
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._copy.flush()
-        self._stream.flush()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -213,7 +213,7 @@ def copied_output(request: ProfileRequest | None) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, "")  # a link, a pipe or a file with other names is replaced
-        copy = io.TextIOWrapper(files.append(path), encoding="utf-8", errors="replace")
+        copy = io.TextIOWrapper(files.append(path), encoding="utf-8", errors="replace", line_buffering=True)
     except OSError as error:
         print(f"What is printed is not copied: {error.strerror}: {path}")
         yield

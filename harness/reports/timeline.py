@@ -35,11 +35,11 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
     scheduled_idle = schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
     idle = [scheduled_idle, timings.idle_fraction(ran, len(plan.stages))]
     # on one device the stages do not wait: they share it
-    told = [f": {100 * share:.0f} % idle" if plan.options.shards > 1 else "" for share in idle]
+    shares = [f": {100 * share:.0f} % idle" if plan.options.shards > 1 else "" for share in idle]
     names = [f"stage {stage}" for stage in range(len(plan.stages))]
     panels = (
-        panel(f"Scheduled{told[0]}{cut}", _scheduled(timeline), names, "clock"),
-        panel(f"Measured{told[1]}{cut}", measured, names, "ms"),
+        panel(f"Scheduled{shares[0]}{cut}", _scheduled(timeline), names, "clock"),
+        panel(f"Measured{shares[1]}{cut}", measured, names, "ms"),
     )
     return chart.figure(panels, title, [_about(plan, cores)])
 

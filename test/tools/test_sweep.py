@@ -70,33 +70,29 @@ def test_equal_values_are_one_trial_and_any_value_makes_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "said"),
+    ("text", "words", "named"),
     [
-        ("  epochs: 1\n", (), "no block with grid: or random:"),
-        ("  grid: {momentum: [1]}\n  random: {trials: 1}\n", (), "either grid: or random:"),
-        ("  grid: [1]\n", (), "either grid: or random:"),
-        ("  grid:\n    momentum: 0.9\n", (), "s.yml:4: momentum needs a list"),
-        ("  grid:\n    momentum: [null]\n", (), "s.yml:4: momentum needs a list"),
-        ("  grid:\n    logs-path: [x]\n", (), "s.yml:4: logs-path cannot vary"),
+        ("  epochs: 1\n", (), "grid: or random:"),
+        ("  grid: {momentum: [1]}\n  random: {trials: 1}\n", (), "grid: or random:"),
+        ("  grid:\n    momentum: 0.9\n", (), "s.yml:4: momentum"),
+        ("  grid:\n    momentum: [null]\n", (), "s.yml:4: momentum"),
+        ("  grid:\n    logs-path: [x]\n", (), "s.yml:4: logs-path"),
         ("  grid:\n    seed: [" + ",".join(map(str, range(1001))) + "]\n", (), "1,001 trials"),
         ("  random:\n    momentum: [1]\n", (), "s.yml:3: random: needs trials"),
         ("  random:\n    trials: 2\n", (), "no option varies"),
-        ("  random:\n    trials: 2\n    momentum: {low: 1, high: 0.5}\n", (), "s.yml:5: momentum: a range"),
-        ("  random:\n    trials: 2\n    momentum: {low: 0, high: .inf}\n", (), "s.yml:5: momentum: a range"),
-        ("  random:\n    trials: 2\n    momentum: {low: 0, high: 1, scale: log}\n", (), "low must be above 0"),
-        ("  grid:\n    momentun: [1]\n", (), "did you mean"),
+        ("  random:\n    trials: 2\n    momentum: {low: 1, high: 0.5}\n", (), "s.yml:5: momentum"),
+        ("  random:\n    trials: 2\n    momentum: {low: 0, high: .inf}\n", (), "s.yml:5: momentum"),
+        ("  random:\n    trials: 2\n    momentum: {low: 0, high: 1, scale: log}\n", (), "s.yml:5: momentum"),
         ("  grid:\n    momentum: [0.8, fast]\n", (), "trial momentum=fast: "),
-        ("  grid:\n    model-size: [14, 15]\n", (), "no model size 15"),
-        ("  grid:\n    validation: [false]\n", (), "use --metric training-loss"),
-        ("  grid:\n    momentum: [1]\n", ("--epochs", "many"), "epochs is 'many'"),
-        ("  grid:\n    momentum: [0.5]\n", ("--summary",), "asks train.py a question"),
+        ("  grid:\n    validation: [false]\n", (), "--metric training-loss"),
+        ("  grid:\n    momentum: [0.5]\n", ("--summary",), "--summary"),
         ("  grid:\n    momentum: [1]\n", ("--jobs", 999), "--jobs 999"),
         ("  grid:\n    momentum: [1]\n", ("--metric", "speed"), "--metric"),
     ],
 )  # fmt: skip
-def test_wrong_sweeps_are_refused(text, words, said, tmp_path):
+def test_wrong_sweeps_are_refused(text, words, named, tmp_path):
     refused = listed(tmp_path, HEAD + text, *words)
-    assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
+    assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
 
 
 def test_the_documented_sweeps_are_sweeps(tmp_path):
@@ -108,21 +104,6 @@ def test_the_documented_sweeps_are_sweeps(tmp_path):
             entries = file.block(name, 2)
             for one in sweep._value_sets(name, entries):
                 cli.parse(list(sweep._trial(one, entries, [], tmp_path).words), "train")
-
-
-def test_trials_are_ranked_by_the_metric(tmp_path):
-    head = "name,iteration,epoch,val_acc,raw_acc,val_time,val_size,img_per_sec,latency,top5_acc,loss\n"
-    trials = [sweep.Trial(name=name, values={}, words=(), folder=tmp_path / name, output=tmp_path) for name in "abcd"]
-    for trial, pairs in zip(trials, (((80, 0.7), (70, 0.9)), ((99, 0.1),), ((60, 0.8), (81, 0.6)), ())):
-        trial.folder.mkdir()
-        rows = "".join(f"ckpt-{k},{k},{k},{a},0,1,100,9,0,90,{b}\n" for k, (a, b) in enumerate(pairs, 1))
-        (trial.folder / "validation.csv").write_text(head + rows)
-    for metric, order in (("validation-accuracy", "cabd"), ("validation-loss", "cabd")):
-        board = sweep.Sweep(trials, metric, tmp_path / "sweep.csv")
-        for trial in trials:
-            board.results[trial.name] = board._read(trial, sweep.FAILED if trial.name == "b" else sweep.COMPLETE)
-        assert "".join(trial.name for trial, _ in board.ordered()) == order
-    assert board.results["c"].row["name"] == "ckpt-2"
 
 
 def test_a_killed_sweep_resumes_to_the_same_bits(tmp_path):
@@ -144,18 +125,8 @@ def test_a_killed_sweep_resumes_to_the_same_bits(tmp_path):
     with open(tmp_path / "logs/s/sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["complete", "failed"] and " is nan: " in rows[1]["reason"]
-    succeed(
-        "train",
-        *data.split(),
-        "--precision",
-        "32.32",
-        "--seed",
-        3,
-        "--abs-learning-rate",
-        0.01,
-        "--logs-path",
-        tmp_path / "unbroken",
-    )
+    words_of_one = f"{data} --precision 32.32 --seed 3 --abs-learning-rate 0.01".split()
+    succeed("train", *words_of_one, "--logs-path", tmp_path / "unbroken")
     assert_same_bits(variables(good, 60), variables(tmp_path / "unbroken", 60))
     assert timeless(good / "training.csv") == timeless(tmp_path / "unbroken/training.csv")
     refused = run("sweep", *words, "--weight-decay", 0.5)

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from base import bounds, plugins
-from base.process import command_line
 from harness.checkpoints import npz_weights
 from harness.checkpoints.npz_weights import NpzError
-from tools import compare_runs, foreign, import_weights, weight_files
+from tools import foreign, import_weights, weight_files
 from tools.architectures import ImportFailure
 
 REFERENCES = plugins.ROOT / "test/references"
@@ -329,34 +328,6 @@ def test_json_that_is_nested_deeply_is_an_error():
     for text in ('{"a":' * 100_000, "[" * 100_000 + "]" * 100_000, '"' + '\\"' * 200_000 + "["):
         with pytest.raises(ValueError, match=r"nested too deeply|not JSON from line 1"):
             bounds.json_value(text)
-
-
-# --- runs in one picture ---
-
-
-def compared(*words: object) -> int:
-    return command_line.run("compare_runs", compare_runs.main, [str(word) for word in words], ())
-
-
-def test_comparing_runs(tmp_path, monkeypatch, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
-    odd = ["1e308", "-1e308", "1e-320", "-5e-324", "nan", "inf", "", "x", "1e30", "1"]
-    lines = [",".join((x, y, y, y)) for x in odd for y in odd]
-    (run / "training.csv").write_text("\n".join(["epoch,loss_batch,loss_avg,train_acc_avg", *lines]))
-    assert compared(run, "--output", tmp_path / "new" / "folder" / "a.svg") == 0
-    assert (tmp_path / "new" / "folder" / "a.svg").read_text().endswith("</svg>\n")
-    assert compared(run, "--output", tmp_path) == compared(run, "--labels", "a", "b") == compared(tmp_path) == 2
-    monkeypatch.chdir(tmp_path)
-    assert compared(run) == compared(run) == 0 and Path("compared.svg").read_text().startswith("<svg")
-    Path("compared.svg").write_text("mine")  # which nobody named
-    assert compared(run) == 2 and Path("compared.svg").read_text() == "mine"
-    assert compared(run, "--output", "compared.svg") == 0
-    capsys.readouterr()
-    (run / "training.csv").write_bytes(b"epoch\n\xff")
-    assert compared(run, "--output", tmp_path / "a.svg") == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and str(run) in err
 
 
 # --- whatever bytes there are ---

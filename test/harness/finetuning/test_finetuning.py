@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,8 @@ from commands import Result, rows, run
 from PIL import Image
 
 from base.errors import DataError
-from base.process.signals import StopRequest
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import stages, survey
-from tools import finetune
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 all the same
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
@@ -59,7 +56,7 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
     assert found.lines[3] == "turned upright, as EXIF says: 1 picture"
     rest = "\n".join(found.lines[4:])
     assert str(top / "blue" / "notes.txt") in rest and "2 pictures are copies of others, as blue/again.png of" in rest
-    assert "lies in several classes" in rest and "fewer than" not in rest
+    assert "several classes" in rest and "fewer than" not in rest
     assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
     few = "\n".join(survey.scan_folder(write_pictures(tmp_path / "few", 3)).lines)
     assert "warning: classes of fewer than 10 pictures: blue (3), green (3)" in few
@@ -78,7 +75,7 @@ def test_folders_that_nothing_can_be_learnt_from(tmp_path):
     (unseen / "val" / "blue").mkdir(parents=True)
     (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no picture")
     for top, said in (
-        (tmp_path / "nowhere", "is not a folder"), (one, "has one class, blue: there is nothing to tell apart"),
+        (tmp_path / "nowhere", "is not a folder"), (one, "has one class, blue: there is nothing to learn"),
         (same, "all 4 pictures in .* have the same bytes"), (damaged, "all 2 pictures of class green cannot be used, as "),
         (unseen, "the only picture of validation cannot be used, as .*: put others there"),
     ):  # fmt: skip
@@ -108,51 +105,32 @@ def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        (["--config", "quickstart"], "--config is not for cnn finetune: the stages have configurations of their own"),
-        (["--restore-path", "x"], "--restore-path is not for cnn finetune: the same call goes on"),
-        (["--epoch-count", "3"], "unknown option --epoch-count"),
-        (["--epochs", "many"], "epochs is 'many'"),
-        (["--distributed"], "--distributed is not for cnn finetune: it trains in one process"),
-        (["--data-dir", "elsewhere"], "--data-dir is not for cnn finetune: the pictures are those of the folder"),
-        (["--no-validation"], "--no-validation is not for cnn finetune: the best weights are those of its validation"),
-        (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
-        (
-            ["--ckpts-per-epoch", "0", *map(str, SMALL)],
-            "average checkpoints, but --ckpts-per-epoch 0 writes no checkpoints",
-        ),
+        ("PICTURES --config quickstart", "--config"),
+        ("PICTURES --restore-path x", "--restore-path"),
+        ("PICTURES --epoch-count 3", "--epoch-count"),
+        ("PICTURES --epochs many", "epochs is 'many'"),
+        ("PICTURES --distributed", "--distributed"),
+        ("PICTURES --data-dir elsewhere", "--data-dir"),
+        ("PICTURES --no-validation", "--no-validation"),
+        ("PICTURES --init-path nowhere", "--init-path nowhere"),
+        ("PICTURES --ckpts-per-epoch 0 --image-size 96 --batch-size 4", "--ckpts-per-epoch 0"),
+        ("", "cnn finetune pictures"),
     ],
 )
-def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypatch):
-    refused = finetuned(write_pictures(tmp_path / "p", 5), *words, "--logs-path", tmp_path / "logs")
-    assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
+def test_wrong_options_are_refused_before_anything_is_trained(words, named, tmp_path):
+    pictures = write_pictures(tmp_path / "p", 5)
+    given = [pictures if word == "PICTURES" else word for word in words.split()]
+    refused = finetuned(*given, *["--logs-path", tmp_path / "logs"] * bool(given))
+    assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
+
+
+def test_another_programs_page_stays(tmp_path):
     (tmp_path / "mine/network").mkdir(parents=True)
     (tmp_path / "mine/report.html").write_text("mine")
-    kept = finetuned(tmp_path / "p", "--logs-path", tmp_path / "mine")
-    assert kept.code == 2 and "holds report.html, which is of no fine-tuning and would be replaced" in kept.err
-    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
-    started = finetuned(tmp_path / "p")
-    assert started.code == 2 and "start it without poprun" in started.err
-    monkeypatch.undo()
-    for none in ((), ("",)):
-        refused = finetuned(*none)
-        assert refused.code == 2 and "as the first word: cnn finetune pictures" in refused.err
-
-
-@pytest.mark.parametrize("during", ["train", "report"])
-def test_a_fine_tuning_that_is_stopped_says_how_to_go_on(during, tmp_path, monkeypatch):
-    def stopped(*_: object, **__: object) -> int:
-        raise StopRequest(signal.SIGTERM)
-
-    best = stages.Best(Checkpoint(str(tmp_path / "ckpt-3")), 50.0, 4)
-    monkeypatch.setattr(finetune.stages, "best", lambda _: best)
-    for name in ("train", "report"):
-        monkeypatch.setattr(getattr(finetune, name), "main", stopped if name == during else lambda *_, **__: 0)
-    call = ["finetune", write_pictures(tmp_path / "p"), *map(str, SMALL), "--logs-path", tmp_path / "logs"]
-    result = run(*call)
-    assert result.code == 143
-    assert re.search(rf"^Go on with the whole: .*cnn finetune {' '.join(map(str, call[1:]))}$", result.out, re.M)
+    kept = finetuned(write_pictures(tmp_path / "p"), "--logs-path", tmp_path / "mine")
+    assert kept.code == 2 and "report.html" in kept.err and (tmp_path / "mine/report.html").read_text() == "mine"
 
 
 def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):

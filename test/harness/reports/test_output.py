@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import threading
 
 import pytest
 from commands import SCRIPTS, run, succeed
@@ -14,7 +12,7 @@ from base.storage import run_files, tables
 from harness.diagnostics import numerics
 from harness.evaluation import inference_record
 from harness.report_page import page
-from harness.reports import output, plot, profile
+from harness.reports import output, profile
 
 
 @pytest.fixture
@@ -33,24 +31,18 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
     (tmp_path / "other").symlink_to(a_run)
     with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself; give another name"):
         output.write_atomically(str(target[through]), "replaced", output.ANY)
-    with pytest.raises(OptionError, match="is the folder of a run"):
-        plot.write_comparison([("a", a_run)], "", target[through])
     assert (a_run / "training.csv").read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", sorted(run_files.NAMES))
-def test_every_file_of_a_run_is_its_own(name, a_run):
-    with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself"):
-        output.write_atomically(str(a_run / name), "replaced", output.ANY)
-    assert output.check(str(a_run / name), output.ANY, may_replace=(name,)) and output.check(
-        str(a_run.parent / name), output.ANY
-    )
-
-
-def test_the_names_of_a_run_s_files_are_listed_once():
+def test_every_file_of_a_run_is_its_own(a_run):
     named = (page.FILE, inference_record.FILE, numerics.RECORD, numerics.PICTURE, profile.EXECUTION,
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
+    for name in run_files.NAMES:
+        with pytest.raises(OptionError, match="is the folder of a run"):
+            output.write_atomically(str(a_run / name), "replaced", output.ANY)
+        assert output.check(str(a_run / name), output.ANY, may_replace=(name,))
+        assert output.check(str(a_run.parent / name), output.ANY)
 
 
 def test_other_files_are_written_through_a_link(a_run, tmp_path):
@@ -89,18 +81,3 @@ def test_a_file_of_another_kind_keeps_its_place(command, words, earlier, tmp_pat
         theirs.write_text(begin)
         succeed(command, *call)
         assert theirs.stat().st_size > 100
-
-
-def test_a_pipe_is_written_into_if_somebody_reads(tmp_path):
-    pipe, read = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    with pytest.raises(OptionError, match=r"pipe cannot be written: nobody reads from that pipe; begin with its reader"):
-        output.write_atomically(str(pipe), "lost", output.ANY)
-    opened = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(opened, True)
-    with open(pipe, "w"):  # so that the reader waits for more
-        reader = threading.Thread(target=lambda: read.append(os.fdopen(opened).read()))
-        reader.start()
-        output.write_atomically(str(pipe), "all of it" * 100_000, output.ANY)  # more than a pipe holds
-    reader.join(60)
-    assert read == ["all of it" * 100_000]

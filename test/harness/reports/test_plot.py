@@ -7,8 +7,12 @@ import xml.etree.ElementTree as ET
 import pytest
 from figures import SVG, checked
 
+from base.errors import OptionError
+from base.process import command_line
+from base.storage.tables import TRAINING_COLUMNS
 from harness.reports import chart, plot, validations
 from harness.reports.plot import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
+from tools import compare_runs
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE, LOSS = (0, "#a9c4e4"), (0, "#1f5a99"), (0, "#c4561a")
@@ -95,7 +99,7 @@ def test_few_rows(rows, validations):
 def test_values_that_are_no_numbers_break_the_line():
     rows = training(20)
     rows[5]["loss_batch"], rows[6]["loss_batch"], rows[7]["loss_batch"], rows[8]["epoch"] = math.nan, "inf", "", None
-    as_text = [{k: str(v) for k, v in row.items()} for row in rows]
+    as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
     picture = run_svg(as_text, [{"epoch": 1}], "")
     assert len(drawn(picture)[BATCHES]) == 20 - 3 - 1
     assert max(p.count("M") for p in picture.split("<path ")[1:] if BATCHES[1] in p) == 2
@@ -109,14 +113,29 @@ def test_averaged_weights_have_no_place_on_the_axis():
 
 def test_file_is_written_from_the_csvs(tmp_path):
     with open(tmp_path / "training.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, TRAINING_COLUMNS)
         writer.writeheader()
-        writer.writerows(training(12))
+        writer.writerows(dict.fromkeys(TRAINING_COLUMNS, 1) | row for row in training(12))
     assert write_run_svg(tmp_path) == tmp_path / "training.svg"
     picture = (tmp_path / "training.svg").read_text(encoding="utf-8")
     assert len(drawn(picture)[AVERAGE]) == 12 and VALIDATION not in drawn(picture)
     assert tmp_path.name in checked(picture)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["training.csv", "training.svg"]
+
+
+def test_comparing_runs(tmp_path):
+    run, head = tmp_path / "run", ",".join(TRAINING_COLUMNS)
+    run.mkdir()
+    odd = ("1e308", "-1e308", "1e-320", "nan", "inf", "", "x", "1e30", "1")
+    rows = [",".join((str(k), str(k), y, "1", *[y] * 4, "1", "1", "1")) for k, y in enumerate(odd)]
+    (run / "training.csv").write_text("\n".join([head, *rows, "cut"]))
+
+    def compared(*words: object) -> int:
+        return command_line.run("compare_runs", compare_runs.main, [str(word) for word in words], (OptionError,))
+
+    target = tmp_path / "a.svg"
+    assert compared(run, run, "--labels", "a", "b", "--output", target) == 0 and checked(target.read_text())
+    assert compared(run, "--output", tmp_path) == compared(run, "--labels", "a", "b") == compared(tmp_path) == 2
 
 
 def test_curve_as_text():
@@ -139,23 +158,6 @@ def test_curve_as_text():
 def test_curve_of_any_run(iterations, rate):
     lines = text_curve(rate, iterations, iterations / 100).split("\n")
     assert len(lines) == 11 and max(map(len, lines[1:-1])) <= 71
-
-
-def test_curve_of_a_long_run_finds_the_tip_by_few_looks():
-    peak, looks = 123_456_789, []
-
-    def rate(i: int) -> float:
-        looks.append(i)
-        return i / peak if i <= peak else 0.2
-
-    told = text_curve(rate, 2**31 - 1, 1000.0)
-    assert float(told.split()[2]) > 0.98 and len(looks) < 50_000
-
-
-def test_the_curve_of_a_tiny_rate_has_its_peak():
-    assert text_curve(lambda i: 1e-31 * i, 8, 2.0).startswith(
-        "learning rate: 7e-31 at its peak (epoch 1.75), 7e-31 at the last"
-    )
 
 
 def test_of_equal_accuracies_the_lower_loss_is_the_best():

@@ -1,18 +1,23 @@
-"""The distance of an exported file's probabilities from the checkpoint's own, and the bounds that it has to keep."""
+"""The comparison of an exported file with its checkpoint: images, both answers, and how far they may differ."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from base.errors import OptionError
 from emulator.plan import number_formats
+from harness.programs import embedded
 
 if TYPE_CHECKING:
     from harness.export.file_formats import Runner
     from harness.export.network import TrainedNetwork
+
+CHECKED, CALIBRATED = 64, 128  # pictures
+_COARSE = 4  # squares on a side of a made-up picture
 
 
 class ExportError(Exception):
@@ -105,3 +110,49 @@ def bound(network: TrainedNetwork, quantised: bool) -> Bound:
         return INT8
     coarse = precision.rounds_operands or precision.compute.fraction_bits < number_formats.FP16.fraction_bits
     return NARROW if coarse else FP16 if precision.rounds_results else FP32
+
+
+class Pictures(NamedTuple):
+    """Pictures, and where they come from."""
+
+    images: np.ndarray
+    origin: str
+
+
+def checking(network: TrainedNetwork) -> Pictures:
+    """At most CHECKED pictures of the validation set; of the training set where there is none; made up without data."""
+    from harness.programs import build
+
+    run = network.run
+    if not network.has_data:
+        return Pictures(_made_up(embedded.shape(run)[1]), "made-up pictures")
+    if not run.data_source.spec.validation_images:
+        return Pictures(build.training_images_uint8(run, CHECKED), "pictures of the training set")
+    batches = build.validation_batches_uint8(run, -(-CHECKED // run.validation_batch))
+    real = [images[labels >= 0] for images, labels in zip(batches.images, batches.labels)]
+    return Pictures(np.concatenate(real)[:CHECKED], "pictures of the validation set")
+
+
+def calibration(network: TrainedNetwork) -> np.ndarray:
+    """At most CALIBRATED pictures of the training set in evaluation's preprocessing."""
+    from harness.programs import build
+
+    return build.training_images_uint8(network.run, CALIBRATED)
+
+
+def check_calibration(network: TrainedNetwork) -> None:
+    """OptionError without data to calibrate with."""
+    if not network.has_data:
+        raise OptionError(
+            f"--int8 is fitted to pictures of the training set, and {network.without_data}; give their folder as "
+            "--data-dir, or leave --int8 out"
+        )
+
+
+def _made_up(side: int) -> np.ndarray:
+    """Coloured squares with noise, the same ones every time."""
+    draw = np.random.default_rng(0)
+    coarse = draw.integers(0, 256, (CHECKED, _COARSE, _COARSE, 3))
+    places = np.arange(side) * _COARSE // side
+    noisy = coarse[:, places][:, :, places] + draw.normal(0, 16, (CHECKED, side, side, 3))
+    return np.clip(noisy, 0, 255).astype(np.uint8)
