@@ -13,7 +13,6 @@ from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, run_table
 from harness.checkpoints import run_record
 from harness.commands import cli
-from harness.options import sources
 from harness.options.catalogue import every_option
 from harness.options.sections import flag, with_trait
 from harness.reports import plot, validations
