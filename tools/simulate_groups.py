@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
     ):
         value, read = getattr(usual, field), command_line.number(least, most)
         parser.add_argument(flag, type=read, default=value, dest=field, help=f"{help} [{value:g}]")
-    parser.add_argument("--wire-bytes", type=command_line.int_between(2, 4), choices=(2, 4), default=4, help="of a gradient [4]")
+    parser.add_argument("--wire-bytes", type=command_line.int_between(2, 4), choices=(2, 4), default=4, help="of a gradient")
     parser.add_argument("--output", metavar="FILE.svg", help="the picture")
     asked = vars(parser.parse_args(argv))
     target = asked.pop("output")

@@ -45,22 +45,15 @@ def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoin
     return newest, warnings
 
 
-def load_latest(
-    folder: Path, option: str = "--restore-path", verified: Checkpoint | None = None
-) -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the newest whole checkpoint of a run folder, its tensors, and a warning for each newer damaged one. `verified`:
-    the result of `find_latest`, whose files are not compared with their manifest again."""
-    return load_newest_of(find.run_checkpoints(folder, option), f"{option} {folder}", verified)
+def load_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, Tensors, list[str]]:
+    """Return the newest whole checkpoint of a run folder, its tensors, and a warning for each newer damaged one."""
+    return load_newest_of(find.run_checkpoints(folder, option), f"{option} {folder}")
 
 
-def load_newest_of(
-    checkpoints: Sequence[Checkpoint], option: str, verified: Checkpoint | None = None
-) -> tuple[Checkpoint, Tensors, list[str]]:
+def load_newest_of(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkpoint, Tensors, list[str]]:
     """As `load_latest`, of these checkpoints. `option` names them in errors."""
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
-    ((newest, values),), warnings = load_each(
-        ordered, option, lambda each: (each, tensors(each, verify=each != verified)), limit=1
-    )
+    ((newest, values),), warnings = load_each(ordered, option, lambda each: (each, tensors(each)), limit=1)
     return newest, values, warnings
 
 
