@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import itertools
 import math
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -34,6 +36,8 @@ _AGAIN = "; download it again, or save the network's weights into it"
 _LISTED = 1 << 22  # bytes of a .safetensors file's header
 _SETTINGS, _WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
 _NO_WEIGHTS = re.compile("optimizer|seed_generator")
+_DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
+_PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # checksums aside, in the order of packing
 _DEPTH = 16  # dictionaries in each other in a file of PyTorch
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
 _KINDS = {
@@ -77,16 +81,25 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
         raise ValueError("it does not say what it holds")
     entries.pop("__metadata__", None)
     data = memoryview(content)[8 + length :]
-    return {name: _tensor(short(name), entry, data) for name, entry in entries.items()}
+    parts = {name: _part(short(name), entry, data) for name, entry in entries.items()}
+    bounds.total([len(part) for part in parts.values()], len(data), "its arrays overlap: they have")
+    return {name: _tensor(short(name), entries[name], part) for name, part in parts.items()}
 
 
-def _tensor(name: str, entry: Any, data: memoryview) -> np.ndarray:
+def _part(name: str, entry: Any, data: memoryview) -> memoryview:
+    """The bytes of an array."""
     try:
         start, stop = entry["data_offsets"]
-        part, kind = data[start:stop], np.dtype(_KINDS[entry["dtype"]])
+        return data[start:stop]
     except (LookupError, TypeError, ValueError):
-        raise ValueError(f"{name} has no place, or no kind of {', '.join(_KINDS)}") from None
-    bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(part), MAX_BYTES)
+        raise ValueError(f"{name} has no place") from None
+
+
+def _tensor(name: str, entry: dict[str, Any], part: memoryview) -> np.ndarray:
+    kind = _KINDS.get(str(entry.get("dtype")))
+    if kind is None:
+        raise ValueError(f"{name} has the type {short(entry.get('dtype'))}, and only {', '.join(_KINDS)} are read")
+    bounds.check_filled(name, entry.get("shape"), np.dtype(kind).itemsize, len(part), MAX_BYTES)
     value = np.frombuffer(part, kind).reshape(entry["shape"])
     return (value.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else value
 
@@ -118,6 +131,8 @@ def _opened_hdf5(file: Any, settings: bytes | str | None) -> dict[str, np.ndarra
                 name: item for name, item in items.items() if isinstance(item, h5py.Dataset) and not _NO_WEIGHTS.search(name)
             }
             bounds.total([_bytes(short(name), item) for name, item in weights.items()], MAX_BYTES, "its arrays have")
+            for name, item in weights.items():
+                _check_packed(short(name), item)
             names = _keras_3_names(opened, weights)
             values = {names.get(name, name): item[()] for name, item in weights.items()}
             if len(values) < len(weights):
@@ -159,6 +174,32 @@ def _bytes(name: str, item: Any) -> int:
     if not written:  # HDF5 fills gaps with zeros
         raise ValueError(f"{name} claims the shape {short(item.shape)}, but was not wholly written")
     return max(whole, chunk)  # chunks are unpacked whole
+
+
+def _check_packed(name: str, item: Any) -> None:
+    """ValueError for chunks that unpack to more than they hold: HDF5 takes memory for all of it, filter after filter."""
+    properties = item.id.get_create_plist()
+    filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
+    if filters and tuple(each for each in filters if each != _CHECKSUM) not in _PACKED:
+        raise ValueError(f"{name} is packed by filters {short(filters)}, and only gzip, shuffle and checksums are read")
+    if _DEFLATE not in filters:
+        return
+    most = item.dtype.itemsize * math.prod(item.chunks) + 4 * len(filters)  # a checksum has four bytes
+    for place in itertools.product(*(range(0, size, part) for size, part in zip(item.shape, item.chunks))):
+        if item.id.get_chunk_info_by_coord(place).size > 2 * most + 64:  # what cannot be packed grows a little
+            raise ValueError(f"{name} has a chunk of more bytes than it can have")
+        skipped, packed = item.id.read_direct_chunk(place)
+        if not skipped >> filters.index(_DEFLATE) & 1:
+            _check_inflated(name, packed, most)
+
+
+def _check_inflated(name: str, packed: bytes, most: int) -> None:
+    try:
+        size = len(zlib.decompressobj().decompress(packed, most + 1))
+    except zlib.error as error:
+        raise ValueError(f"{name} cannot be unpacked: {error}") from None
+    if size > most:
+        raise ValueError(f"{name} has a chunk that unpacks to more bytes than it claims")
 
 
 def _torch(source: Path) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ number is the label; 0:background is no class."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,9 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     """Return the classes in the order of their labels: by value if all are numbers, else by their characters."""
     unique = sorted(set(names))
     values = {name: _number(name) for name in unique}
+    if None not in values.values() and len(set(values.values())) < len(unique):
+        twice = next((a, b) for a, b in itertools.combinations(unique, 2) if values[a] == values[b])
+        raise DataError(f"classes {twice[0]} and {twice[1]} are one number in two spellings; give them one")
     return tuple(unique if None in values.values() else sorted(unique, key=values.__getitem__))
 
 

@@ -47,7 +47,7 @@ def read(folder: Path) -> dict[str, int]:
         raise DataError(f"the conversion into {folder} was interrupted; repeat it, or remove {folder / UNFINISHED}")
     try:
         entries = bounds.json_value(input_files.content(file, _MAX_JSON))
-        records = entries.get("records") if isinstance(entries, dict) else None
+        records = entries.get("records", {}) if isinstance(entries, dict) else None  # other programs' files have none
         if not isinstance(records, dict) or not all(type(count) is int for count in records.values()):
             raise ValueError("it does not have the numbers of records")
     except FileNotFoundError:

@@ -32,6 +32,10 @@ _BEGINNINGS = re.compile(
     re.DOTALL,
 )
 _LONGEST_BEGINNING = 12
+# the frame header of a JPEG that is lossless or hierarchical, or has other than 8 bits
+_UNREAD_JPEG = re.compile(
+    rb"\xff(?:[\xc3\xc5-\xc7\xcb\xcd-\xcf]\0[\x0b\x0e\x11\x14]|[\xc0-\xc2\xc9\xca]\0[\x0b\x0e\x11\x14][^\x08])"
+)
 _END = b"\xff\xd9"  # of a JPEG
 _ORIENTATION = 0x0112  # EXIF's tag
 _TURNING = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # a PNG's chunks, which may follow its pixels
@@ -95,7 +99,9 @@ def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header
     except Exception as error:  # whatever Pillow makes of damage
         if getattr(error, "errno", None) is not None:  # of the disc
             raise
+        _refuse_unread_jpeg(form, stream, size)
         raise DataError(f"is damaged: the header of its {form} cannot be read") from None
+    _refuse_unread_jpeg(form, stream, at)
     if width * height > MAX_PIXELS:
         raise DataError(f"says that it is {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
     if size > MAX_BYTES:
@@ -103,6 +109,16 @@ def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header
     if form == "JPEG" and encoded is not None and encoded.rfind(_END, at) < 0:  # a crop would not need the end
         raise DataError("is cut short: its JPEG has no end")
     return Header(form, width, height, turn)
+
+
+def _refuse_unread_jpeg(form: str, stream: BinaryIO, size: int) -> None:
+    """Raise DataError if the first `size` bytes have the frame header of a sound JPEG that the decoders cannot read."""
+    if form == "JPEG":
+        stream.seek(0)
+        if _UNREAD_JPEG.search(stream.read(size)):
+            raise DataError(
+                "cannot be read: its JPEG is lossless or has other than 8 bits; save it again as a JPEG of 8 bits"
+            )
 
 
 def _format(first_bytes: bytes, size: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import NoReturn
 
 import numpy as np
@@ -13,9 +14,9 @@ from base import host_limits
 from base.errors import DataError
 from base.process import tf_runtime
 from Datasets._spec import ReadRequest, Records
-from Datasets.formats import image_headers, tf_example
+from Datasets.formats import tf_example
 from Datasets.formats.bad_records import REMEDY
-from Datasets.pipeline import batching
+from Datasets.pipeline import batching, decoding
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
 
@@ -67,7 +68,7 @@ def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str |
         payload = index.payload(record)
     except DataError as error:
         return str(error).removeprefix(f"{index.name(record)} ").removeprefix("cannot be used: ")
-    return tf_example.fault(payload, labels, image_headers.fault) or _reason(payload, prepare)
+    return tf_example.fault(payload, labels, _decoder().fault) or _reason(payload, prepare)
 
 
 def fail(index: Records, record: int, prepare: Prepare, labels: range) -> NoReturn:
@@ -81,6 +82,11 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
         return int(session.run(batching.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
+
+
+@cache
+def _decoder() -> decoding.Decoder:
+    return decoding.Decoder()
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:

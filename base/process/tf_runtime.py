@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from base.errors import OptionError
+
 _HEADINGS = ("Graph execution error", "From /job:", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 KERNELS = ".passes-"  # in the name of a process' folder of kernels that XLA has compiled
@@ -50,6 +52,9 @@ def import_tensorflow(level: str = "2") -> None:
     """
     if "tensorflow" in sys.modules:
         return
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        if os.environ.get(name, "").strip().startswith("-"):
+            raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts with a negative number of threads; unset it")
     with _without_keras():
         _import_quietly(level)
 

@@ -8,12 +8,16 @@ Where there is none, one line says so, and everything works without.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,11 +44,12 @@ def main(argv: list[str]) -> int:
         return 0
     began = time.perf_counter()
     try:
-        digest = _digest(compiler) if compiler else "*"
-        found = library.newest(digest)
-        target = found or library.built() / f"{library.name()}-{digest}.so"
-        if not found:
-            _compile(compiler, target)
+        with _alone(library.built()):
+            digest = _digest(compiler) if compiler else "*"
+            found = library.newest(digest)
+            target = found or library.built() / f"{library.name()}-{digest}.so"
+            if not found:
+                _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
         code = getattr(error, "returncode", None)
         told = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")
@@ -62,11 +67,28 @@ def _digest(compiler: list[str]) -> str:
     return hashlib.sha256(repr((compiler[1:], said)).encode()).hexdigest()[:8]
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for other builds into a folder, and remove what those that were killed have left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for left in folder.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left != lock and left.suffix != ".so":
+                left.unlink(missing_ok=True)
+        yield
+
+
 def _compile(compiler: list[str], target: Path) -> None:
     """Write the library, whole or not at all, and remove the oldest of those of other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(min(machine.cores(), _AT_ONCE)) as pool:
+    with (
+        tempfile.TemporaryDirectory(dir=target.parent) as folder,
+        ThreadPoolExecutor(min(machine.cores(), _AT_ONCE)) as pool,
+    ):
 
         def compiled(source: Path) -> str:
             made = f"{folder}/{source.stem}.o"

@@ -251,10 +251,10 @@ def _is_flat(value: Any) -> bool:
 def _text(path: str) -> str:
     try:
         return input_files.text(path, MAX_BYTES)
-    except OSError as error:
-        raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except (OSError, ValueError) as error:  # of a path that no file can have
+        raise OptionError(f"configuration file {short(path)}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @lru_cache(maxsize=2)  # several configurations of one file are planned at once

@@ -92,7 +92,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    args, unknown = parser().parse_known_args(argv)
+    words = list(argv)
+    for flag in ("--mpi-global-args", "--mpi-local-args"):  # their values begin with a dash, which argparse takes for a flag
+        if flag in words[:-1]:
+            at = words.index(flag)
+            words[at : at + 2] = [f"{flag}={words[at + 1]}"]
+    args, unknown = parser().parse_known_args(words)
     if unknown:
         flag = unknown[0].partition("=")[0]
         raise OptionError(f"unknown option {short(flag)}{plugins.did_you_mean(flag, sorted(flags()), 0.3)}")

@@ -134,10 +134,13 @@ def data_set(run: Run) -> None:
         )
 
 
-def mixing(run: Run) -> None:
-    """Refuse mixup and cutmix where an image has no other one to be mixed with."""
-    if run.options.dataset.mixes:
-        check_mixable(run.options.dataset, run.plan.micro_batch_size)
+def mixing(run: Run) -> Iterator[str]:
+    """Refuse mixup and cutmix where an image has no other one to be mixed with; warn where all images are the same."""
+    options = run.options.dataset
+    if options.mixes:
+        check_mixable(options, run.plan.micro_batch_size)
+    elif options.least_micro_batch > 1:
+        yield "mixup and cutmix are off: all generated and synthetic images are the same"
 
 
 def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
@@ -338,6 +341,9 @@ def replaced_values(run: Run, before: DeviceOptions) -> Iterator[str]:
         )
     if run.trains and device.enable_half_partials and run.plan.precision.rounds_results:
         yield "--enable-half-partials is not emulated: all sums inside an operation are FP32"
+    if run.trains and device.pipeline and device.shards == 1:
+        stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "one stage"
+        yield f"--pipeline with --shards 1: {stages} on one device, run as Sequential"
 
 
 def native_arithmetic(run: Run) -> Iterator[str]:

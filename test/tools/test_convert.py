@@ -407,7 +407,7 @@ def test_records_that_a_conversion_has_lost_are_missed(tmp_path):
     assert "validation" in verified(out, "--no-decode")[1][-1]
 
 
-@pytest.mark.parametrize("content", ["[[", "null", '{"records": [1]}', '{"records": {"a": "b"}}', '{"a":1}'])
+@pytest.mark.parametrize("content", ["[[", "null", '{"records": [1]}', '{"records": {"a": "b"}}'])
 def test_a_damaged_conversion_is_named(tmp_path, content):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, 1)] * 2, 1)
     (tmp_path / "conversion.json").write_text(content)

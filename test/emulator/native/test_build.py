@@ -76,6 +76,15 @@ def test_another_compiler_builds_a_library_of_another_name(folder, tmp_path, mon
     assert build.main([]) == 0 and library.newest() != first  # what is there serves without a compiler
 
 
+def test_a_build_removes_what_killed_ones_have_left(folder):
+    (folder / "tmpabcdefgh").mkdir(parents=True)
+    (folder / "tmpabcdefgh" / "gates.o").touch()
+    (folder / ".native-0.so.77").touch()
+    (folder / "native-0.so").touch()  # of another processor
+    build.main([])
+    assert {file.name for file in folder.iterdir()} == {".lock", "native-0.so", library.newest().name}
+
+
 def test_without_a_compiler_a_line_says_so(folder, monkeypatch, capsys):
     monkeypatch.setattr(library, "COMPILERS", ("no-such-compiler",))
     monkeypatch.delenv("CXX")

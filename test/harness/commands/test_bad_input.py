@@ -127,7 +127,7 @@ def imagenet(folder: Path) -> Path:
         (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11"),
         (imagenet, lambda f: None, "train-00000-of-00001"),
         (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001"),
-        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "train.tfrecord"), "train-?????-of-?????"),
+        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "records"), "train-?????-of-?????"),
     ],
 )  # fmt: skip
 def test_damaged_data(tmp_path, make, damage, part):
