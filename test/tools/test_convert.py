@@ -384,7 +384,7 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     (tmp_path / "validation-00000-of-00001").write_bytes(b"")
     code, found, last = verified(tmp_path)
     assert "train-00001-of-00002" in found[0] and found[-1].startswith("validation-00000-of-00001: ")
-    assert last.endswith("2 files, 5 records, 4 damaged or missing")
+    assert last.endswith("2 files, 6 records, 3 damaged or missing")
 
 
 def test_records_that_a_conversion_has_lost_are_missed(tmp_path):
