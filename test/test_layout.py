@@ -113,7 +113,7 @@ def imported(path: Path, top_level_only: bool = False) -> set[str]:
 
 def _is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+    return path.with_suffix(".py").exists() or path.is_dir()
 
 
 def room(name: str) -> str:

@@ -1,1 +1,0 @@
-"""The tf.data streams: order of the samples, decoding, augmentation, mixing, batches."""

@@ -1,1 +1,0 @@
-"""Programs that answer: inference in a session, and frozen graphs for other runtimes."""

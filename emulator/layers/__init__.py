@@ -1,1 +1,0 @@
-"""The layer vocabulary in TensorFlow: norms, number formats, checks, gradients."""

@@ -1,1 +1,0 @@
-"""The layout of a run and its cost, worked out without TensorFlow."""

@@ -1,1 +1,0 @@
-"""Programs of TensorFlow that carry out a plan."""

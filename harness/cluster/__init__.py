@@ -1,1 +1,0 @@
-"""The processes that train together, and this one's place among them, from what their launcher says in the environment."""

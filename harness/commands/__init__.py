@@ -1,1 +1,0 @@
-"""The steps that all commands share, and the small commands."""

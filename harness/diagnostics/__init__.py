@@ -1,1 +1,0 @@
-"""Checks of a training under way: numbers that are not finite, lost gradients, slow instances, and --numerics."""

@@ -1,1 +1,0 @@
-"""Predictions, and the input pipeline by itself."""

@@ -1,1 +1,0 @@
-"""Trained networks as files for other runtimes."""

@@ -1,1 +1,0 @@
-"""Launching, membership, heartbeat and restarts of the instances."""

@@ -1,1 +1,0 @@
-"""The programs of a run: data, losses, metrics, optimisers, plan; the program cache."""

@@ -1,1 +1,0 @@
-"""Pictures and profiles of a run."""

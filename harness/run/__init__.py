@@ -1,1 +1,0 @@
-"""A run as a value, resolved from its options without TensorFlow."""

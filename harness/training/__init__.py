@@ -1,1 +1,0 @@
-"""A training: its start, its loop, and the events between host steps."""

@@ -1,1 +1,0 @@
-"""The commands that convert, verify and rebuild data sets: `python -m Datasets.convert` and `python -m Datasets.verify`."""
