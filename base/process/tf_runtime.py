@@ -28,7 +28,9 @@ _STARVED = re.compile(
 )
 KERNELS_FLAG = "--tf_xla_persistent_cache_"  # begins the flags of XLA's that are of kernels on the disk
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_", "CUBLAS_", "NVIDIA_")  # on which TensorFlow's work depends
-_NO_MATTER = ("TF_CONFIG", "TF_CPP_", "TF_POPLAR_", "TF_GPU_ALLOCATOR", "TF_FORCE_GPU_", "CUDA_VISIBLE_", "NVIDIA_VISIBLE_")
+_NO_MATTER = (
+    "TF_CONFIG", "TF_CLI_", "TF_CPP_", "TF_POPLAR_", "TF_GPU_ALLOCATOR", "TF_FORCE_GPU_", "CUDA_VISIBLE_", "NVIDIA_VISIBLE_",
+)  # fmt: skip
 _USUAL = {
     "TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0", "TF_DETERMINISTIC_OPS": "0",
 }  # fmt: skip
