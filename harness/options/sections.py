@@ -252,6 +252,7 @@ class TrainingOptions:
     )
     optimiser: str = opt("SGD", "weight update rule", choices=tuple(UPDATE_RULES), aliases=("optimizer",))
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=below_one)
+    nesterov: bool = opt(False, "momentum: step by the gradient plus momentum x the new sum")
     weight_decay: float | None = opt(
         None,
         "L2 coefficient, added to the gradients (default by model; Adam 0); AdamW: of the weights themselves (0.01)",

@@ -28,7 +28,7 @@ class UpdateRule:
 
 UPDATE_RULES: Mapping[str, UpdateRule] = {
     "SGD": UpdateRule(linear=True, highest_rate=100.0),
-    "momentum": UpdateRule(slots={"Momentum": 0.0}, linear=True, highest_rate=20.0, options=("momentum",)),
+    "momentum": UpdateRule(slots={"Momentum": 0.0}, linear=True, highest_rate=20.0, options=("momentum", "nesterov")),
     "RMSprop": UpdateRule(
         slots={"RMSProp": 1.0, "RMSProp_1": 0.0},
         highest_rate=2.0,

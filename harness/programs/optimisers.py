@@ -31,20 +31,22 @@ class SGD(Optimiser):
 
 @dataclass(frozen=True)
 class Momentum(Optimiser):
-    """a = momentum * a + g; w -= rate * a."""
+    """a = momentum * a + g; w -= rate * a. With `nesterov` w -= rate * (g + momentum * a), as PyTorch documents its SGD
+    (Sutskever et al., ICML 2013, with the rate outside of a)."""
 
     momentum: float
+    nesterov: bool = False
     slots = UPDATE_RULES["momentum"].slots
 
     def update(
         self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
         a = self.momentum * slots["Momentum"] + g
-        return w - learning_rate * a, {"Momentum": a}
+        return w - learning_rate * (g + self.momentum * a if self.nesterov else a), {"Momentum": a}
 
     def update_all(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[tuple[tf.Tensor, Slots]]:
         kernels = library.load_for(learning_rate)
-        if kernels is None:
+        if kernels is None or self.nesterov:
             return super().update_all(moves, learning_rate, done)
         momenta = [move.slots["Momentum"] for move in moves]
         values, momenta = kernels.emulator_momentum_update(
@@ -186,7 +188,7 @@ def make(options: TrainingOptions, global_batch: int) -> Optimiser:
     adam = partial(Adam, options.adam_beta1, options.adam_beta2, options.adam_epsilon, rule.decoupled_decay)
     return {
         "SGD": SGD,
-        "momentum": lambda: Momentum(momentum),
+        "momentum": lambda: Momentum(momentum, options.nesterov),
         "RMSprop": lambda: RMSprop(options.mean_square_decay(global_batch), momentum, options.rmsprop_epsilon),
         "LARS": lambda: LARS(
             momentum=momentum,

@@ -274,6 +274,7 @@ RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB", "adam": "Adam"}
 BUILT: dict[str, tuple[str, str, set[str]]] = {
     "optimiser": ("", "--optimiser momentum", {"weights", "slots"}),
     "momentum": ("--optimiser momentum", "--momentum 0.5", {"weights", "slots"}),
+    "nesterov": ("--optimiser momentum", "--nesterov", {"weights", "slots"}),
     "weight_decay": ("", "--weight-decay 0.5", {"weights", "loss"}),
     # 100 is no power of two, so the gradients are rounded otherwise too; the slots are those of the scaled gradients
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),

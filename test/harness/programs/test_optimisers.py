@@ -19,6 +19,7 @@ SKIPPED = optimisers.named_by(("beta", "bias"))
 RULES = {
     "SGD": optimisers.SGD(),
     "momentum": optimisers.Momentum(0.8),
+    "momentum --nesterov": optimisers.Momentum(0.8, nesterov=True),
     "RMSprop": optimisers.RMSprop(0.95, 0.8, 1e-3),
     "LARS": optimisers.LARS(momentum=0.8, weight_decay=0.02, eeta=0.01, epsilon=1e-4, skipped=SKIPPED),
     "LAMB": optimisers.LAMB(beta1=0.85, beta2=0.99, epsilon=1e-5, weight_decay=0.02, skipped=SKIPPED),
@@ -35,6 +36,11 @@ def rms(w, s, g, rate, t, skipped):
 def momentum(w, s, g, rate, t, skipped):
     s["a"] = 0.8 * s.get("a", 0.0) + g
     return w - rate * s["a"]
+
+
+def nesterov(w, s, g, rate, t, skipped):
+    s["a"] = 0.8 * s.get("a", 0.0) + g
+    return w - rate * (g + 0.8 * s["a"])
 
 
 def lars(w, s, g, rate, t, skipped):
@@ -68,6 +74,7 @@ def adam(w, s, g, rate, t, skipped):
 REFERENCES = {
     "SGD": lambda w, s, g, rate, t, skipped: w - rate * g,
     "momentum": momentum,
+    "momentum --nesterov": nesterov,
     "RMSprop": rms,
     "LARS": lars,
     "LAMB": lamb,
