@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         if not path:
             if answers.asks(argv, "restore"):
                 answers.parse(argv, "restore")
-            raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
+            raise OptionError("--restore-path is needed: the folder of the run, as in restore.py logs/<run>")
         return run_training(argv, "restore", Resume(Path(path), argv, "restore"))
 
 

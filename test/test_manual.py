@@ -17,6 +17,7 @@ from base import plugins
 from base.errors import OptionError
 from base.process import command_line
 from harness.commands import cli, gc_profile
+from harness.options import option_help
 from harness.processes import launch, poprun_options
 from harness.run.resolve import prepare
 from harness.run.run import Run
@@ -78,7 +79,7 @@ def resolved(call: Call) -> Run | None:
         call.words[2:], call.script, {"dataset": "imagenet"} if call.script == "restore" else None, call.environ
     )
     if parsed.options.main.help:
-        assert "--group-dim" in cli.help_text(parsed, "train.py", "")
+        assert "\n  --model-size " in option_help.help_text(parsed.catalogue, parsed.options.main, "train")
         return None
     return prepare(parsed.options, call.environ, parsed.notes, training=call.script in ("train", "restore"))
 

@@ -54,9 +54,11 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command(module="train", takes="train", help="train a network"),
-    "validate": Command(module="validation", takes="validation", help="validate checkpoints of a run, or weights"),
-    "restore": Command(module="restore", takes="restore", help="go on with a run"),
+    "train": Command(module="train", takes="train", usage="[FOLDER|CONFIGURATION] ", help="train a network"),
+    "validate": Command(
+        module="validation", takes="validation", usage="[RUN] ", help="validate checkpoints of a run, or weights"
+    ),
+    "restore": Command(module="restore", takes="restore", usage="RUN ", help="go on with a run"),
     "finetune": Command(
         module="tools.finetune", written="cnn finetune", takes="train",
         help="fit published weights to pictures of one's own",
@@ -87,7 +89,8 @@ COMMANDS = {
     "poprun": Command(module="poprun", written="poprun", help="start a command as several instances that train together"),
     "weight-avg": Command(module="weight_avg", help="average checkpoints into one more"),
     "inference": Command(
-        module="inference_embedded", takes="inference_embedded", help="measure inference with a frozen program"
+        module="inference_embedded", takes="inference_embedded", usage="[RUN] ",
+        help="measure inference with a frozen program",
     ),
     "compare": Command(module="tools.compare_runs", help="draw the curves of several runs into one picture"),
     "convert": Command(
@@ -131,9 +134,9 @@ def prog(script: str) -> str:
     return f"{_call.prog} {_call.command}" if _call and _call.command else script
 
 
-def usage() -> str:
-    """Return the words that come before a command's options."""
-    return COMMANDS[_call.command].usage if _call and _call.command in COMMANDS else ""
+def usage(script: str) -> str:
+    """Return the words that come before the options of this call, or else a script's."""
+    return COMMANDS[_call.command if _call and _call.command in COMMANDS else command_name(script)].usage
 
 
 def command_name(module: str) -> str | None:

@@ -16,14 +16,8 @@ from base.errors import Answered, Failure, WrongInput
 from base.process import command_line, commands
 from harness.commands import cli
 from harness.commands.cli import Parsed
-from harness.options import sources
+from harness.options import bare_word, option_help, sources
 
-INTRODUCTIONS = {
-    "train": "Trains a convolutional network on emulated IPUs.",
-    "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
-    "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
-    "restore": "Resumes the run in a folder; other options override the recorded ones.",
-}
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # with these, a record of options decides too
 
@@ -32,22 +26,26 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
     """Return the exit code of main(argv), with every foreseeable error as one line on standard error."""
     row = commands.COMMANDS.get(commands.command_name(script) or "")
     call = row.call if row else f"{script}.py"
-    return command_line.run(call.removeprefix("python "), main, argv, (WrongInput,), (FloatingPointError, Failure))
+
+    def with_option(words: list[str]) -> int:
+        return main(bare_word.as_option(words, script))
+
+    return command_line.run(call.removeprefix("python "), with_option, argv, (WrongInput,), (FloatingPointError, Failure))
 
 
 def begin(script: str) -> None:
     """Answer the process's call, or refuse its options, and exit; return if it asks for a run."""
-    argv = sys.argv[1:]
-    given = sources.given_arguments(argv, script).keys()
-    if not given.isdisjoint(_RECORDED) or (script == "restore" and given.isdisjoint(_QUESTIONS)):
-        return
     try:
+        argv = bare_word.as_option(sys.argv[1:], script)
+        given = sources.given_arguments(argv, script).keys()
+        if not given.isdisjoint(_RECORDED) or (script == "restore" and given.isdisjoint(_QUESTIONS)):
+            return
         if given.isdisjoint((*_QUESTIONS, "explain")):
             cli.parse(argv, script)
             return
     except WrongInput:
         pass  # and raised again below, where it is reported
-    sys.exit(run_command(script, lambda words: int(bool(parse(words, script))), argv))
+    sys.exit(run_command(script, lambda words: int(bool(parse(words, script))), None))
 
 
 def asks(argv: list[str], script: str) -> bool:
@@ -66,7 +64,7 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
         record = run_record.arguments_file(folder)
     parsed = cli.parse(argv, script, recorded, record=record)
     if parsed.options.main.help:
-        answer(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]).rstrip("\n"))
+        answer(option_help.help_text(parsed.catalogue, parsed.options.main, script))
     if parsed.options.main.explain:
         from emulator.plan.precision import Precision
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from base import plugins
 from base.errors import OptionError, WrongInput, parts
 from base.fields import HINT, short
-from base.process import command_line, commands
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
-from harness.options.catalogue import Catalogue, Option, catalogue, format_value
+from harness.options.catalogue import Catalogue, catalogue, format_value
 from harness.options.sections import (
     COMMAND_LINE,
     RECORDED,
@@ -140,28 +139,6 @@ def _hint_notes(known: Catalogue, values: Mapping[str, Any]) -> list[str]:
     return [f"{WITHOUT_EFFECT}: {' '.join(hints)}"] if hints else []
 
 
-def help_text(parsed: Parsed, prog: str, intro: str) -> str:
-    """The assembled parser's help, in argument groups; those of the model and of the schedule are the chosen ones'."""
-    known, chosen = parsed.catalogue, parsed.options.main
-    usage = f"{prog} {commands.usage()}[options]"
-    parser = command_line.HelpParser(prog=prog, description=intro, add_help=False, usage=usage)
-    titles: dict[str, tuple[str | None, ...]] = {name: (cls.__doc__,) for name, cls in SECTIONS.items()}
-    published = getattr(plugins.load("Models", chosen.model), "TITLE", chosen.model)
-    titles["model"] = published, _others("Models", "--model", chosen.model)
-    curve = f"Learning-rate schedule {chosen.lr_schedule}"
-    titles["schedule"] = curve, _others("LR_Schedules", "--lr-schedule", chosen.lr_schedule)
-    for section in known.sections():
-        group = parser.add_argument_group(*titles[section])
-        for option in known.options.values():
-            if option.section == section:
-                _add_help(group, option)
-    return parser.format_help()
-
-
-def _others(folder: str, flag: str, chosen: str) -> str:
-    return f"(--help with {flag} {'|'.join(name for name in plugins.names(folder) if name != chosen)} shows theirs)"
-
-
 def explain(options: RunOptions) -> str:
     """Every value and where it came from."""
     rows = [
@@ -211,18 +188,3 @@ def _assemble(plugin_options: Mapping[str, type], known: Catalogue, given: Optio
         except ValueError as error:  # a plug-in's own rule
             raise OptionError(*parts(error)) from None
     return RunOptions(**sections, sources=dict(given.sources))
-
-
-def _add_help(group: Any, option: Option) -> None:
-    meta = option.meta
-    flags = [option.flag, *meta["flags"]]
-    if option.base is bool and option.default is True:
-        flags = ["--no-" + option.flag[2:]]
-    status = " (recorded; no effect on the arithmetic)" if meta["kind"] == HINT else ""
-    default = "" if option.base is bool or option.default in (None, ()) else f" [{format_value(option.default)}]"
-    text = (meta["help"] + default + status).replace("%", "%%")
-    if option.base is bool:
-        group.add_argument(*flags, action="store_true", help=text, dest=option.name)
-        return
-    metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else {int: "N", float: "X", str: "TEXT"}[option.base]
-    group.add_argument(*flags, nargs="+" if option.several else None, metavar=metavar, help=text, dest=option.name)

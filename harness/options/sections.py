@@ -92,7 +92,9 @@ class MainOptions:
         None, "print the named configurations, or those with this word, then stop", bare="all", traits=(ONE_CALL,)
     )
     version: bool = opt(False, "print the versions of the harness, Python and TensorFlow, then stop", traits=(ONE_CALL,))
-    help: bool = opt(False, "print this help", flags=("-h",), traits=(ONE_CALL,))
+    help: str | None = opt(
+        None, "print the options that most people use; with a word, others", bare="common", flags=("-h",), traits=(ONE_CALL,)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,7 @@ class TrainingOptions:
     """Training"""
 
     micro_batch_size: int | None = opt(
-        None, "samples of one micro-batch (default by model)", aliases=("batch_size",), check=at_least(1)
+        None, "samples of one micro-batch (default by model); also --batch-size", aliases=("batch_size",), check=at_least(1)
     )
     gradient_accumulation_count: int = opt(
         1, "micro-batches per replica and weight update", aliases=("gradients_to_accumulate",), check=at_least(1),

@@ -4,7 +4,7 @@ Nothing here knows which layer wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
         written = written.replace("_", "-")
         full = full_flag(written, flags)
         if full is None and not lenient:
-            raise OptionError(f"{COMMAND_LINE}: {_unknown_flag(written, flags)}")
+            raise OptionError(f"{COMMAND_LINE}: {unknown_flag(written, flags)}")
         found.append((full or written, [value] if equals else []))
     return found
 
@@ -90,11 +90,12 @@ def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
     return matches[0] if len({(flags[flag].option.name, flag.startswith("--no-")) for flag in matches}) == 1 else None
 
 
-def _beginning_with(written: str, flags: Mapping[str, Spelling]) -> list[str]:
+def _beginning_with(written: str, flags: Collection[str]) -> list[str]:
     return [flag for flag in flags if flag.startswith(written)] if written.startswith("--") and len(written) > 2 else []
 
 
-def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
+def unknown_flag(written: str, flags: Collection[str]) -> str:
+    """Return what is said of a flag that is none of `flags`, or could be several: whose it is, or the nearest ones."""
     from harness.options.other_names import OTHER_NAMES
 
     matches, name = _beginning_with(written, flags), written.lstrip("-")

@@ -177,5 +177,6 @@ def _option_kinds() -> Mapping[str, tuple[bool, set[str]]]:
     kinds: dict[str, tuple[bool, set[str]]] = {}
     for option in every_option(None):
         several, found = kinds.get(option.name, (False, set()))
-        kinds[option.name] = several or option.several, {*found, KINDS[option.base]}
+        switch = {KINDS[bool]} if option.meta["bare"] else set()  # as earlier records have some of them
+        kinds[option.name] = several or option.several, {*found, *switch, KINDS[option.base]}
     return kinds

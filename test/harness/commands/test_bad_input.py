@@ -71,7 +71,7 @@ GIVEN = "--dataset cifar-10 --generated-data"
         ("--config nosuch", "'nosuch'"),
         ("--config quickstart --config-path missing.yml", "missing.yml"),
         ("", "--dataset fashion-mnist"),
-        ("stray", "'stray' --"),
+        ("stray", "stray"),
         ("--dataset mnist", "'mnist' fashion-mnist"),
         ("--dataset cifar-10", "cifar-10 data_batch_1.bin"),
         ("--dataset cifar-10 --data-dir nowhere", "cifar-10 --data-dir nowhere"),

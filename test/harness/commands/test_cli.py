@@ -529,22 +529,6 @@ def test_explain(block):
     assert re.search(r"^seed +3 +command line: --seed$", result.out, re.M)
 
 
-TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
-
-
-@pytest.mark.parametrize("script", ["train", "validation", "restore", "inference_embedded"])
-@pytest.mark.parametrize("model", plugins.names("Models"))
-def test_help_names_every_option(script, model):
-    result = run(script, "--model", model, "--lr-schedule", "exponential", "--help")
-    assert (result.code, result.err) == (0, "")
-    shown = set(re.findall(r"^  (--[\w-]+)", result.out, re.M))
-    known = cli.parse(["--model", model, "--lr-schedule", "exponential", "--help"], script, None, {}).catalogue
-    wanted = {"--no-" + o.flag[2:] if o.base is bool and o.default is True else o.flag for o in known.options.values()}
-    assert shown == wanted
-    own = result.out.split(f"\n{TITLES[model]}:\n")[1].split("\nLearning-rate schedule exponential:\n")[0]
-    assert {o.flag for o in known.options.values() if o.section == "model" and o.base is not bool} <= set(own.split())
-
-
 def test_validation_takes_the_options_of_training_and_schedules():
     """So that it can be given a training's command or block as it is."""
     words = "--optimiser momentum --lr-schedule polynomial_decay_lr --poly-lr-decay-power 1 --warmup-epochs 2 --ckpts-per-epoch 2"

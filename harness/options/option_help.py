@@ -1,0 +1,107 @@
+"""The answers to --help: the options that most people use, those of a group, those with a word in their names, or all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import HINT, short
+from base.process import command_line, commands
+from harness.options.catalogue import PLUGINS, Catalogue, Option, format_value
+from harness.options.sections import SECTIONS, MainOptions, flag
+from harness.options.sources import unknown_flag
+
+INTRODUCTIONS = {
+    "train": "Trains a convolutional network on emulated IPUs.",
+    "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
+    "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
+    "restore": "Resumes the run in a folder; other options override the recorded ones.",
+}
+_CALL = ("dry_run", "explain", "help")
+_DATA = ("dataset", "data_dir", "image_size", "model", "model_size", "precision", "micro_batch_size")
+COMMON = {  # by script, in the order of the answer; --help COMMON is --help
+    "train": (
+        "config", "list_configs", "dataset", "data_dir", "image_size", "model", "model_size", "init_path", "epochs",
+        "micro_batch_size", "gradient_accumulation_count", "optimiser", "abs_learning_rate", "lr_schedule", "precision",
+        "shards", "pipeline", "replicas", "logs_path", "seed", *_CALL,
+    ),
+    "validation": (
+        "restore_path", "predict", "output", "valid_batch_size", "latency", "repeat", "logs_path", "config", *_DATA, *_CALL,
+    ),
+    "restore": (
+        "restore_path", "epochs", "iterations", "stop_after", "abs_learning_rate", "lr_schedule", "data_dir", "shards",
+        "pipeline", "replicas", "validation", "max_ckpts_to_keep", *_CALL,
+    ),
+    "inference_embedded": ("restore_path", "iterations", "num_inference_thread", "config", *_DATA, *_CALL),
+}  # fmt: skip
+GROUPS = {
+    "main": "configuration, network, learning-rate curve, questions about a call",
+    "dataset": "files, classes, preparation and mixing of the images",
+    "training": "batch, length, learning rate, optimiser, initial weights, several processes",
+    "checkpoint": "when to save and to validate, averages",
+    "device": "pipeline, replicas, precision, number formats, seed, profiles, compiler options",
+    "logging": "run directory, log lines, TensorBoard and other trackers",
+}
+BARE, ALL = "common", "all"  # the topic of --help alone, and that of every option
+
+
+def help_text(known: Catalogue, main: MainOptions, script: str) -> str:
+    """Return the answer to --help TOPIC; OptionError, with the nearest names, for a topic that there is not."""
+    usage = f"{commands.prog(f'{script}.py')} {commands.usage(script)}[options]"
+    parser = command_line.HelpParser(description=INTRODUCTIONS[script], add_help=False, usage=usage)
+    titles = _titles(main)
+    if main.help == BARE:
+        group = parser.add_argument_group("Options that most people use")
+        for name in COMMON[script]:
+            _add(group, known.options[name])
+        lines = {name: ": ".join(filter(None, (title, GROUPS.get(name)))) for name, title in titles.items()}
+        lines |= {ALL: "every option", "WORD": "the options with this word in their names, as in --help rate"}
+        return "\n".join([parser.format_help(), *(f"  --help {topic:<12}{line}" for topic, line in lines.items())])
+    chosen = _chosen(known, main.help)
+    for section in dict.fromkeys(option.section for option in chosen):
+        group = parser.add_argument_group(titles[section])
+        for option in chosen:
+            if option.section == section:
+                _add(group, option)
+    return parser.format_help().rstrip("\n")
+
+
+def _titles(main: MainOptions) -> dict[str, str]:
+    """Return the title of each group; those of model and schedule are the chosen ones'."""
+    titles = {name: cls.__doc__ for name, cls in SECTIONS.items()}
+    for folder, option, section in PLUGINS:
+        chosen = getattr(main, option)
+        title = getattr(plugins.load(folder, chosen), "TITLE", f"{plugins.WHAT[folder]} {chosen}".capitalize())
+        others = "|".join(name for name in plugins.names(folder) if name != chosen)
+        titles[section] = f"{title} ({flag(option)} {others}: theirs)"
+    return titles
+
+
+def _chosen(known: Catalogue, topic: str) -> list[Option]:
+    """Return the options of a topic."""
+    word = topic.lower().lstrip("-").replace("-", "_")
+    found = [o for o in known.options.values() if word in (ALL, o.section)]
+    if not found:
+        named = {s.option.name for name, s in known.spellings.items() if f"_{word}" in f"_{name.lower()}"}
+        found = [option for name, option in known.options.items() if name in named]
+    if not found:
+        flag = f"--{word}".replace("_", "-")
+        raise OptionError(f"--help {short(topic)}: {unknown_flag(flag, [*known.sections(), *known.flags()])}")
+    return found
+
+
+def _add(group: Any, option: Option) -> None:
+    meta = option.meta
+    flags = [option.flag, *meta["flags"]]
+    if option.base is bool and option.default is True:
+        flags = ["--no-" + option.flag[2:]]
+    status = " (recorded; no effect on the arithmetic)" if meta["kind"] == HINT else ""
+    default = "" if option.base is bool or option.default in (None, ()) else f" [{format_value(option.default)}]"
+    text = (meta["help"] + default + status).replace("%", "%%")
+    if option.base is bool:
+        group.add_argument(*flags, action="store_true", help=text, dest=option.name)
+        return
+    metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else {int: "N", float: "X", str: "TEXT"}[option.base]
+    several = "+" if option.several else "?" if meta["bare"] else None
+    group.add_argument(*flags, nargs=several, metavar=metavar, help=text, dest=option.name)

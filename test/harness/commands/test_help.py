@@ -1,0 +1,116 @@
+"""The answers to --help, and the bare word that a call may begin with."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from commands import run, succeed
+from PIL import Image
+
+from base import plugins
+from harness.commands import cli
+from harness.options import bare_word, option_help
+
+SCRIPTS = ("train", "validation", "restore", "inference_embedded")
+TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
+
+
+def shown(text: str) -> list[str]:
+    """The options of a help, without their --no-."""
+    return [flag.replace("--no-", "--") for flag in re.findall(r"^  (--[\w-]+)[ \n]+\S", text, re.M) if flag != "--help"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("model", plugins.names("Models"))
+def test_help_all_names_every_option_and_each_group_its_own(script, model):
+    words = ("--model", model, "--lr-schedule", "exponential", "--help")
+    known = cli.parse([*words], script, None, {}).catalogue
+    for topic in ("all", *known.sections()):
+        text = succeed(script, *words, topic).out
+        wanted = [o.flag for o in known.options.values() if topic in ("all", o.section) and o.name != "help"]
+        assert shown(text) == wanted
+        assert (f"\n{TITLES[model]} (--model" in text) == (topic in ("all", "model"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_alone_is_short_and_leads_to_the_rest(script):
+    text = succeed(script, "--help").out
+    common = text.split("\n\n  --help main ")[0]
+    assert len(shown(common)) < 25 and len(text.splitlines()) < 80
+    assert set(shown(common)) < set(shown(succeed(script, "--help", "all").out))
+    topics = re.findall(r"^  --help (\w+) ", text, re.M)
+    assert topics == [*cli.parse(["-h"], script, None, {}).catalogue.sections(), "all", "WORD"]
+    assert {*option_help.GROUPS} < {*topics}
+
+
+@pytest.mark.parametrize(
+    ("topic", "code", "parts"),
+    [
+        ("epochs", 0, "--epochs --warmup-epochs --epochs-per-ckpt"),
+        ("--batch-size", 2, "--batch-size needs a value"),
+        ("batch-size", 0, "--micro-batch-size"),  # an older spelling
+        ("Gradient_Accumulation", 0, "--gradient-accumulation-count"),
+        ("loging", 2, "loging logging"),
+        ("epohcs", 2, "epohcs --epochs"),
+        ("imgsz", 2, "--image-size"),  # of other tools
+        ("proxy-norm", 2, "--proxy-norm --model efficientnet"),
+        ("", 2, "--help"),
+    ],
+)
+def test_help_of_a_word(topic, code, parts):
+    result = run("train", "--help", topic)
+    assert result.code == code and all(part in result.out + result.err for part in parts.split()), result
+    assert result.err.count("\n") == (code != 0)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with one of images, one of a run, and a configuration file."""
+    for name in ("pics/ant", "pics/bee", "quickstart"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/arguments.json").write_text("{}")
+    (tmp_path / "own.yml").write_text("mine:\n  dataset: cifar-10\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "expected"),
+    [
+        ("train", "pics --epochs 3", "--data-dir pics --epochs 3"),
+        ("train", "mk2_resnet8_test --epochs 3", "--config mk2_resnet8_test --epochs 3"),
+        ("train", "mk2_resnet50_gn_16ipus@2.1", "--config mk2_resnet50_gn_16ipus@2.1"),
+        ("train", "quickstart", "--data-dir quickstart"),  # a folder of that name goes first
+        ("train", "mine --config-path own.yml", "--config mine --config-path own.yml"),
+        ("train", "--epochs 3", "--epochs 3"),
+        ("validation", "run/ckpt-3 --latency", "--restore-path run/ckpt-3 --latency"),
+        ("restore", "run", "--restore-path run"),
+        ("inference_embedded", "run", "--restore-path run"),
+        ("plan", "pics", "pics"),
+        ("report", "run other", "run other"),
+    ],
+)
+def test_the_option_of_a_bare_word(script, words, expected, place):
+    once = bare_word.as_option(words.split(), script)
+    assert once == expected.split() and bare_word.as_option(once, script) == once
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "parts"),
+    [
+        ("train", "quikstart", "'quikstart' --data-dir --config quickstart?"),
+        ("train", "mine", "'mine' --list-configs"),
+        ("train", "run", "restore.py validation.py"),
+        ("train", "pics mine", "train.py [FOLDER|CONFIGURATION]"),
+        ("train", "pics --data-dir other", "pics --data-dir"),
+        ("train", "''", "''"),
+        ("validation", "nowhere", "--restore-path nowhere"),
+        ("validation", "run other", "validation.py [RUN]"),
+        ("restore", "run --restore-path run", "run --restore-path"),
+    ],
+)
+def test_bare_words_that_name_nothing(script, words, parts, place):
+    result = run(script, *words.replace("''", "").split(" "))
+    assert result.code == 2 and all(part in result.err.splitlines()[0] for part in parts.split()), result.err
