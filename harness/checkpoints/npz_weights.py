@@ -1,4 +1,4 @@
-"""Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
+"""Weights in one file, .npz or .safetensors: arrays by variable name, and the options that the network needs, as JSON text.
 
 The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. The sizes
 that a file claims are compared with its bytes, and with MAX_BYTES, before memory is taken for them.
@@ -23,12 +23,17 @@ from harness.checkpoints.checkpoint import CheckpointError
 if TYPE_CHECKING:
     import numpy as np
 
-SUFFIX = ".npz"
-FOREIGN = (".safetensors", ".h5", ".hdf5", ".keras", ".pth", ".pt", ".bin", ".whl")  # for tools/import_weights.py
-OPTIONS = "options"  # the entry with the JSON text
+SUFFIX, SAFETENSORS = ".npz", ".safetensors"
+FOREIGN = (SAFETENSORS, ".h5", ".hdf5", ".keras", ".pth", ".pt", ".bin", ".whl")  # for tools/import_weights.py
+OPTIONS = "options"  # the entry with the JSON text; of a .safetensors file's metadata
 MAX_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
+# name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
+_KINDS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
+}  # fmt: skip
 
 
 class NpzError(CheckpointError):
@@ -36,8 +41,8 @@ class NpzError(CheckpointError):
 
 
 def located(path: Path) -> Path | None:
-    """The file of weights at a path: a .npz, or one of the project's own by its short name."""
-    if path.suffix == SUFFIX:
+    """The file of weights at a path: a .npz, a .safetensors of this project, or bundled weights by their short name."""
+    if path.suffix == SUFFIX or (path.suffix == SAFETENSORS and is_own(path)):
         return path
     bundled = BUNDLED.get(str(path))
     return bundled if bundled and not path.exists() else None
@@ -53,8 +58,8 @@ def is_own(path: Path) -> bool:
 
 def options(path: Path) -> dict[str, Any]:
     """The options that were recorded with the weights; empty if there are none."""
-    entries = _read(path, lambda name: name == OPTIONS)
-    if not entries:
+    entries = _metadata(path) if path.suffix == SAFETENSORS else _read(path, lambda name: name == OPTIONS)
+    if OPTIONS not in entries:
         return {}
     try:
         recorded = bounds.json_value(str(entries[OPTIONS]))
@@ -68,8 +73,8 @@ def options(path: Path) -> dict[str, Any]:
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every array by the name of its variable, in the precision of the file."""
-    values = _read(path, lambda name: name != OPTIONS)
+    """Every array by the name of its variable, in the precision of the file; BF16 in FP32."""
+    values = _tensors(path) if path.suffix == SAFETENSORS else _read(path, lambda name: name != OPTIONS)
     odd = [name for name, value in values.items() if value.dtype.kind not in "fiu"]
     if odd:
         raise NpzError(f"weights {path} are damaged: {short(odd[0])} holds no numbers")
@@ -80,8 +85,13 @@ def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -
     """Write a file of weights, whole or not at all; the same values give the same bytes."""
     import numpy as np
 
-    content = io.BytesIO()
-    np.savez_compressed(content, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
+    text, content = json.dumps(recorded, sort_keys=True), io.BytesIO()
+    if path.suffix == SAFETENSORS:
+        from safetensors.numpy import save
+
+        content.write(save({name: np.ascontiguousarray(value) for name, value in values.items()}, {OPTIONS: text}))
+    else:
+        np.savez_compressed(content, **{OPTIONS: np.array(text)}, **values)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path.resolve(), content.getbuffer())
 
@@ -129,3 +139,37 @@ def _array(content: bytes) -> np.ndarray:
         raise ValueError("its arrays claim more bytes than it has")
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)
+
+
+@contextmanager
+def _by_safetensors(path: Path) -> Iterator[Any]:
+    """Give the package safetensors, which refuses arrays that overlap or do not fill the file; NpzError for its faults."""
+    try:
+        import safetensors
+    except ImportError:
+        raise NpzError(f"weights {path} need the package safetensors: pip install safetensors") from None
+    try:
+        yield safetensors
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise NpzError(f"weights {path} cannot be read: {bounds.reason(error)}") from None
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """Return the texts in a .safetensors file."""
+    with _by_safetensors(path) as package, input_files.open_regular_file(path), package.safe_open(path, "np") as file:
+        return file.metadata() or {}
+
+
+def _tensors(path: Path) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    found = {}
+    with _by_safetensors(path) as package:
+        for name, entry in package.deserialize(input_files.content(path, MAX_BYTES)):
+            kind, shape = entry["dtype"], entry["shape"]
+            if kind not in _KINDS:
+                raise ValueError(f"{short(name)} has the type {kind}, and only {', '.join(_KINDS)} are read")
+            bounds.elements(short(name), shape, MAX_BYTES)
+            value = np.frombuffer(entry["data"], _KINDS[kind]).reshape(shape)
+            found[name] = (value.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else value
+    return found

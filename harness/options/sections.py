@@ -78,7 +78,7 @@ class MainOptions:
     )
     restore_path: str | None = opt(
         None,
-        "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)",
+        "run folder to resume (train, restore); run folder, checkpoint, .npz, .safetensors, efficientnet-lite0 (validation)",
         traits=(ONE_CALL, PER_INSTANCE),
     )
     explain: bool = opt(False, "print every value and where it came from, then stop", traits=(ONE_CALL,))
@@ -305,7 +305,7 @@ class TrainingOptions:
     )
     init_path: str | None = opt(
         None,
-        "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0",
+        "weights to begin with, at update 0: a checkpoint, run folder, .npz, .safetensors or efficientnet-lite0",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", traits=(HALVES,))

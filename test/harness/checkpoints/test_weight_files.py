@@ -9,6 +9,7 @@ import random
 import struct
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import fuzzing
@@ -173,7 +174,11 @@ SAFETENSORS = {
     "negative": tensors(entry(shape=[-2, -12]), bytes(96)),
     "words": tensors(entry(shape="24"), bytes(96)),
     "other": tensors(entry(shape=[25]), bytes(96)),
-    "kind": tensors(entry("F8_E4M3"), bytes(96)),
+    "kind": tensors(entry("F8_E4M3", [96]), bytes(96)),
+    "dimensions": tensors(entry(shape=[1] * 99 + [24]), bytes(96)),
+    "no numbers": tensors(entry("BOOL", [96]), bytes(96)),
+    "overlapping": tensors(entry() | {"b": {"dtype": "F32", "shape": [3], "data_offsets": [92, 104]}}, bytes(104)),
+    "a gap": tensors(entry() | {"b": {"dtype": "F32", "shape": [1], "data_offsets": [100, 104]}}, bytes(104)),
 }
 
 
@@ -224,11 +229,23 @@ def holes(file) -> None:
     file.create_dataset("a", (2**20,), "f4", chunks=(2**10,))[:24] = KERNEL.reshape(-1)
 
 
+def inflating(size: int):
+    """Return what writes a chunk of 24 numbers that inflates to `size` bytes."""
+
+    def fill(file) -> None:
+        packed = file.create_dataset("a", (24,), "f4", chunks=(24,), compression="gzip")
+        packed.id.write_direct_chunk((0,), zlib.compress(bytes(size)))
+
+    return fill
+
+
 H5 = {
     "huge": lambda file: file.create_dataset("a", (2**40,), "f4", chunks=(1024,)),
     "never written": lambda file: file.create_dataset("a", (2**20,), "f4"),
     "huge chunks": lambda file: file.create_dataset("a", shape=(4,), dtype="f4", chunks=(2**29,), maxshape=(None,)),
     "holes": holes,
+    "a bomb": inflating(100_000),
+    "a large bomb": inflating(64 << 20),
     "virtual": virtual,
     "external": lambda file: file.create_dataset("a", (4,), "u1", external=[("/etc/passwd", 0, 4)]),
     "empty": lambda file: file.create_dataset("a", data=h5py.Empty("f4")),
