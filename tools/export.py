@@ -81,7 +81,10 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
 def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
     """Return the facts that a converter needs."""
     calibration = comparison.calibration(exported) if quantised else None
-    return Content(graph=graph, labels=exported.names, texts=texts, calibration=calibration)
+    return Content(
+        graph=graph, values=exported.values, recorded=exported.recorded(), labels=exported.names, texts=texts,
+        calibration=calibration,
+    )  # fmt: skip
 
 
 def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.ndarray:

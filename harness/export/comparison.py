@@ -13,8 +13,8 @@ from emulator.plan import number_formats
 from harness.programs import embedded
 
 if TYPE_CHECKING:
-    from harness.export.file_formats import Runner
     from harness.export.network import TrainedNetwork
+    from harness.export.predict import Runner
 
 CHECKED, CALIBRATED = 64, 128  # pictures
 _COARSE = 4  # squares on a side of a made-up picture

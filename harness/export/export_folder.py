@@ -13,7 +13,9 @@ from base.storage import files, input_files, locks
 from harness.export.file_formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
 
-FILES = (LABELS, PREPROCESSING, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
+PROGRAM = Path(__file__).with_name("predict.py")  # which names photos with the files
+_TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)
+FILES = (*_TEXTS, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
 _MAX_BYTES = 64 << 20  # of a text
 
 
@@ -46,6 +48,7 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
 
     The texts go first: by them `check` recognises this export when a call was killed in between.
     """
+    shutil.copyfile(PROGRAM, staging / PROGRAM.name)
     finished = [path.name for path in staging.iterdir()]
     for name, text in texts.items():
         with files.naming(folder / name):

@@ -47,10 +47,12 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = own.add_argument
     add("path", nargs="?", metavar="RUN", help="a run folder, of which the newest whole checkpoint counts, a checkpoint as "
-        f"in RUN/ckpt-500, a .npz file, or {' or '.join(npz_weights.BUNDLED)}")  # fmt: skip
+        f"in RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(npz_weights.BUNDLED)}")  # fmt: skip
     add("--to", action="append", default=[], metavar="FORMAT", help=f"one or more of {', '.join(FORMATS)}, with commas")
     add("--output", metavar="DIR", help="where the files go (default: a folder export in the run's)")
-    add("--int8", action="store_true", help="tflite with 8-bit weights and activations, fitted to training pictures")
+    add(
+        "--int8", action="store_true", help="tflite and onnx with 8-bit weights and activations, fitted to training pictures"
+    )
     add("--force", action="store_true", help="replace the export of another network")
     add("--restore-path", metavar="RUN", help="the same as RUN")
     add("-h", "--help", action="store_true", help="this text")
@@ -67,7 +69,9 @@ def parse(argv: Sequence[str]) -> ExportRequest | None:
     if not names:
         raise OptionError(f"--to is missing: one or more of {', '.join(FORMATS)}, with commas between them")
     if known.int8 and not any(FORMATS[name].quantised for name in names):
-        raise OptionError(f"--int8 is for tflite, and --to has {', '.join(names)}; add tflite, or leave --int8 out")
+        raise OptionError(
+            f"--int8 is for tflite and onnx, and --to has {', '.join(names)}; add one of them, or leave --int8 out"
+        )
     output = Path(known.output) if known.output else _beside(Path(path))
     return ExportRequest(
         path=path, formats=names, output=output, int8=known.int8, force=known.force,

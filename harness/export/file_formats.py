@@ -18,34 +18,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
+from harness.checkpoints import npz_weights
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow.compat.v1 as tf
 
+    from harness.export.predict import Runner
+
 _OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
-Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
     """A network to be converted. `labels`: the names of its classes. `texts`: labels and preprocessing by file name, for
-    formats that have a place for them. `calibration`: uint8 pictures [n, side, side, 3] for quantisation; None: FP32."""
+    formats that have a place for them. `calibration`: uint8 pictures [n, side, side, 3] for quantisation; None: FP32.
+    `values` and `recorded`: the weights by name, and the options of their network."""
 
     graph: tf.GraphDef
+    values: Mapping[str, np.ndarray]
+    recorded: Mapping[str, Any]
     labels: Sequence[str]
     texts: Mapping[str, str]
     calibration: np.ndarray | None = None
 
 
+def _by_program(path: Path) -> Runner:
+    """Return the probabilities' function as the program beside the exported files has it."""
+    from harness.export import predict
+
+    return predict.opened(path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format. `write` makes the file, or the folder, at a path; `runner` is what its own runtime makes of that."""
+    """A format. `write` makes the file, or the folder, at a path; `runner` opens that in its own runtime."""
 
     file: str
     quantised: str = ""  # the same with --int8
     write: Callable[[Content, Path], None]
-    runner: Callable[[Path], Runner]
+    runner: Callable[[Path], Runner] = _by_program
     packages: tuple[str, ...] = ()  # beside TensorFlow
 
 
@@ -90,12 +102,6 @@ def _imported(definition: tf.GraphDef) -> Any:
     return tf.Session(graph=graph)
 
 
-def _session_runner(session: tf.Session) -> Runner:
-    from ipu_utils import IMAGE, PROBABILITIES
-
-    return session.make_callable(f"{PROBABILITIES}:0", [f"{IMAGE}:0"])
-
-
 def _write_saved_model(content: Content, path: Path) -> None:
     import tensorflow.compat.v1 as tf
 
@@ -113,23 +119,8 @@ def _write_saved_model(content: Content, path: Path) -> None:
         (extra / name).write_text(text, encoding="utf-8")
 
 
-def _saved_model_runner(path: Path) -> Runner:
-    import tensorflow.compat.v1 as tf
-
-    with tf.Graph().as_default() as graph:
-        session = tf.Session(graph=graph)
-        tf.saved_model.load(session, [tf.saved_model.SERVING], str(path))
-    return _session_runner(session)
-
-
 def _write_frozen(content: Content, path: Path) -> None:
     path.write_bytes(content.graph.SerializeToString())
-
-
-def _frozen_runner(path: Path) -> Runner:
-    import tensorflow.compat.v1 as tf
-
-    return _session_runner(_imported(tf.GraphDef.FromString(path.read_bytes())))
 
 
 # TensorFlow Lite
@@ -175,19 +166,11 @@ def _named(model: bytes) -> bytes:
     return bytes(flatbuffer_utils.convert_object_to_bytearray(converted))
 
 
-def _tflite_runner(path: Path) -> Runner:
-    import tensorflow as tf
-
-    from ipu_utils import IMAGE, PROBABILITIES
-
-    run = tf.lite.Interpreter(model_path=str(path)).get_signature_runner("serving_default")
-    return lambda images: run(**{IMAGE: images})[PROBABILITIES]
-
-
 # ONNX
 
 
 def _write_onnx(content: Content, path: Path) -> None:
+    """Labels and preprocessing are in the model's metadata."""
     import onnx
     import tf2onnx
 
@@ -202,23 +185,59 @@ def _write_onnx(content: Content, path: Path) -> None:
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = [own.get(name, name) for name in names]
+    if content.calibration is not None:
+        model = _quantised_onnx(model, content.calibration)
     onnx.helper.set_model_props(model, {"labels": json.dumps(content.labels), **content.texts})
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
 
-def _onnx_runner(path: Path) -> Runner:
-    import onnxruntime
+def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
+    """Return the model with 8-bit weights, by channel, and activations of its convolutions and products, in ranges that fit
+    the pictures."""
+    import onnx
+    from onnxruntime import quantization
 
-    from ipu_utils import IMAGE, PROBABILITIES
+    from ipu_utils import IMAGE
 
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda images: session.run([PROBABILITIES], {IMAGE: images})[0]
+    feeds = ({IMAGE: picture[None]} for picture in calibration)
+
+    class Pictures(quantization.CalibrationDataReader):
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(feeds, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        exact, fused, coarse = (Path(folder, f"{name}.onnx") for name in ("exact", "fused", "coarse"))
+        onnx.save(model, exact)
+        quantization.quant_pre_process(exact, fused, skip_symbolic_shape=True)
+        quantization.quantize_static(
+            fused, coarse, Pictures(), per_channel=True, op_types_to_quantize=["Add", "Conv", "Gemm", "MatMul"]
+        )
+        return onnx.load(coarse)
+
+
+# Weights alone, which this project reads
+
+
+def _write_safetensors(content: Content, path: Path) -> None:
+    npz_weights.write(path, dict(content.values), dict(content.recorded))
+
+
+def _safetensors_runner(path: Path) -> Runner:
+    from harness.export import comparison, network
+
+    read = network.open_network(str(path), ["--restore-path", str(path)])
+    return lambda images: comparison.own_answers(read, images)
 
 
 FORMATS = {
-    "savedmodel": Format(file="saved_model", write=_write_saved_model, runner=_saved_model_runner),
-    "frozen": Format(file="frozen.pb", write=_write_frozen, runner=_frozen_runner),
-    "tflite": Format(file="model.tflite", quantised="model_int8.tflite", write=_write_tflite, runner=_tflite_runner),
-    "onnx": Format(file="model.onnx", write=_write_onnx, runner=_onnx_runner, packages=("tf2onnx", "onnx", "onnxruntime")),
+    "savedmodel": Format(file="saved_model", write=_write_saved_model),
+    "frozen": Format(file="frozen.pb", write=_write_frozen),
+    "tflite": Format(file="model.tflite", quantised="model_int8.tflite", write=_write_tflite),
+    "onnx": Format(
+        file="model.onnx", quantised="model_int8.onnx", write=_write_onnx, packages=("tf2onnx", "onnx", "onnxruntime")
+    ),
+    "safetensors": Format(
+        file="model.safetensors", write=_write_safetensors, runner=_safetensors_runner, packages=("safetensors",)
+    ),
 }

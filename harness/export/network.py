@@ -6,20 +6,23 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from base.errors import DataError, OptionError
+from base.fields import HALVES
 from base.storage import run_files
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.cluster import membership
 from harness.commands import answers, cli, entry
+from harness.commands.cli import NORMALISATION
 from harness.evaluation import inference_record
 from harness.export.export_options import SCRIPT
-from harness.options.sections import COMMAND_LINE, RunOptions, flag
+from harness.options.sections import COMMAND_LINE, RunOptions, flag, with_trait
+from harness.run.recorded_arguments import option_values
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
@@ -67,6 +70,20 @@ class TrainedNetwork:
         }
         text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
         return {LABELS: class_names.text(self.names), PREPROCESSING: text}
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that a file of these weights holds: of the network, its numbers and its images."""
+        run, chosen = self.run, option_values(self.run)
+        own = [each.name for each in fields(run.options.model)]
+        names = inference_record.names(run, self.checkpoint)
+        wanted = ("model", "dataset", *own, *NORMALISATION, *with_trait(HALVES))
+        return {
+            **{name: chosen[name] for name in wanted if chosen[name] not in (None, [])},
+            "image_size": run.image_size,
+            "num_classes": run.data_source.spec.num_classes,
+            "precision": run.plan.precision.name,
+            **({inference_record.NAMES: list(names)} if names else {}),
+        }
 
     def _digest(self) -> str:
         digest = hashlib.sha256()

@@ -21,7 +21,12 @@ from commands import Result, succeed
 from PIL import Image
 
 from base import plugins
-from harness.export import comparison, export_options, file_formats
+from Datasets._spec import ReadRequest
+from Datasets.formats import preprocessing
+from Datasets.pipeline import image_files
+from Datasets.sources.catalogue import published_spec
+from harness.checkpoints import find, read
+from harness.export import comparison, export_options, file_formats, predict
 from harness.export.comparison import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
 from tools import export
@@ -61,11 +66,16 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photograph(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("photo") / "photo.png"
+def photographs(tmp_path_factory) -> list[Path]:
+    """A PNG, one with 16 bits of grey, and a JPEG that EXIF turns by 90 degrees."""
+    folder = tmp_path_factory.mktemp("photos")
     coarse = np.random.default_rng(4).integers(0, 256, (5, 4, 3), np.uint8)
-    Image.fromarray(coarse).resize((90, 70), Image.Resampling.BICUBIC).save(path)
-    return path
+    photo, turned = Image.fromarray(coarse).resize((90, 70), Image.Resampling.BICUBIC), Image.Exif()
+    turned[0x0112] = 6
+    photo.save(folder / "photo.png")
+    photo.save(folder / "turned.jpg", quality=95, exif=turned)
+    Image.fromarray(np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))).save(folder / "grey.png")
+    return sorted(folder.iterdir())
 
 
 def test_every_format_is_held_against_the_checkpoint(trained):
@@ -75,7 +85,7 @@ def test_every_format_is_held_against_the_checkpoint(trained):
     assert [name for name, _ in rows] == ["saved_model", "frozen.pb", "model.tflite"]
     assert all(0 < float(largest) < 1e-5 for _, largest in rows)
     names = {path.name for path in (trained / "export").iterdir()}
-    assert names == {"saved_model", "frozen.pb", "model.tflite", "labels.txt", "preprocessing.json"}
+    assert names == {"saved_model", "frozen.pb", "model.tflite", "labels.txt", "preprocessing.json", "predict.py"}
     assert not [path for path in trained.iterdir() if path.name.startswith(".export")]
 
 
@@ -102,29 +112,36 @@ def test_labels_and_preprocessing_are_beside_and_inside(trained):
         assert {name: archive.read(name).decode() for name in texts} == texts
 
 
+def table(text: str) -> dict[str, dict[str, float]]:
+    """Return the percentages by photo and class of a table of predictions."""
+    blocks = re.findall(r"^(/.*)\n((?: +[\d.]+ % .*\n)+)", text, re.M)
+    return {Path(photo).name: {k: float(v) for v, k in re.findall(r"([\d.]+) % +(.+)", rows)} for photo, rows in blocks}
+
+
 @pytest.mark.parametrize("name", ["savedmodel", "frozen", "tflite", pytest.param("onnx", marks=needs_onnx)])
-def test_the_pages_programs_answer_as_predict_does(trained, photograph, tmp_path, name):
+def test_the_program_in_the_folder_answers_as_predict_does(trained, photographs, tmp_path, name):
     """In a process, and a folder, that have nothing of this project."""
-    page = (plugins.ROOT / "docs" / "export.md").read_text()
-    programs = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S))
-    assert len(programs) == 1 + len(FORMATS)
     folder = shutil.copytree(trained / "export", tmp_path / "elsewhere")
     if name == "onnx":
         assert exported(trained, "--to", "onnx", "--output", folder).code == 0
-    for file in ("prepare.py", f"use_{name}.py"):
-        assert len(programs[file].splitlines()) <= 35
-        (folder / file).write_text(programs[file])
-    if name == "tflite":  # 16 bits of grey, too
-        photograph = tmp_path / "grey.png"
-        Image.fromarray(np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))).save(photograph)
-    call = [sys.executable, f"use_{name}.py", photograph]
-    done = subprocess.run(call, cwd=folder, capture_output=True, text=True, timeout=120)
+    call = [sys.executable, "-I", folder / "predict.py", *photographs, "--model", FORMATS[name].file]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    table = re.compile(r"([\d.]+) % +(.+)")
-    shown = succeed("validation", "--restore-path", trained, "--predict", photograph).out
-    own, given = ({label: float(share) for share, label in table.findall(text)} for text in (shown, done.stdout))
-    assert len(own) == len(given) == 5 and list(own)[:3] == list(given)[:3]
-    assert all(abs(own[label] - given[label]) <= 1.0 for label in own.keys() & given.keys())
+    own, given = table(succeed("validation", "--restore-path", trained, "--predict", *photographs).out), table(done.stdout)
+    assert own.keys() == given.keys() == {photo.name for photo in photographs}
+    for photo, classes in own.items():
+        assert len(classes) == len(given[photo]) == 5 and list(classes)[:3] == list(given[photo])[:3]
+        assert all(abs(share - given[photo].get(label, share)) <= 1.0 for label, share in classes.items())
+
+
+def test_the_program_prepares_photos_as_validation_does(photographs):
+    """To whole numbers, where validation's resized pixels have fractions; Pillow decodes JPEGs by another DCT."""
+    spec, request = published_spec("imagenet"), ReadRequest(batch_size=1, image_size=48, seed=0)
+    about = {"prepare": preprocessing.described(spec, request)["resize"], "input": {"shape": [None, 48, 48, 3]}}
+    own = image_files.load([str(path) for path in photographs], spec, request)
+    for path, pixels in zip(photographs, own):
+        difference = np.abs(predict.prepared(path, about) - pixels)
+        assert difference.max() < (10 if path.suffix == ".jpg" else 0.51) and difference.mean() < 1.5, path
 
 
 def test_a_network_with_more_outputs_than_classes_names_all(tmp_path):
@@ -135,6 +152,20 @@ def test_a_network_with_more_outputs_than_classes_names_all(tmp_path):
     assert result.code == 0, result.err
     assert (tmp_path / "out" / "labels.txt").read_text().splitlines()[9:11] == ["truck", "class 10"]
     assert json.loads((tmp_path / "out" / "preprocessing.json").read_text())["output"]["shape"] == [None, 20]
+
+
+def test_safetensors_are_read_back_to_the_bit(trained, photographs, tmp_path):
+    """By their name alone: the options of the network, and the names of its classes, are in the file."""
+    assert exported(trained, "--to", "safetensors", "--output", tmp_path).code == 0
+    path = tmp_path / "model.safetensors"
+    saved, found = (read.tensors(find.select(each)[-1]) for each in (trained, path))
+    assert found and all(saved[name].tobytes() == value.tobytes() for name, value in found.items())
+    tables = [
+        table(succeed("validation", "--restore-path", each, "--predict", *photographs).out) for each in (trained, path)
+    ]
+    assert len(tables[0]) == 3 and tables[0] == tables[1]
+    begun = succeed("train", "--init-path", path, "--dataset", "fashion-mnist", "--dry-run").out
+    assert "RN8" in begun and "BN" in begun
 
 
 @needs_onnx
@@ -148,12 +179,13 @@ def test_onnx_has_names_and_labels(trained, tmp_path):
     assert json.loads({each.key: each.value for each in model.metadata_props}["labels"])[1] == "Trouser"
 
 
-def test_eight_bits_are_fitted_to_training_pictures(trained, tmp_path):
-    result = exported(trained, "--to", "tflite", "--int8", "--output", tmp_path / "phone")
+@pytest.mark.parametrize("name", ["tflite", pytest.param("onnx", marks=needs_onnx)])
+def test_eight_bits_are_fitted_to_training_pictures(trained, tmp_path, name):
+    result = exported(trained, "--to", name, "--int8", "--output", tmp_path / "phone")
     assert result.code == 0, result.err
-    small, whole = (tmp_path / "phone" / "model_int8.tflite"), trained / "export" / "model.tflite"
+    small, whole = (tmp_path / "phone" / f"model_int8.{name}"), trained / "export" / "model.tflite"
     assert small.stat().st_size < 0.5 * whole.stat().st_size
-    words = ("--to", "tflite", "--int8", "--generated-data", "--output", tmp_path / "x")
+    words = ("--to", name, "--int8", "--generated-data", "--output", tmp_path / "x")
     assert "give their folder as --data-dir" in refused(trained, *words)
 
 
@@ -164,9 +196,7 @@ def test_a_file_that_answers_otherwise_is_not_written(trained, tmp_path, monkeyp
         path.write_bytes(content.graph.SerializeToString())
 
     monkeypatch.setattr(file_formats, "FORMATS", FORMATS)
-    monkeypatch.setitem(
-        FORMATS, "frozen", file_formats.Format(file="frozen.pb", write=halved, runner=FORMATS["frozen"].runner)
-    )
+    monkeypatch.setitem(FORMATS, "frozen", file_formats.Format(file="frozen.pb", write=halved))
     result = exported(trained, "--to", "savedmodel,frozen", "--output", tmp_path / "out")
     assert result.code == 1 and "accepted are " in result.err and len(result.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,110 @@
+"""Names the classes of photos by the network in this program's folder.
+
+    python predict.py PHOTO... [--model FILE]
+
+NumPy, Pillow and the runtime of the file are needed (onnxruntime, ai-edge-litert or TensorFlow), nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageChops, ImageOps
+
+Runner = Callable[[np.ndarray], np.ndarray]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
+_SHOWN = 5  # classes
+
+
+def _onnx(model: Path) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    return lambda images: session.run(["probabilities"], {"image": images})[0]
+
+
+def _tflite(model: Path) -> Runner:
+    try:
+        from ai_edge_litert.interpreter import Interpreter  # a few megabytes
+    except ImportError:
+        from tensorflow.lite.python.interpreter import Interpreter
+
+    run = Interpreter(str(model)).get_signature_runner("serving_default")
+    return lambda images: run(image=images)["probabilities"]
+
+
+def _saved_model(model: Path) -> Runner:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(model))
+    return lambda images: loaded.signatures["serving_default"](image=tf.constant(images))["probabilities"].numpy()
+
+
+def _frozen(model: Path) -> Runner:
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(tf.GraphDef.FromString(model.read_bytes()), name="")
+    return tf.Session(graph=graph).make_callable("probabilities:0", ["image:0"])
+
+
+RUNTIMES = {
+    "model.onnx": _onnx, "model_int8.onnx": _onnx, "model.tflite": _tflite, "model_int8.tflite": _tflite,
+    "saved_model": _saved_model, "frozen.pb": _frozen,
+}  # fmt: skip
+
+
+def opened(model: Path) -> Runner:
+    """Return the function that gives a network's probabilities, by the runtime of its file."""
+    return RUNTIMES[model.name](model)
+
+
+def prepared(photo: str | Path, about: dict[str, Any]) -> np.ndarray:
+    """Return a photo as the network takes it, uint8 [side, side, 3]. `about`: the content of preprocessing.json."""
+    image = ImageOps.exif_transpose(Image.open(photo))
+    if image.mode == "CMYK" and "adobe" not in image.info:  # Pillow takes all inks for Adobe's, which are inverted
+        image = ImageChops.invert(image)
+    wide = image.mode.startswith("I")  # 16 bits, of which the network was trained with the upper 8
+    image = (Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if wide else image).convert("RGB")
+    how, side = about["prepare"], about["input"]["shape"][1]
+    if "square" in how:  # a network for small images
+        square = ImageOps.fit(image, (how["square"], how["square"]), Image.Resampling.BOX)
+        return np.asarray(ImageOps.expand(square, how["frame_of_zeros"]))
+    shorter = min(image.size)
+    width, height = ((length * how["shorter_side"] + shorter // 2) // shorter for length in image.size)
+    x, y = image.size[0] / width, image.size[1] / height  # pixels of the photo for one of the image
+    place = (x, 0, (width - side) // 2 * x, 0, y, (height - side) // 2 * y)
+    window = (side, side), Image.Transform.AFFINE, place, Image.Resampling.BILINEAR
+    bands = [np.asarray(band.convert("F").transform(*window)) for band in image.split()]  # whole numbers it rounds down
+    return np.rint(np.stack(bands, -1)).astype(np.uint8)
+
+
+def main() -> None:
+    """Print the likeliest classes of each photo, in percent."""
+    folder = Path(__file__).resolve().parent
+    there = [name for name in RUNTIMES if (folder / name).exists()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", nargs="+", metavar="PHOTO")
+    parser.add_argument("--model", choices=there, default=there[0] if there else None, help="default: %(default)s")
+    arguments = parser.parse_args()
+    if not there:
+        sys.exit(f"predict.py: no {', '.join(RUNTIMES)} in {folder}")
+    about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
+    labels = (folder / "labels.txt").read_text(encoding="utf-8").split("\n")
+    try:
+        images = np.stack([prepared(photo, about) for photo in arguments.photos])
+        rows = opened(folder / arguments.model)(images)
+    except (OSError, ImportError) as error:
+        sys.exit(f"predict.py: {error}")
+    for photo, row in zip(arguments.photos, rows):
+        best = (f"{100 * row[k]:.1f} % {labels[k]}" for k in row.argsort()[::-1][:_SHOWN])
+        print(photo, *best, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
