@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
             if answers.asks(argv, "restore"):
                 answers.parse(argv, "restore")
             raise OptionError("--restore-path is needed: the folder of the run, as in restore.py logs/<run>")
-        return run_training(argv, "restore", Resume(Path(path), argv, "restore"))
+        run_training(argv, "restore", Resume(Path(path), argv, "restore"))
+        return 0
 
 
 if __name__ == "__main__":

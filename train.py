@@ -27,7 +27,7 @@ from harness.training import summary
 from harness.training.initial_state import initial_state
 from harness.training.loop import TrainingLoop
 from harness.training.profiler import UpdateProfiler
-from harness.training.run_dir import TrainingContext, open_run
+from harness.training.run_dir import Listener, TrainingContext, open_run
 from harness.training.start import FreshStart, LoadedCheckpoint, Resume, last_update
 from harness.training.validator import Validator
 
@@ -35,12 +35,18 @@ from harness.training.validator import Validator
 def main(argv: list[str], extended_by_restore: bool = False) -> int:
     """A new run; with --restore-path, the same as restore.py. On a signal, prints the command that repeats or resumes the
     call. `extended_by_restore`: a complete run is not extended by the call's own options, but by restore.py."""
+    start_or_resume(argv, extended_by_restore)
+    return 0
+
+
+def start_or_resume(argv: list[str], extended_by_restore: bool = False, listener: Listener | None = None) -> Path:
+    """Carry out the call; return the run directory. `listener`: follows the training."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, repeated = _run_to_resume(argv)
         if folder is None:
-            return run_training(argv, "train", FreshStart())
+            return run_training(argv, "train", FreshStart(), listener)
     with hints.resumable("train", argv, alone=not repeated):
-        return run_training(argv, "train", Resume(folder, argv, "train", repeated, extended_by_restore))
+        return run_training(argv, "train", Resume(folder, argv, "train", repeated, extended_by_restore), listener)
 
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
@@ -56,20 +62,20 @@ def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
     return folder, folder is not None
 
 
-def run_training(argv: list[str], script: str, start: FreshStart | Resume) -> int:
-    """Carry out the run that the call asks for, by all instances of a team."""
+def run_training(argv: list[str], script: str, start: FreshStart | Resume, listener: Listener | None = None) -> Path:
+    """Carry out the run that the call asks for, by all instances of a team; return the run directory."""
     run = entry.start(argv, script, start)
     report = start.completion_report(run)
     if report is not None:
         print(report, end="")
-        return 0
+        return start.folder or Path(run.options.logging.logs_path)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.rendezvous(run))
         run, folder, loaded = start.join(run, team)
         with open_run(run, team, folder, loaded and loaded.checkpoint, hints.command(script, *argv)) as context:
-            train(context, loaded)
+            train(replace(context, listener=listener or context.listener), loaded)
             team.shut_down()
-    return 0
+    return folder
 
 
 def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> None:

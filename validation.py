@@ -19,10 +19,10 @@ if __name__ == "__main__":  # before what takes time to import
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
 from base.process import commands
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def main(argv: list[str]) -> int:
-    """Validate what --restore-path names, or random weights, one after another by the instances of a team."""
-    origin = _origin(argv)
+def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda row: None) -> int:
+    """Validate what --restore-path names, or random weights, one after another by the instances of a team. `on_row` takes
+    the row of each."""
+    origin = saved_weights(argv)
     run = entry.start(argv, "validation", origin, training=False)
     if run.options.checkpoint.predict:
         predictions.predict(run, origin.checkpoints)
@@ -55,10 +56,11 @@ def main(argv: list[str]) -> int:
     with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
         team.rendezvous(run)
         names = team.broadcast_json([[each.prefix, each.updates] for each in origin.checkpoints])
-        return _validate(run, team, [Checkpoint(*each) for each in names], training_global_batch(run, origin.recorded))
+        trained_batch = training_global_batch(run, origin.recorded)
+        return _validate(run, team, [Checkpoint(*each) for each in names], trained_batch, on_row)
 
 
-def _origin(argv: list[str]) -> SavedWeights:
+def saved_weights(argv: list[str]) -> SavedWeights:
     """Return the weights that --restore-path names, with the options of their training."""
     path = sources.argument(argv, "restore_path", "validation")
     predicts = bool(sources.argument(argv, "predict", "validation"))
@@ -77,7 +79,9 @@ def _origin(argv: list[str]) -> SavedWeights:
     return SavedWeights(selected, folder, recorded)
 
 
-def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int) -> int:
+def _validate(
+    run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int, on_row: Callable[[Mapping[str, Any]], None]
+) -> int:
     """Validate the checkpoints, or random weights if there are none; the exit code."""
     random = [] if selected else ["no --restore-path: random weights, for speed only"]
     log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *random])
@@ -103,7 +107,9 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
                     for warning in compatibility.value_warnings(run, values or {}, checkpoint):
                         log.note(warning)
                     for _ in range(run.options.checkpoint.repeat):
-                        log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team, signals))
+                        row = validate(run, program, checkpoint, values, trained_batch, log, team, signals)
+                        log.validation_row(row)
+                        on_row(row)
                         validated.append(checkpoint.name)
             team.shut_down()
         except StopRequest as stop:

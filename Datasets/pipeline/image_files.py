@@ -1,4 +1,4 @@
-"""Photographs in files of their own, prepared as a data set prepares its validation pictures."""
+"""Photographs in files of their own, or in arrays, prepared as a data set prepares its validation pictures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from Datasets.formats import image_headers
 from Datasets.pipeline import augmentation, decoding, normalisation
 
 
-def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
-    """[n, side, side, 3] float32, as the validation stream delivers it to the device; uint8 with `eight_bit_io`.
+def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadRequest) -> np.ndarray:
+    """[n, side, side, 3] float32, as the validation stream delivers it to the device; uint8 with `eight_bit_io`. `images`:
+    paths, or decoded images, uint8 [height, width, 3].
 
     A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle,
     in the set's frame unless the file is a picture of the set's records, frame and all.
@@ -30,22 +31,23 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
             ready = decoding.central_crop(pixels, request.image_size)
         ready = tf.cast(ready, tf.uint8) if request.eight_bit_io else ready
         pictures = []
-        for path in paths:
-            content = image_headers.read(path)
-            try:
-                decoded = session.run(image, {encoded: content})
-            except tf.errors.OpError:  # a bitmap fails in Pillow
-                raise DataError(f"photograph {path} cannot be decoded: it is damaged") from None
-            _check_shape(path, *decoded.shape[:2])
+        for k, given in enumerate(images):
+            name, decoded = f"image {k}", given
+            if isinstance(given, str):
+                name, content = f"photograph {given}", image_headers.read(given)
+                try:
+                    decoded = session.run(image, {encoded: content})
+                except tf.errors.OpError:  # a bitmap fails in Pillow
+                    raise DataError(f"{name} cannot be decoded: it is damaged") from None
+            _check_shape(name, *decoded.shape[:2])
             pictures.append(session.run(ready, {pixels: decoded}))
     return np.stack(pictures)
 
 
-def _check_shape(path: str, height: int, width: int) -> None:
+def _check_shape(name: str, height: int, width: int) -> None:
     if max(height, width) > decoding.LONGEST * min(height, width):
         raise DataError(
-            f"photograph {path} is {width} x {height} pixels: no side may be longer than {decoding.LONGEST} times the "
-            "other; crop it"
+            f"{name} is {width} x {height} pixels: no side may be longer than {decoding.LONGEST} times the other; crop it"
         )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 from base.errors import DataError
 from base.fields import escaped, short
 from base.process import tf_runtime
-from Datasets._spec import ReadRequest
 from Datasets.formats import image_headers
 from Datasets.sources import picture_files
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.read import Tensors
 from harness.evaluation import inference_record, predictions_file
 from harness.evaluation.predictions_file import ImagePrediction
 from harness.reports import profile
@@ -72,11 +73,12 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
-    checkpoint, values, warnings = read.load_newest_of(selected, f"--restore-path {run.options.main.restore_path}")
+    checkpoint, values, warnings = load_weights(run, selected)
     listed = list_photographs(run.options.checkpoint.predict)
-    for warning in (*warnings, *compatibility.value_warnings(run, values, checkpoint), *listed.warnings):
+    for warning in (*warnings, *listed.warnings):
         log.note(warning)
-    answers = _answers(run, checkpoint, values, listed, log)
+    with closing(Predictor(run, checkpoint, values)) as predictor:
+        answers = _answers(predictor, listed, log)
     network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
     output = run.options.checkpoint.output
     if output:
@@ -89,27 +91,47 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     log.close()
 
 
-def _answers(
-    run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], listed: Photographs, log: RunLog
-) -> dict[str, tuple[ImagePrediction, ...]]:
-    """Return the most probable classes by photograph."""
-    tf_runtime.import_tensorflow("3")
-    from harness.programs.build import prediction_program
+def load_weights(run: Run, selected: Sequence[Checkpoint]) -> tuple[Checkpoint, Tensors, list[str]]:
+    """Return the newest whole checkpoint, its tensors, and warnings of damaged ones and of its values."""
+    checkpoint, values, warnings = read.load_newest_of(selected, f"--restore-path {run.options.main.restore_path}")
+    return checkpoint, values, [*warnings, *compatibility.value_warnings(run, values, checkpoint)]
 
-    request, batch = dataclasses.replace(run.request(1), hostside_norm=False), _Batch()
-    program: InferenceProgram = prediction_program(run, request, batch)
-    answers = {}
-    try:
-        program.load(compatibility.model_tensors(run, values, checkpoint))
-        names = inference_record.names(run, checkpoint)
-        for pictures in _prepared(run, request, listed, log):
-            batch.pictures = list(pictures.values())
-            program.rewind()
-            for k, path in enumerate(pictures):
-                answers[path] = best(finite(program.step(k, k + 1)["probabilities"], checkpoint.prefix), names)
-    finally:
-        program.close()
-    return answers
+
+class Predictor:
+    """A network with the weights of a checkpoint; `close` frees its memory."""
+
+    def __init__(self, run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> None:
+        """`values`: the tensors of the checkpoint, CheckpointError for those of another network."""
+        tf_runtime.import_tensorflow("3")
+        from harness.programs.build import prediction_program
+
+        self._run, self._checkpoint, self._batch = run, checkpoint, _Batch()
+        self._request = dataclasses.replace(run.request(1), hostside_norm=False)
+        self.class_names = inference_record.names(run, checkpoint)
+        self._program: InferenceProgram = prediction_program(run, self._request, self._batch)
+        try:
+            self._program.load(compatibility.model_tensors(run, values, checkpoint))
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self, images: Sequence[str | np.ndarray]) -> np.ndarray:
+        """Return images as the network takes them, [n, side, side, 3]. `images`: paths, or uint8 [height, width, 3];
+        DataError for one that cannot be decoded."""
+        from Datasets.pipeline import image_files
+
+        return image_files.load(images, self._run.data_source.spec, self._request)
+
+    def probabilities(self, prepared: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Yield the probabilities [classes] of each prepared image."""
+        self._batch.pictures = prepared
+        self._program.rewind()
+        for k in range(len(prepared)):
+            yield finite(self._program.step(k, k + 1)["probabilities"], self._checkpoint.prefix)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._program.close()
 
 
 class _Batch:
@@ -122,14 +144,13 @@ class _Batch:
         return iter(self.pictures)
 
 
-def _prepared(run: Run, request: ReadRequest, listed: Photographs, log: RunLog) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the prepared pictures by photograph, a few at a time. A photograph of a folder that cannot be decoded is left
-    out, with a line; DataError for any other."""
-    from Datasets.pipeline import image_files
+def _answers(predictor: Predictor, listed: Photographs, log: RunLog) -> dict[str, tuple[ImagePrediction, ...]]:
+    """Return the most probable classes by photograph, a few at a time. A photograph of a folder that cannot be decoded is
+    left out, with a line; DataError for any other."""
 
     def load(paths: Sequence[str]) -> dict[str, np.ndarray]:
         try:
-            return dict(zip(paths, image_files.load(paths, run.data_source.spec, request)))
+            return dict(zip(paths, predictor.prepare(paths)))
         except DataError as error:
             if len(paths) > 1:
                 return {path: picture for each in paths for path, picture in load([each]).items()}
@@ -138,8 +159,12 @@ def _prepared(run: Run, request: ReadRequest, listed: Photographs, log: RunLog) 
             log.note(f"warning: {error}: left out")
             return {}
 
+    answers = {}
     for first in range(0, len(listed.paths), _TOGETHER):
-        yield load(listed.paths[first : first + _TOGETHER])
+        loaded = load(listed.paths[first : first + _TOGETHER])
+        for path, probabilities in zip(loaded, predictor.probabilities([*loaded.values()])):
+            answers[path] = best(probabilities, predictor.class_names)
+    return answers
 
 
 def finite(probabilities: np.ndarray, weights: str) -> np.ndarray:

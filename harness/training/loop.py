@@ -51,6 +51,7 @@ class TrainingLoop:
         self._validator, self._profiler = validator, profiler
         self._signals, self._mlperf, self._meter = context.signals, context.mlperf, initial.meter
         self._done = initial.updates  # of the run
+        self._updates: list[tuple[int, float, float]] = []  # number, loss and accuracy of those of the newest host step
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
         self._checkpointer = Checkpointer(context, program, initial.meter, self._divergence, lambda: validator.best)
@@ -61,6 +62,7 @@ class TrainingLoop:
             Event(length.log_due, self._log_row),
             Event(length.checkpoint_due, self._save),
             Event(self._safety_due, self._save_for_safety),
+            Event(lambda first, done: done > first, self._tell_listener),
         )
         self._events_after_stop = (
             Event(length.checkpoint_due, self._validate),
@@ -163,6 +165,7 @@ class TrainingLoop:
             self._context.team.agree_to_stop(self._signals, metrics.stopping_instances[0])
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
+        self._updates = list(zip(range(first + 1, done + 1), metrics.loss, metrics.accuracy))
         self._stragglers.add(metrics.instance_seconds)
         self._divergence.check_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())
         if done == self._context.run.length.host_step_end(first):
@@ -202,6 +205,18 @@ class TrainingLoop:
     def _save(self, done: int) -> None:
         self._mlperf.block_over()
         self._checkpointer.save(done)
+
+    def _tell_listener(self, _: int) -> None:
+        run = self._context.run
+        try:
+            for update, loss, accuracy in self._updates:
+                self._context.listener.on_step({
+                    "iteration": update, "epoch": run.length.epoch(update), "lr": run.learning_rate(update - 1),
+                    "loss": float(loss), "accuracy": 100 * float(accuracy),
+                })  # fmt: skip
+        except Exception:
+            self._save_unsaved()
+            raise
 
     def _safety_due(self, first: int, done: int) -> bool:
         return done > self._checkpointer.saved and (self._signals.received is not None or self._checkpointer.overdue)

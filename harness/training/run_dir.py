@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,6 +37,21 @@ _SKIP = "--skip-bad-records"
 _REPORTED_VERBATIM = (StopRequest, FloatingPointError, SaveError, OSError)
 
 
+def _ignore(row: Mapping[str, Any]) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A caller's functions, which follow a training in the main thread, between host steps. An error of theirs ends it.
+
+    `on_step` takes each weight update once: {"iteration", "epoch", "lr", "loss", "accuracy"}, the accuracy of its images in
+    per cent; `on_validation` takes each row of validation.csv, by column."""
+
+    on_step: Callable[[Mapping[str, Any]], None] = _ignore
+    on_validation: Callable[[Mapping[str, Any]], None] = _ignore
+
+
 @dataclass(frozen=True)
 class TrainingContext:
     """The objects that all parts of a training share. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`:
@@ -51,6 +66,7 @@ class TrainingContext:
     mlperf: mlperf.Events
     profile: profile.ProfileRequest | None
     recorded: Mapping[str, Any] = field(default_factory=dict)
+    listener: Listener = Listener()
 
     @property
     def saves(self) -> bool:

@@ -54,6 +54,7 @@ class Validator:
             ),
         )
         log.validation_row(self.rows[checkpoint.name])
+        self._context.listener.on_validation(self.rows[checkpoint.name])
 
     def stop(self) -> None:
         """End a validation at its next micro-batch."""
