@@ -1,31 +1,84 @@
 """The package cnn_harness, as which this folder is installed; in a checkout, nothing imports this file.
 
-`from cnn_harness import ipu_utils` gives other projects the device layer. The modules behind it import each other by
-the names that they have in a checkout, so that a project with modules of its own of these names cannot use it.
+`cnn_harness.load`, `train` and the other functions of `api.py` are the Python API; `from cnn_harness import ipu_utils` gives
+the device layer. Neither TensorFlow nor another module is imported before one of them is asked for.
+
+The project's modules import each other by the names that they have in a checkout, as base and log. In this package they are
+cnn_harness.base and cnn_harness.log: their import statements find these, and modules of the importing project with the
+same names stay as they are.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
-import importlib.util
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_FACES = ("ipu_utils",)
-_ROOMS = ("base", "Models", "emulator", *_FACES)  # whose modules a face imports
+_API = (
+    "load", "train", "finetune", "plan", "history", "compare", "TrainedNetwork", "WrongInput", "OptionError", "DataError",
+    "Failure",
+)  # fmt: skip
 
 
-def __getattr__(name: str) -> ModuleType:
-    """A face, found behind everything that the importing project has; ImportError where that has one of the names."""
-    if name not in _FACES:
+@cache
+def _own(name: str) -> bool:
+    """Return whether a top-level name is that of a module or folder of this package."""
+    return os.path.isfile(os.path.join(_HERE, f"{name}.py")) or os.path.isfile(os.path.join(_HERE, name, "__init__.py"))
+
+
+def _import(
+    name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,
+    fromlist: Sequence[str] | None = (), level: int = 0,
+) -> ModuleType:  # fmt: skip
+    """`__import__` of this package's modules."""
+    top = name.partition(".")[0]
+    if level or not _own(top):
+        return builtins.__import__(name, globals, locals, fromlist, level)
+    module = builtins.__import__(f"{__name__}.{name}", globals, locals, fromlist or ("__name__",))
+    return module if fromlist else sys.modules[f"{__name__}.{top}"]
+
+
+class _Loader(SourceFileLoader):
+    """Runs a module of this package with `_import`."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+
+
+class _Finder:
+    """Finds the modules of this package for `_Loader`, but for that of the commands: in their processes the modules have the
+    names of a checkout."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        own = name.startswith(f"{__name__}.") and name != f"{__name__}.tools.console"
+        spec = PathFinder.find_spec(name, path) if own else None
+        if spec and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+sys.meta_path.insert(0, _Finder)
+
+
+def __getattr__(name: str) -> Any:
+    """A function of the API, or the device layer."""
+    if name not in (*_API, "ipu_utils"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HERE not in sys.path:
-        sys.path.append(_HERE)
-    for room in _ROOMS:
-        spec = importlib.util.find_spec(room)
-        origin = os.path.realpath(spec.origin or "") if spec else ""
-        if not origin.startswith(os.path.realpath(_HERE) + os.sep):
-            raise ImportError(f"{__name__}.{name} needs the module name {room}, which is taken by {origin or room}")
-    return importlib.import_module(name)
+    if name == "ipu_utils":
+        return importlib.import_module(f"{__name__}.{name}")
+    api = importlib.import_module(f"{__name__}.api")
+    globals().update({each: getattr(api, each) for each in _API})  # train is the function, not the module of this name
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return [*_API, "ipu_utils"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -31,7 +30,7 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
             f"{near or did_you_mean(name, names(folder))}",
             f"There are: {', '.join(names(folder))}",
         )
-    return importlib.import_module(f"{folder}.{name}")
+    return __import__(f"{folder}.{name}", fromlist=("Options",))  # as a statement would, in an installation too
 
 
 def _with_size(name: str, known: list[str]) -> str:

@@ -27,7 +27,7 @@ SCRIPTS = (
     "__init__",
     "__main__",
 )
-FACES = ("ipu_utils", "log")
+FACES = ("ipu_utils", "log", "api")
 NO_SUBJECTS = re.compile(
     r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many|The same)\b.*)"
 )  # of a docstring's sentences
@@ -68,6 +68,7 @@ FLOORS = (
     ),
     ("restore",),
     ("tools",),
+    ("api",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ROOM_FILES = 12  # at most, beside plug-ins

@@ -1,0 +1,258 @@
+"""The Python API, `import cnn_harness`: the commands as functions, for notebooks and programs.
+
+Options are those of the commands, as keywords: `train("quickstart", micro_batch_size=16)` does what
+`cnn train --config quickstart --micro-batch-size 16` does. A switch is True or False, an option of several values a list.
+Log lines go to standard output, unless `quiet`. Wrong options and wrong data raise OptionError and DataError, which are
+WrongInput; a failure at run time raises Failure. Interrupting a training saves it first, and raises KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import train as training
+import validation
+from base.errors import Answered, DataError, Failure, OptionError, WrongInput  # noqa: F401
+from base.process import commands, tf_runtime
+from base.process.signals import StopRequest
+from base.storage.tables import TABLES, run_table
+from harness.checkpoints import compatibility, find
+from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
+from harness.checkpoints.read import Tensors
+from harness.commands import entry
+from harness.evaluation import inference_record, predictions
+from harness.evaluation.predictions import Predictor
+from harness.evaluation.weights import SavedWeights
+from harness.finetuning import stages
+from harness.options.sections import flag
+from harness.planning import plan_options
+from harness.reports import chart, plot
+from harness.run.run import Run
+from harness.training.run_dir import Listener
+from tools import finetune as finetuning
+from tools import plan as planning
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+    Rows = pandas.DataFrame | list[dict[str, Any]]
+
+if not commands.in_checkout():  # hints are calls of the command that an installation has
+    commands.begin(commands.Call(prog="cnn", command=""))
+RunPath = str | PathLike  # of a run directory, a checkpoint or a .npz file; or the name of bundled weights
+_WHOLE = ("step", "iteration", "val_size")  # columns of whole numbers
+
+
+class TrainedNetwork:
+    """The network of a run, or of a weight file. `path`: as given; `folder`: the run directory, or the weight file."""
+
+    def __init__(self, path: RunPath) -> None:
+        """The weights are read when they are needed."""
+        self.path = Path(path)
+        self.folder = find.run_folder(self.path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of `predict`; () if nothing tells them."""
+        run, checkpoint, _ = self._loaded
+        return inference_record.names(run, checkpoint)
+
+    @property
+    def history(self) -> Rows:
+        """The rows of training.csv."""
+        return history(self)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The top-1 accuracy of these weights in validation.csv, in per cent; None if they were not validated."""
+        name = self._loaded[1].name if find.numbered(self.folder) else UNSAVED
+        return {row["name"]: row["val_acc"] for row in _rows(self.folder, "validation.csv")}.get(name)
+
+    def predict(self, images: np.ndarray | RunPath | Sequence[RunPath]) -> np.ndarray:
+        """Return probabilities, float32 [n, classes]. `images`: uint8 [n, height, width, 3], or image files of any size.
+        They are cropped, resized and normalised as those of a validation."""
+        import numpy as np
+
+        if not isinstance(images, np.ndarray):
+            images = [str(each) for each in ([images] if isinstance(images, RunPath) else images)]
+        elif images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise DataError(f"images are {images.dtype} {[*images.shape]}: give uint8 [n, height, width, 3], or image files")
+        try:
+            with _errors():
+                found = [*self._predictor.probabilities(self._predictor.prepare(images))] if len(images) else []
+        except BaseException:
+            self.close()  # an interrupted program gives no more answers
+            raise
+        return np.asarray(found, np.float32).reshape(len(images), -1)
+
+    def evaluate(self, data: RunPath | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+        """Return accuracy and loss on the run's validation set, or on `data`: the columns of validation.csv, with "val_acc"
+        and "top5_acc" in per cent, "loss" and "val_size".
+
+        `data`: a folder with a folder of images for each class; for a network of another data set, a folder of its files.
+        `options`: those of `cnn validate`."""
+        run, checkpoint, _ = self._loaded
+        if data is not None:
+            options["data_dir"] = data
+            if run.data_source.spec.name == "imagefolder":  # all of its images
+                options |= {"validation_dir": Path(data).resolve(), "validation_split": 0}
+        rows: list[Mapping[str, Any]] = []
+        with _errors(quiet):
+            validation.main(["--restore-path", checkpoint.prefix, "--no-logs", *_words(options)], rows.append)
+        return dict(rows[-1])
+
+    def close(self) -> None:
+        """Free the memory of the network, which `predict` builds again."""
+        predictor = self.__dict__.pop("_predictor", None)
+        if predictor:
+            predictor.close()
+
+    @cached_property
+    def _loaded(self) -> tuple[Run, Checkpoint, Tensors]:
+        """The run as `cnn predict` has it, its checkpoint, and the tensors."""
+        words = ["--restore-path", str(self.path), "--predict", "images"]
+        with _errors():
+            found = validation.saved_weights(words)
+            run = entry.start(words, "validation", _Weights(found.checkpoints, found.folder, found.recorded), training=False)
+            checkpoint, values, warnings = predictions.load_weights(run, found.checkpoints)
+        for line in (*run.notes, *warnings):
+            print(line)
+        return run, checkpoint, values
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(*self._loaded)
+
+
+class _Weights(SavedWeights):
+    """Weights whose images are not known yet."""
+
+    def check_run(self, run: Run) -> list[str]:
+        return compatibility.check_model(run, self.checkpoints)
+
+
+def load(run: RunPath) -> TrainedNetwork:
+    """Return the network of a run directory, a checkpoint, a .npz file, or of bundled weights as efficientnet-lite0."""
+    network = TrainedNetwork(run)
+    network._loaded  # noqa: B018 - errors come now
+    return network
+
+
+def train(
+    config: str | None = None,
+    *,
+    on_step: Callable[[Mapping[str, Any]], None] | None = None,
+    on_validation: Callable[[Mapping[str, Any]], None] | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> TrainedNetwork:
+    """Train as `cnn train` does, or resume the run of `restore_path`; return the trained network.
+
+    `on_step` is called once for each weight update, after its host step of `batches_per_step` updates, with {"iteration":
+    int, "epoch", "lr", "loss", "accuracy": float}; the accuracy of its images in per cent. `on_validation` is called after
+    each validation with the columns of validation.csv. An error of theirs ends the training, which saves first.
+    """
+    given = {"on_step": on_step, "on_validation": on_validation}
+    listener = Listener(**{name: function for name, function in given.items() if function})
+    with _errors(quiet):
+        return TrainedNetwork(training.start_or_resume(_words({"config": config, **options}), listener=listener))
+
+
+def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork:
+    """Fine-tune published weights on a folder with a folder of images for each class; return the network with its best
+    weights. `options`: those of `cnn finetune`."""
+    options = {"logs_path": f"logs/finetune_{Path(folder).resolve().name}", **options}
+    with _errors(quiet):
+        finetuning.main([str(folder), *_words(options)])
+        trained = [stages.best(Path(options["logs_path"]) / stage.name) for stage in (stages.CLASSIFIER, stages.NETWORK)]
+    return load(max(filter(None, reversed(trained)), key=lambda best: best.accuracy).checkpoint.prefix)
+
+
+def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:
+    """Return the prediction for a training on an IPU system, as `cnn plan --json` writes it. `system`: as POD16; the default
+    is the smallest one that holds the plan."""
+    with _errors():
+        request = plan_options.parse(_words({"config": config, "system": system, **options}))
+        return planning.plan(request)[0].values(None)
+
+
+def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
+    """Return the rows of a run's training.csv or validation.csv (`table`), numbers as int and float: a pandas.DataFrame
+    where pandas is installed, else a list of dicts."""
+    if f"{table}.csv" not in TABLES:
+        raise OptionError(f"table is {table!r} but must be one of {', '.join(name.removesuffix('.csv') for name in TABLES)}")
+    rows = _rows(_folder(run), f"{table}.csv")
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows, columns=[*TABLES[f"{table}.csv"]])
+
+
+class Svg(str):
+    """A picture as SVG text, which a notebook shows."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
+def compare(runs: Mapping[str, RunPath | TrainedNetwork], title: str = "") -> Svg:
+    """Return the loss, accuracy and learning-rate curves of runs, by label, in one picture, as `cnn compare` draws it."""
+    rows = [(label, *plot.tables(_folder(run))) for label, run in runs.items()]
+    return Svg(chart.figure(plot.comparison_panels(rows), title))
+
+
+def _folder(run: RunPath | TrainedNetwork) -> Path:
+    folder = run.folder if isinstance(run, TrainedNetwork) else Path(run)
+    find.check_run_folder(folder, "run")
+    return folder
+
+
+def _rows(folder: Path, table: str) -> list[dict[str, Any]]:
+    def value(column: str, cell: str) -> Any:
+        return cell if column == "name" else int(cell) if column in _WHOLE else float(cell)
+
+    rows = run_table(folder, table).read()
+    return [{column: value(column, cell) for column, cell in row.items()} for row in rows]
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, (list, tuple)):
+            words += [flag(name), *map(str, value)]
+        elif value is not None:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+@contextmanager
+def _errors(quiet: bool = False) -> Iterator[None]:
+    """Let the project's errors and KeyboardInterrupt come out, in place of TensorFlow's errors and of a signal's request."""
+    try:
+        with redirect_stdout(io.StringIO()) if quiet else nullcontext():
+            yield
+    except Answered:
+        raise OptionError("an option asks for an answer instead of a run, as dry_run does: ask the command cnn") from None
+    except StopRequest as request:
+        signal.raise_signal(request.number)  # for the handlers that were there before
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        if not tf_runtime.is_of_tensorflow(error):
+            raise
+        message = tf_runtime.data_error(error)
+        raise (DataError(message) if message else Failure(tf_runtime.device_error(error))) from error

@@ -1,0 +1,141 @@
+"""The Python API gives the numbers of the commands, and leaves the process as it found it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import clothing
+import numpy as np
+import pytest
+from commands import rows, succeed
+from PIL import Image
+
+import api
+from base.errors import DataError, WrongInput
+from harness.checkpoints import find, read
+
+TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of ten updates in host steps of three, with the rows that its callbacks got."""
+    steps, validations = [], []
+    folder = tmp_path_factory.mktemp("api") / "run"
+    run = api.train(
+        "quickstart", iterations=10, logs_path=folder, on_step=steps.append, on_validation=validations.append, **TINY
+    )
+    return run, steps, validations
+
+
+def test_callbacks_see_each_update_and_validation_once(trained):
+    run, steps, validations = trained
+    assert [step["iteration"] for step in steps] == [*range(1, 11)]
+    written = rows(run.folder / "training.csv")
+    for row in written:
+        ends = int(row["iteration"])
+        of_host_step = steps[(ends - 1) // 3 * 3 : ends]
+        assert np.mean([step["loss"] for step in of_host_step]) == float(row["loss_batch"])
+        assert np.mean([step["accuracy"] for step in of_host_step]) == pytest.approx(float(row["train_acc_batch"]))
+        assert of_host_step[-1]["epoch"] == float(row["epoch"])
+    assert [{name: str(value) for name, value in row.items()} for row in validations] == rows(run.folder / "validation.csv")
+
+
+@pytest.mark.parametrize("table", ["training", "validation"])
+def test_history_is_the_table(table, trained, monkeypatch):
+    run, _, _ = trained
+    written = rows(run.folder / f"{table}.csv")
+    frame = api.history(run, table)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    listed = api.history(run.folder, table)
+    assert listed == frame.to_dict("records")
+    assert [{name: str(value) for name, value in row.items()} for row in listed] == written
+    assert {type(value) for row in listed for value in row.values()} <= {int, float, str}
+
+
+def test_predict_is_what_the_command_predicts_for_files_and_arrays(trained, tmp_path):
+    run, _, _ = trained
+    images = np.random.default_rng(0).integers(0, 256, (3, 40, 28, 3), np.uint8)
+    files = [tmp_path / f"{k}.png" for k in range(3)]
+    for image, file in zip(images, files):
+        Image.fromarray(image).save(file)
+    network = api.load(run.folder)
+    found = network.predict(files)
+    assert found.dtype == np.float32 and found.tobytes() == network.predict(images).tobytes()
+    network.close()
+    assert found[1:2].tobytes() == network.predict(files[1]).tobytes()
+    succeed("validation", "--restore-path", run.folder, "--predict", *files, "--output", tmp_path / "p.json")
+    for answer, probabilities in zip(json.loads((tmp_path / "p.json").read_text()), found):
+        for best in answer["top"]:
+            assert best["probability"] == float(f"{probabilities[best['class']]:.6g}")
+            assert best["name"] == network.class_names[best["class"]]
+
+
+def test_evaluate_is_the_validation_of_the_run_or_of_another_folder(trained, tmp_path):
+    run, _, validations = trained
+    found = run.evaluate(quiet=True)
+    assert {name: found[name] for name in ("val_acc", "top5_acc", "loss")} == {
+        name: validations[-1][name] for name in ("val_acc", "top5_acc", "loss")
+    }
+    assert run.accuracy == found["val_acc"]
+    clothing.write(tmp_path / "images", 2, 6)
+    own = api.train(
+        dataset="imagefolder", data_dir=tmp_path / "images", validation_split=0.5, model="resnet", image_size=32,
+        abs_learning_rate=0.01, iterations=1, logs_path=tmp_path / "run", **{**TINY, "model_size": 10},
+    )  # fmt: skip
+    assert own.evaluate(quiet=True)["val_size"] == 6
+    assert own.evaluate(tmp_path / "images", quiet=True)["val_size"] == 12
+
+
+def test_an_error_of_a_callback_and_an_interrupt_leave_a_run_that_resumes(trained, tmp_path):
+    run, steps, _ = trained
+    again = []
+
+    def stops_once(row):
+        again.append(row)
+        if row["iteration"] == 2:
+            raise ArithmeticError
+        if row["iteration"] == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ArithmeticError):
+        api.train("quickstart", iterations=10, logs_path=tmp_path / "run", on_step=stops_once, **TINY)
+    with pytest.raises(KeyboardInterrupt):
+        api.train(restore_path=tmp_path / "run", on_step=stops_once, quiet=True)
+    api.train(restore_path=tmp_path / "run", on_step=stops_once, quiet=True)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert again == [*steps[:2], *steps[3:]]  # the third update was done before the second one's call ended
+    tensors = [read.tensors(find.numbered(each)[-1]) for each in (run.folder, tmp_path / "run")]
+    assert all(tensors[0][name].tobytes() == tensors[1][name].tobytes() for name in tensors[0])
+
+
+def test_plan_is_the_command_s(capsys):
+    words = {"config": "mk2_resnet50_mlperf_pod16_bs20", "system": "POD16"}
+    succeeded = succeed("plan", *(f"--{name}={value}" for name, value in words.items()), "--json", "-")
+    assert json.loads(succeeded.out) == json.loads(json.dumps(api.plan(**words)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: api.train("quickstart", modle="resnet"), "unknown option --modle; did you mean --model"),
+        (lambda: api.train("quikstart"), "did you mean quickstart"),
+        (lambda: api.train("quickstart", epochs="many"), "epochs is 'many' but must be"),
+        (lambda: api.train("quickstart", dry_run=True), "dry_run"),
+        (lambda: api.plan("quickstart", system="POD5"), "POD5"),
+        (lambda: api.load("nowhere"), "nowhere"),
+        (lambda: api.history("nowhere"), "nowhere"),
+        (lambda: api.finetune("nowhere"), "nowhere"),
+    ],
+)
+def test_errors_are_the_project_s(call, message):
+    with pytest.raises(WrongInput, match=message):
+        call()
+
+
+def test_images_of_another_kind_are_rejected(trained):
+    with pytest.raises(DataError, match="uint8"):
+        trained[0].predict(np.zeros((2, 8, 8, 3)))
