@@ -85,8 +85,10 @@ def _await_lock(program: list[str]) -> None:
     """Wait for an instance that a killed mpirun has left behind: it saves and ends, or is ended by force."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--logs-path", "--restore-path", dest="folder", nargs="?", type=Path)
-    folder, end = parser.parse_known_args(program)[0].folder, time.monotonic() + 1.1 * orphans.GRACE
-    while folder and locks.is_locked(folder) and time.monotonic() < end:
+    given, words = parser.parse_known_args(program)  # the run may be a bare word, as in restore.py RUN
+    folders = [Path(each) for each in (given.folder, *words) if each]
+    end = time.monotonic() + 1.1 * orphans.GRACE
+    while any(map(locks.is_locked, folders)) and time.monotonic() < end:
         time.sleep(0.1)
 
 

@@ -13,7 +13,7 @@ from base.process.commands import in_shell
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
-_MAX_NAMED = 3
+_MAX_NAMED, _MAX_LISTED = 3, 12
 
 
 def numbered(folder: Path) -> list[Checkpoint]:
@@ -48,14 +48,26 @@ def run_checkpoints(folder: Path, option: str = "--restore-path") -> list[Checkp
 def check_run_folder(folder: Path, option: str = "--restore-path") -> None:
     """CheckpointError for a path that is no folder, where the folder of a run is needed."""
     if not os.path.isdir(folder):
-        raise CheckpointError(f"{option} {folder} is not a folder; give the run folder, as in logs/<run>")
+        run = folder.parent if numbered(folder.parent) else "as in logs/<run>"
+        raise CheckpointError(f"{option} {folder} is not a folder; give the run folder, {run}")
 
 
 def nothing_in(folder: Path, looked_for: str, option: str = "--restore-path") -> CheckpointError:
     """The error of a folder without checkpoints, which may be around runs, as those of cnn finetune and cnn sweep are."""
+    return CheckpointError(f"{option} {folder} holds no checkpoint (looked for {looked_for}){runs_in(folder)}")
+
+
+def runs_in(folder: Path) -> str:
+    """Return the end of a message on a folder that is no run: the runs in it, if there are any."""
     runs = [str(each) for each in sorted(folder.iterdir()) if os.access(each, os.R_OK) and numbered(each)]
-    named = f"; runs in it: {', '.join(runs[:_MAX_NAMED])}{', ...' * (len(runs) > _MAX_NAMED)}" if runs else ""
-    return CheckpointError(f"{option} {folder} holds no checkpoint (looked for {looked_for}){named}")
+    return f"; runs in it: {', '.join(runs[:_MAX_NAMED])}{', ...' * (len(runs) > _MAX_NAMED)}" if runs else ""
+
+
+def beside(path: Path) -> str:
+    """Return the end of a message on a checkpoint that is not there: those that are, if there are any."""
+    names = [checkpoint.name for checkpoint in numbered(path.parent)]
+    shown = names if len(names) <= _MAX_LISTED else [*names[:_MAX_NAMED], "...", names[-1]]
+    return f"; checkpoints there: {', '.join(shown)}" if names else ""
 
 
 def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
@@ -77,9 +89,10 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
     checkpoints = in_order(path.parent.glob(f"{glob.escape(path.name)}*.index"))
     if not checkpoints:
         _check_own_format("--restore-path", path)
+        own = ", ".join(npz_weights.BUNDLED)
         raise CheckpointError(
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
-            f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
+            f"{beside(path) or f'; weights that come with the project: {own}'}"
         )
     if not by_prefix:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints[:_MAX_NAMED])
@@ -102,7 +115,7 @@ def init_checkpoint(path: Path) -> Checkpoint | Path:
     _check_own_format("--init-path", path)
     raise CheckpointError(
         f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, a "
-        f".safetensors of cnn export, or {' or '.join(npz_weights.BUNDLED)}"
+        f".safetensors of cnn export, or {' or '.join(npz_weights.BUNDLED)}{beside(path)}"
     )
 
 

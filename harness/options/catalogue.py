@@ -18,6 +18,7 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import META, decimal_number, is_text, short, whole_number
 from base.plugins import did_you_mean
+from harness.options.other_names import OTHER_VALUES
 from harness.options.sections import SECTIONS, flag
 
 LARGEST = 3.4028235e38  # of FP32, in which the device computes
@@ -75,7 +76,8 @@ class Option:
         chosen = {choice.lower(): choice for choice in self.meta["choices"]}.get(str(raw).lower())
         if chosen is None:
             known = ", ".join(self.meta["choices"])
-            hint = did_you_mean(str(raw), self.meta["choices"])
+            other = OTHER_VALUES.get(self.name, {}).get(str(raw).lower())
+            hint = f"; use {other}" if other else did_you_mean(str(raw), self.meta["choices"])
             raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be one of {known}{hint}")
         return self.base(chosen)
 

@@ -1,13 +1,14 @@
-"""Options as torchvision, timm, ultralytics and Keras name them: the option here that does the same."""
+"""Options and values as torchvision, timm, ultralytics and Keras name them: what does the same here."""
 
 from __future__ import annotations
 
 _RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate that follows the batch"
+_RATE_OR_CURVE = f"{_RATE}, and --lr-schedule for its curve"
 _STEPS = "--iterations, in weight updates"
 _DEVICES = "--replicas (data-parallel copies) and --shards (IPUs of one copy)"
 _PLACE = "--logs-path for the run's folder, or --log-dir for the folder of all runs"
 OTHER_NAMES = {
-    "amp": "--precision 16.16",
+    "amp": "--precision 16.32",
     "arch": "--model with --model-size",
     "batch": "--batch-size",
     "bf16": "--precision bf16.32",
@@ -30,7 +31,7 @@ OTHER_NAMES = {
     "input-size": "--image-size",
     "label-smooth": "--label-smoothing",
     "learning-rate": _RATE,
-    "lr": _RATE,
+    "lr": _RATE_OR_CURVE,
     "lr0": _RATE,
     "max-steps": _STEPS,
     "mixup": "--mixup-alpha",
@@ -47,8 +48,19 @@ OTHER_NAMES = {
     "scheduler": "--lr-schedule",
     "smoothing": "--label-smoothing",
     "steps": _STEPS,
+    "tensorboard": "TensorBoard itself: every run folder has its events",
     "warmup": "--warmup-epochs",
     "wd": "--weight-decay",
     "weights": "--init-path to begin with them, --restore-path of validation.py to validate them",
     "workers": "--pipeline-num-parallel",
+}
+OTHER_VALUES = {
+    "device": {"cuda": "gpu", "cuda:0": "gpu"},
+    "precision": {
+        **dict.fromkeys(("fp16", "float16", "half"), "16.16"),
+        **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bf16.32"),
+        **dict.fromkeys(("fp32", "float32", "full"), "32.32"),
+        **dict.fromkeys(("mixed", "amp", "16-mixed", "mixed_float16"), "16.32"),
+        "fp8": "8.16",
+    },
 }

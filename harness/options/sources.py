@@ -12,6 +12,7 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import short
 from harness.options.catalogue import Catalogue, Option, Spelling, all_options, format_value, plugins_with, shared_options
+from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
 
 if TYPE_CHECKING:
@@ -85,8 +86,12 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
 
 
 def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
-    """Return a flag, or the one option's that `written` begins; None if there is none, or several."""
+    """Return a flag, or the one option's that `written` begins; None if there is none, or several, or if other tools mean
+    another option by it."""
     matches = [written] if written in flags else _beginning_with(written, flags)
+    elsewhere = OTHER_NAMES.get(written[2:], "")
+    if elsewhere and not any(flag in elsewhere for flag in matches):
+        return None
     return matches[0] if len({(flags[flag].option.name, flag.startswith("--no-")) for flag in matches}) == 1 else None
 
 
@@ -96,14 +101,13 @@ def _beginning_with(written: str, flags: Collection[str]) -> list[str]:
 
 def unknown_flag(written: str, flags: Collection[str]) -> str:
     """Return what is said of a flag that is none of `flags`, or could be several: whose it is, or the nearest ones."""
-    from harness.options.other_names import OTHER_NAMES
-
     matches, name = _beginning_with(written, flags), written.lstrip("-")
-    elsewhere = f"; {written} of other tools is {OTHER_NAMES[name]} here" if name in OTHER_NAMES else ""
+    elsewhere = OTHER_NAMES.get(name)
     if matches:
-        return f"{short(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{elsewhere}"
+        instead = f", or use {elsewhere}" if elsewhere else ""
+        return f"{short(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{instead}"
     if elsewhere:
-        return f"unknown option {written}{elsewhere}"
+        return f"unknown option {written}; use {elsewhere}"
     owners = plugins_with(name.replace("-", "_"))
     owners = owners or [f"{script}.py" for script in ("validation", "restore") if written in shared_options(script).flags()]
     if owners:

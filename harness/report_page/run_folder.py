@@ -11,7 +11,7 @@ from base.errors import OptionError
 from base.fields import ONE_CALL, PER_INSTANCE
 from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, run_table
-from harness.checkpoints import run_record
+from harness.checkpoints import find, run_record
 from harness.commands import cli
 from harness.options.catalogue import every_option
 from harness.options.sections import flag, with_trait
@@ -65,9 +65,12 @@ def read(path: Path) -> RunFolder:
     """Return the run in a folder; OptionError for a folder that is no run or has no whole row, CheckpointError for damaged
     arguments."""
     if not path.is_dir():
-        raise OptionError(f"{path} is {'no folder' if path.exists() else 'not there'}; give a run folder, as in logs/<run>")
+        what = "no folder" if path.exists() else "not there"
+        raise OptionError(f"{path} is {what}; give a run folder, as in logs/<run>{find.beside(path)}")
     if not any((path / name).exists() for name in (*TABLES, *ARGUMENTS)):
-        raise OptionError(f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json")
+        raise OptionError(
+            f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json{find.runs_in(path)}"
+        )
     training, validation = (run_table(path, name).read() for name in TABLES)
     if not training and not validation:
         raise OptionError(f"{path} has no rows yet: a report needs training.csv or validation.csv with one row at least")

@@ -154,13 +154,25 @@ def test_data_that_is_whole_is_accepted(tmp_path):
 # Run folders
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_folder_around_runs_names_them(script, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "words", "part"),
+    [
+        *((script, "--restore-path pets", "runs in it: pets/a, pets/b, pets/c, ...") for script in SCRIPTS),
+        ("report", "pets", "runs in it: pets/a, pets/b, pets/c, ..."),
+        ("restore", "pets/a/ckpt-9", "give the run folder, pets/a"),
+        ("validation", "pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
+        ("train", "--init-path pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
+        ("report", "pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
+    ],
+)
+def test_what_a_folder_holds_is_named(script, words, part, tmp_path):
     """As cnn finetune's --logs-path, which is a likely thing to give next."""
     for name in "abcd":
         (tmp_path / "pets" / name).mkdir(parents=True)
-        (tmp_path / "pets" / name / "ckpt-3.index").write_bytes(b"")
-    assert "runs in it: pets/a, pets/b, pets/c, ..." in refused(script, "--restore-path", "pets", *GENERATED)
+        for updates in (3, 20):
+            (tmp_path / "pets" / name / f"ckpt-{updates}.index").write_bytes(b"")
+    result = run(script, *words.split(), *GENERATED * (script != "report"))
+    assert result.code == 2 and part in result.err.splitlines()[0], result.err
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -21,7 +21,7 @@ from base.errors import Answered, DataError, OptionError
 from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
 from harness.options import catalogue, configs, sources
-from harness.options.other_names import OTHER_NAMES
+from harness.options.other_names import OTHER_NAMES, OTHER_VALUES
 from harness.options.sources import DEFAULT_CONFIG_PATH
 
 CIFAR = ("--dataset", "cifar-10")
@@ -501,6 +501,13 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("--learning-rate 0.1", "--learning-rate-decay, --abs-learning-rate RATE"),
         ("--batch 4", "--batch --batch-size"),
         ("--resume x", "--resume restore.py --restore-path RUN"),
+        ("--tensorboard", "--tensorboard TensorBoard run folder"),
+        ("--tensorboard 1", "--tensorboard TensorBoard run folder"),  # not --tensorboard-images 1
+        ("--sched cosine", "--sched --lr-schedule"),
+        ("--device cuda", "--device 'cuda' use gpu"),
+        ("--precision fp16", "--precision 'fp16' use 16.16"),
+        ("--precision BF16", "--precision 'BF16' use bf16.32"),
+        ("--precision mixed", "--precision 'mixed' use 16.32"),
         ("--release 2.7", "--release '2.7'"),
     ],
 )  # fmt: skip
@@ -572,6 +579,7 @@ def test_options_of_other_tools_are_none_here_and_answered_with_such_as_are():
     )
     flags = {*known.flags(), "--restore-path"}
     assert not [name for name in OTHER_NAMES if f"--{name}" in flags]
+    assert all({*values.values()} <= {*known.options[name].meta["choices"]} for name, values in OTHER_VALUES.items())
     for answer in OTHER_NAMES.values():
         assert [word for word in re.findall(r"--[a-z-]+", answer) if word not in flags] == []
 
