@@ -195,7 +195,9 @@ class HostStep:
         were not skipped."""
         training, policy = self.training, self.policy
         operations = self._average_updates(weights, results)
-        moves = [self._move(v, results[v.name], scale) for v in training.updated_variables if v.trainable]
+        trained = [variable for variable in training.updated_variables if variable.trainable]
+        gradients = self._clipped([self._gradient(variable, results[variable.name]) for variable in trained], scale)
+        moves = [self._move(variable, gradient, scale) for variable, gradient in zip(trained, gradients)]
         with tf.device(training.plan.stage_devices[0]):
             learning_rate = tf.identity(scale.adjusted_learning_rate(learning_rate))
             moved = self._moved(moves, learning_rate, done)
@@ -217,12 +219,27 @@ class HostStep:
         after = {move.name: each for move, each in zip([*single, *rows], moved)}
         return [_with_rows(move, after) if move.name in in_rows else after[move.name] for move in moves]
 
+    def _gradient(self, variable: Variable, gradient: tf.Tensor) -> tf.Tensor:
+        """Return a variable's gradient, that of a proxy's statistics carried on to the rows that they follow from."""
+        if not variable.proxy:
+            return gradient
+        return proxy_norm.chain_gradient(variable.proxy, self.variables.state(variable.name)[0], gradient)
+
+    def _clipped(self, gradients: list[tf.Tensor], scale: LossScale) -> list[tf.Tensor]:
+        """Return the gradients times c / max(c, norm), where the norm is that of all of them together and c the limit, both
+        times the loss scale (Pascanu et al., arXiv 1211.5063)."""
+        limit = self.training.clip_grad_norm * scale.factor
+        if not self.training.clip_grad_norm or not gradients:
+            return gradients
+        with tf.device(self.training.plan.stage_devices[0]):  # one device sums, in one order, whatever the stages
+            norm = tf.linalg.global_norm([tf.identity(gradient) for gradient in gradients])
+            factor = limit / tf.maximum(norm, limit)
+        return [gradient * factor for gradient in gradients]
+
     def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
         """Return a variable's move by the update rule."""
         training = self.training
         w, slots = self.variables.state(variable.name)
-        if variable.proxy:
-            gradient = proxy_norm.chain_gradient(variable.proxy, w, gradient)
         decayed, decay = self._decayed_value(variable, w), training.weight_decay * scale.factor
         move = Move(variable.name, w, slots, gradient, divisor=scale.gradient_divisor)
         if decayed is None or training.optimiser.decoupled_decay:

@@ -260,6 +260,11 @@ class TrainingOptions:
         "L2 coefficient, added to the gradients (default by model; Adam 0); AdamW: of the weights themselves (0.01)",
         check=at_least(0),
     )
+    clip_grad_norm: float = opt(
+        0.0,
+        "scale the gradients of an update down to this global L2 norm, before weight decay is added; 0 is off",
+        check=at_least(0),
+    )
     loss_scaling: float = opt(128.0, "the loss is multiplied by it before differentiation", check=above(0))
     automatic_loss_scaling: str | None = opt(
         None, "begin with --loss-scaling and let the run find its scale: halved where gradients overflow, and doubled after "

@@ -64,6 +64,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         decayed=run.is_decayed,
         trained=run.is_trained,
         frozen=run.frozen_statistics,
+        clip_grad_norm=options.clip_grad_norm,
         recording=recording,
         group=group,
     )

@@ -276,6 +276,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "momentum": ("--optimiser momentum", "--momentum 0.5", {"weights", "slots"}),
     "nesterov": ("--optimiser momentum", "--nesterov", {"weights", "slots"}),
     "weight_decay": ("", "--weight-decay 0.5", {"weights", "loss"}),
+    "clip_grad_norm": ("", "--clip-grad-norm 0.1", {"weights", "loss"}),
     # 100 is no power of two, so the gradients are rounded otherwise too; the slots are those of the scaled gradients
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
     "label_smoothing": ("", "--label-smoothing 0.5", {"weights", "loss"}),

@@ -105,7 +105,7 @@ def test_twenty_updates_against_float64(rule, name):
         assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, "RMSprop --clip-grad-norm 1"])
 def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
     found = []
     for scale in (1, 128):
