@@ -6,6 +6,8 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from harness.report_page import markup
 
 if TYPE_CHECKING:
@@ -14,13 +16,19 @@ if TYPE_CHECKING:
 _MATRIX = 25  # classes that a matrix is drawn for
 _LISTED = 30  # classes that are shown at once
 _PAIRS = 12
+_SCORES = "precision", "recall", "F1"
 
 
 def section(scored: Evaluation) -> str:
     """Return everything on one checkpoint's answers."""
     count, right = len(scored.labels), int((scored.labels == scored.answers[:, 0]).sum())
-    introduction = f"{scored.checkpoint} classifies {right:,} of {count:,} images correctly: {100 * right / count:.1f} %."
-    blocks = (("Accuracy of each class", _classes(scored)), ("Confusion matrix", _confusions(scored)))
+    scores, images = scored.class_scores()
+    means = (f"{name} {100 * mean:.1f} %" for name, mean in zip(_SCORES, scores[images > 0].mean(0)))
+    introduction = (
+        f"{scored.checkpoint} classifies {right:,} of {count:,} images correctly: {100 * right / count:.1f} %. "
+        f"Means over the classes: {', '.join(means)}."
+    )
+    blocks = (("Scores of each class, in %", _classes(scored)), ("Confusion matrix", _confusions(scored)))
     return "\n".join(
         [
             markup.paragraph(introduction),
@@ -32,12 +40,11 @@ def section(scored: Evaluation) -> str:
 
 
 def _classes(scored: Evaluation) -> str:
-    """Return a row for each class that has images, the lowest accuracy first; many of them folded."""
-    counts = Counter(scored.labels.tolist())
-    right = Counter(scored.labels[scored.labels == scored.answers[:, 0]].tolist())
-    order = sorted(counts, key=lambda k: (right[k] / counts[k], k))
-    rows = [(scored.name(k), ("n", f"{100 * right[k] / counts[k]:.1f}"), ("n", f"{counts[k]:,}")) for k in order]
-    table, without = markup.table(("class", "%", "of"), rows), scored.classes - len(order)
+    """Return a row for each class that has images, the lowest recall (the class's accuracy) first; many of them folded."""
+    scores, images = scored.class_scores()
+    order = sorted(np.flatnonzero(images).tolist(), key=lambda k: (scores[k, 1], k))
+    rows = [(scored.name(k), *(("n", f"{100 * x:.1f}") for x in scores[k]), ("n", f"{images[k]:,}")) for k in order]
+    table, without = markup.table(("class", *_SCORES, "images"), rows), scored.classes - len(order)
     missing = markup.paragraph(f"{without} classes have no validation images.", "soft") if without else ""
     return (table if len(order) <= _LISTED else markup.folded(f"{len(order)} classes, the lowest first", table)) + missing
 

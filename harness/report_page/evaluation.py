@@ -59,6 +59,14 @@ class Evaluation:
         pairs = self.labels * self.classes + self.answers[:, 0]
         return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
+    def class_scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return precision, recall and F1 of each class [classes, 3], 0 where there is nothing to divide by, and the number
+        of its images [classes]."""
+        right = self.labels[self.labels == self.answers[:, 0]]
+        both, answered, images = (np.bincount(of, minlength=self.classes) for of in (right, self.answers[:, 0], self.labels))
+        parts = both / np.maximum(answered, 1), both / np.maximum(images, 1), 2 * both / np.maximum(answered + images, 1)
+        return np.stack(parts, 1), images
+
     def most_confused(self, most: int) -> list[tuple[int, int, int]]:
         """Return the most frequent (class, wrong answer, count), the most frequent first."""
         wrong = self.labels != self.answers[:, 0]

@@ -195,6 +195,14 @@ def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree,
     assert "Validation results" not in seen.texts and {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
 
 
+def test_the_scores_of_classes_are_those_of_the_definitions():
+    labels, answered = np.array([0, 0, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 2, 3])  # none is labelled 2, none is answered 4
+    rest = np.zeros(6, int), answered[:, None], np.ones((6, 1))
+    scores, images = evaluation.Evaluation("ckpt-1", 5, (), labels, *rest).class_scores()
+    assert images.tolist() == [3, 2, 0, 1, 0]
+    np.testing.assert_allclose(scores, [[1, 2 / 3, 0.8], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1], [0, 0, 0]])
+
+
 @pytest.mark.parametrize("classes", [1, 2, 10, 1000])
 def test_any_number_of_classes_makes_a_page(plain, classes):
     draw = np.random.default_rng(3)
