@@ -28,6 +28,7 @@ class DataSpec:
     train_images: int
     validation_images: int
     class_names: tuple[str, ...] = ()
+    class_images: tuple[int, ...] = ()  # of training, in each class; () where only the records tell
     first_label: int = 1  # in the records: that of the first class
     notes: tuple[str, ...] = ()  # lines for the log, about the files
     frame: int = 0  # pixels of zeros on each side that the published pictures were given

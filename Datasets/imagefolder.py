@@ -96,7 +96,7 @@ def _open_tree(top: Path, train: Path | None, validation: Path | None, request: 
         None if tree.validation is None else image_folder.FileIndex(tree.validation, tree.classes),
         f"no pictures for validation in class folders of {top}; put them in folders of val/ and the others in train/, give "
         "--validation-dir, or --validation-split, as in 0.2",
-        Tolerance(request.skip_bad), tree.notes,
+        Tolerance(request.skip_bad), tree.notes, class_images=tree.class_images(),
     )  # fmt: skip
 
 
@@ -128,10 +128,11 @@ def _source(
     tolerance: Tolerance,
     notes: tuple[str, ...] = (),
     first_label: int = 1,
+    class_images: tuple[int, ...] = (),
 ) -> PhotographSource:
     spec = DataSpec(
         name="imagefolder", num_classes=len(classes), image_size=None, train_images=len(train),
         validation_images=len(validation or ()), class_names=classes, notes=notes,
-        first_label=first_label,
+        first_label=first_label, class_images=class_images,
     )  # fmt: skip
     return PhotographSource(spec, train, validation, missing, tolerance)

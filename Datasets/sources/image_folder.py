@@ -7,7 +7,7 @@ in folders that are linked there; folders without pictures are no classes.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,6 +50,11 @@ class Listing:
     def splits(self) -> dict[str, list[Picture]]:
         """Return the splits that hold pictures."""
         return {"train": self.train} | ({"validation": self.validation} if self.validation else {})
+
+    def class_images(self) -> tuple[int, ...]:
+        """Return the number of training images of each class."""
+        counts = Counter(picture.label for picture in self.train)
+        return tuple(counts[label] for label in range(1, len(self.classes) + 1))
 
 
 def tree(top: Path, train: Path | None = None, validation: Path | None = None) -> Listing:

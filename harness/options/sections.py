@@ -277,6 +277,16 @@ class TrainingOptions:
         check=at_least(1),
         needs="--automatic-loss-scaling back-off",
     )
+    loss: str = opt(
+        "cross-entropy",
+        "softmax cross entropy, or bce: binary cross entropy of every class by itself, and its mean over the classes",
+        choices=("cross-entropy", "bce"),
+    )
+    class_weights: str | None = opt(
+        None,
+        "imagefolder: in training, multiply the loss of an image by images / (classes x images of its class)",
+        choices=("balanced",),
+    )
     label_smoothing: float | None = opt(
         None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
     )

@@ -18,6 +18,7 @@ from Datasets.sources.generated import synthetic
 from harness.options.sections import TrainingOptions
 from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
+from harness.programs.losses import Loss
 from harness.run.run import Run
 from ipu_utils import (
     CacheEntry,
@@ -56,7 +57,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         trace=run.trace,
         plan=run.plan,
         seed=run.seed,
-        loss=partial(_loss, options.label_smoothing or 0.0),
+        loss=_loss(run),
         correct=losses.correct,
         optimiser=optimisers.make(options, run.plan.global_batch),
         loss_scale=_loss_scale(options),
@@ -81,7 +82,7 @@ def observing_program(run: Run) -> ObservingProgram:
         ipu_utils.ObservationSpec(
             segments=run.segments,
             variables=run.trace.variables,
-            loss=partial(_loss, run.options.training.label_smoothing or 0.0),
+            loss=_loss(run),
             precision=run.plan.precision,
             micro_batches=run.plan.micro_batches_per_pass,
             norm_parts=run.plan.fold,
@@ -94,7 +95,8 @@ def observing_program(run: Run) -> ObservingProgram:
 
 def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
     """The validation program; sums are correct samples, those correct within five, loss and the number of real samples."""
-    score = Score(("correct", "samples", "top5", "loss"), _validation_metrics)
+    loss = Loss(run.options.training.loss)
+    score = Score(("correct", "samples", "top5", "loss"), partial(_validation_metrics, loss))
     return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run), cache_entry)
 
 
@@ -232,9 +234,12 @@ def _inference_spec(run: Run, score: Score) -> InferenceSpec:
     )
 
 
-def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
-    """Return the loss of each picture, or of the mixture that it has become."""
-    return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
+def _loss(run: Run) -> Loss:
+    """Return the loss of a training."""
+    options = run.options.training
+    counts = run.data_source.spec.class_images if options.class_weights else ()
+    weights = tuple(sum(counts) / (len(counts) * count) for count in counts)  # as scikit-learn's "balanced"
+    return Loss(options.loss, options.label_smoothing or 0.0, weights)
 
 
 def _validation_stream(run: Run) -> Stream:
@@ -290,12 +295,11 @@ def _synthetic_stream(
     return Stream(features)
 
 
-def _validation_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+def _validation_metrics(loss: Loss, logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     real = tf.cast(labels >= 0, tf.float32)
-    loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
     return {
         "correct": tf.reduce_sum(losses.correct(logits, labels)),
         "samples": tf.reduce_sum(real),
         "top5": tf.reduce_sum(losses.top_5_correct(logits, labels)),
-        "loss": tf.reduce_sum(loss),
+        "loss": tf.reduce_sum(loss(logits, {"label": tf.maximum(labels, 0)}) * real),
     }

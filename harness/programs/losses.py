@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import tensorflow.compat.v1 as tf
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a training, or of its validation.
+
+    `kind`: a key of LOSSES. `class_weights`: a factor for each class on the loss of its samples, as Keras' `class_weight`;
+    that of a mixture is the mean of its parts'; () for none.
+    """
+
+    kind: str
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+
+    def __call__(self, logits: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Return the loss of each sample, [batch], by "label" [batch], or by "labels" and "shares" [batch, n]."""
+        labels, shares = features.get("labels", features["label"]), features.get("shares")
+        loss = LOSSES[self.kind](logits, labels, self.smoothing, shares)
+        if not self.class_weights:
+            return loss
+        weights = tf.gather(tf.constant(self.class_weights, loss.dtype), labels)
+        return loss * (weights if shares is None else tf.reduce_sum(weights * tf.cast(shares, loss.dtype), -1))
 
 
 def cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0, shares: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Return the softmax cross entropy of each sample, [batch]. `labels` is [batch], or [batch, n] for images that mix n
-    others in the `shares` [batch, n]. The target of the class is 1 - smoothing, that of each other of C classes
-    smoothing / (C - 1)."""
+    others in the `shares` [batch, n]."""
     if not smoothing and shares is None:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    return tf.nn.softmax_cross_entropy_with_logits_v2(labels=_targets(logits, labels, smoothing, shares), logits=logits)
+
+
+def binary_cross_entropy(
+    logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0, shares: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Return the binary cross entropy of each sample, [batch], from the arguments of `cross_entropy`: whether the image
+    shows a class is asked for each class by itself (Wightman et al., "ResNet strikes back", arXiv 2110.00476), and the mean
+    over the classes is taken, as in Keras and PyTorch. The targets of a mixture are its shares."""
+    targets = _targets(logits, labels, smoothing, shares)
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), -1)
+
+
+LOSSES = {"cross-entropy": cross_entropy, "bce": binary_cross_entropy}
+
+
+def _targets(logits: tf.Tensor, labels: tf.Tensor, smoothing: float, shares: tf.Tensor | None) -> tf.Tensor:
+    """Return the targets [batch, classes]: that of the class is 1 - smoothing, that of each other of C classes
+    smoothing / (C - 1)."""
     classes = logits.shape[-1]
     targets = tf.one_hot(labels, classes, 1.0 - smoothing, smoothing / (classes - 1), dtype=logits.dtype)
-    if shares is not None:
-        targets = tf.reduce_sum(targets * tf.cast(shares, logits.dtype)[..., None], axis=1)
-    return tf.nn.softmax_cross_entropy_with_logits_v2(labels=targets, logits=logits)
+    return targets if shares is None else tf.reduce_sum(targets * tf.cast(shares, logits.dtype)[..., None], axis=1)
 
 
 def correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -52,7 +52,7 @@ _ROOM = 256 << 20  # bytes free, for the kernels of any network here
 _POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # where the original finds its folder
 _POPLAR_PATH = re.compile(r"(?<!\S)--executable_cache_path(?:=|\s+(?!--))(\S+)")
 _OF_STREAM = ("seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache")  # and not of a micro-batch
-_OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
+_OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "class_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
 
 
@@ -202,7 +202,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         f"{section}.{name}": value
         for section in _SECTIONS
         for name, value in vars(getattr(run.options, section)).items()
-        if name not in left_out and (kind == "training" or section != "training" or name == "stable_norm")
+        if name not in left_out and (kind == "training" or section != "training" or name in ("stable_norm", "loss"))
     }
     spec, plan = run.data_source.spec, repr(replace(run.plan, updates_per_host_step=0))
     request = run.training_request(0)

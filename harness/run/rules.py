@@ -158,13 +158,19 @@ def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
 
 
 def classes(run: Run) -> Iterator[str]:
-    """Refuse data of one class; warn where some class has no training image, or an update takes images twice."""
+    """Refuse data of one class, and class weights without counts; warn where some class has no training image, or an update
+    takes images twice."""
     spec = run.data_source.spec
     if run.options.dataset.dataset_benchmark:
         return
     if spec.num_classes < 2:
         raise OptionError(
             f"data set {spec.name} has one class, so there is nothing to learn; give images of two classes or more"
+        )
+    if run.options.training.class_weights and not spec.class_images:
+        raise OptionError(
+            "--class-weights balanced needs the number of images of each class, which only folders of --dataset imagefolder "
+            f"give; data set {spec.name} does not: leave it out"
         )
     if spec.train_images < spec.num_classes:
         yield (

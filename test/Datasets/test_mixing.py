@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import photos
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
 from Datasets.pipeline.mixing import Mixing
 from emulator.program.runtime import new_graph
+from harness.commands import cli
 from harness.programs import losses
+from harness.programs.build import training_spec
+from harness.run.resolve import prepare
 
 SIDE = 16
 BASE = "--dataset fashion-mnist --model-size 8 --seed 3 --precision 32.32 --no-validation"
@@ -135,10 +139,27 @@ def test_the_loss_is_that_of_the_mixed_targets(smoothing):
     shares = draw.dirichlet(np.ones(4), 6)
     one_hot = np.where(np.arange(10) == labels[..., None], 1 - smoothing, smoothing / 9)
     targets = (one_hot * shares[..., None]).sum(1)
-    expected = -(targets * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1)
-    with new_graph().as_default(), tf.Session() as session:
-        found = session.run(losses.cross_entropy(tf.constant(logits), tf.constant(labels), smoothing, tf.constant(shares)))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    positive = 1 / (1 + np.exp(-logits))
+    expected = {
+        "cross-entropy": -(targets * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1),
+        "bce": -(targets * np.log(positive) + (1 - targets) * np.log(1 - positive)).mean(1),
+    }
+    factors, mixed_images = draw.uniform(0.2, 3, 10), {"label": labels[:, 0], "labels": labels, "shares": shares}
+    for kind, values in expected.items():
+        with new_graph().as_default(), tf.Session() as session:
+            features = {name: tf.constant(value) for name, value in mixed_images.items()}
+            found = session.run(losses.Loss(kind, smoothing, tuple(factors))(tf.constant(logits), features))
+        np.testing.assert_allclose(found, values * (factors[labels] * shares).sum(1), rtol=1e-12)
+
+
+def test_class_weights_balance_the_classes(tmp_path):
+    """Of 4, 1 and 1 training images, after the split for validation has taken the rest."""
+    for name, count in (("ant", 6), ("bee", 2), ("cat", 1)):
+        photos.write_tree(tmp_path / "set", count, (name,), kinds=["grey JPEG"])
+    words = f"--dataset imagefolder --data-dir {tmp_path / 'set'} --validation-split 0.34 --model-size 18 --batch-size 2"
+    run = prepare(cli.parse([*words.split(), "--class-weights", "balanced"], "train", environ={}).options, {})
+    assert training_spec(run).loss.class_weights == (0.5, 2, 2)
+    assert training_spec(prepare(cli.parse(words.split(), "train", environ={}).options, {})).loss.class_weights == ()
 
 
 def test_host_device_and_layout_mix_alike(tmp_path):

@@ -279,6 +279,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "clip_grad_norm": ("", "--clip-grad-norm 0.1", {"weights", "loss"}),
     # 100 is no power of two, so the gradients are rounded otherwise too; the slots are those of the scaled gradients
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
+    "loss": ("", "--loss bce", {"weights", "loss"}),
     "label_smoothing": ("", "--label-smoothing 0.5", {"weights", "loss"}),
     "synthetic_data": ("", "--synthetic-data", {"graph"}),
     "mixup_alpha": (CLOTHES, "--mixup-alpha 0.2", {"weights", "loss"}),

@@ -128,6 +128,7 @@ REFUSED = [  # words, the names and values in the error
     ("--momentum 1", "--momentum '1'"),
     ("--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-base-decay-exp -70", "--rmsprop-base-decay-exp -70"),
     ("--label-smoothing 0.9", "--label-smoothing 0.9"),
+    ("--class-weights balanced", "--class-weights balanced cifar-10"),
     ("--dataset imagenet --model-size 18 --num-classes 1", "imagenet"),
     ("--image-mean 124 116 104 --image-std 58 57 57", "--image-mean --image-std"),
     ("--image-mean 0.5 0.5 0.5", "--image-mean --image-std"),
