@@ -65,6 +65,16 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 
+def test_the_page_of_a_search_shows_the_plans_it_weighed(tmp_path):
+    page = tmp_path / "plan.html"
+    out = succeed("plan", "--config", "B0-G16-GN-Native_16IPU_2x8", "--search", "--html", page).out
+    looked_at = re.search(r"found among ([\d,]+) plans", out)[1]
+    figure = page.read_text().split("<figure")[1].split("</figure")[0]
+    assert f"of {looked_at} plans" in re.sub(r"<[^>]*>\s*", " ", figure)
+    assert all(f">{words}<" in figure for words in ("asked for", "chosen", "1 stage", "16 stages"))
+    assert len(re.findall(r'<circle [^>]*r="8"', figure)) == 4  # the two, and theirs in the legend
+
+
 def test_several_systems_keep_the_global_batch():
     """Each holds as many replicas as it can, and accumulates less; repeats are left out, the order is the call's."""
     words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--system")

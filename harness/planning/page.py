@@ -12,13 +12,14 @@ from harness.planning import table
 from harness.planning.planned_config import Planned
 from harness.report_page import markup
 from harness.reports import timeline
-from harness.reports.chart import ALL, BLUE, GREY, RED, Box, Rows
+from harness.reports.chart import ALL, BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, RED, SAND, Box, Curves, Line, Rows
 from harness.reports.prediction import MIB
 
 PARTS = {
     "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",
     "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
 }  # fmt: skip
+STAGES = {1: PALE, 2: BLUE, 4: GREEN, 8: SAND, 16: PURPLE}
 SHOWN = 3  # micro-batches for each stage that a timeline shows
 
 
@@ -48,6 +49,8 @@ def _section(planned: Planned) -> str:
     pictures = [_memory(prediction), _update(prediction)]
     if len(prediction.memories) > 1:
         pictures = [_timeline(prediction), *pictures, _schedules(prediction)]
+    if planned.given:
+        pictures.insert(0, _weighed(planned, planned.given))
     return "".join(
         [
             markup.heading(2, f"{planned.name}, predicted on {prediction.system.name}"),
@@ -56,6 +59,25 @@ def _section(planned: Planned) -> str:
             markup.folded("Numbers", markup.text(table.one(planned))),
         ]
     )
+
+
+def _weighed(planned: Planned, given: Prediction) -> Curves:
+    """Return a search's plans as dots, memory against rate: the fastest of each number of stages and micro-batch."""
+    by_stages: dict[int, list[Prediction]] = {}
+    for each in planned.frontier:
+        by_stages.setdefault(len(each.workload.plan.stages), []).append(each)
+    groups = [
+        (f"{count} stage{'s' * (count > 1)}", plans, STAGES.get(count, GREY), 1)
+        for count, plans in sorted(by_stages.items())
+    ]
+    groups += [("asked for", [given], INK, 2), ("chosen", [planned.prediction], ORANGE, 2)]
+    lines = [
+        Line(label, [(p.fullest.total / MIB, p.timing.images_per_second) for p in plans], colour, 0, size, last=False)
+        for label, plans, colour, size in groups
+    ]
+    title = f"Images a second: of {planned.looked_at:,} plans the fastest for each number of stages and micro-batch"
+    most = max(planned.prediction.capacity, given.fullest.total) / MIB
+    return Curves(title, lines, (0, most), 0, "MiB of the fullest IPU")
 
 
 def _timeline(prediction: Prediction) -> Rows:

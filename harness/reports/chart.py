@@ -83,21 +83,25 @@ def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fi
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `trim`: extreme points leave the panel instead of stretching its axis, and so do points above `ceiling` that
-    come before all others."""
+    """A curve. `width`: of its pen, 0 for a scatter of dots. `dots`: their size, 1 as usual, 0 for none. `trim`: extreme
+    points leave the panel instead of stretching its axis, and so do points above `ceiling` that come before all others.
+    `last`: the legend has the last value."""
 
     label: str
     points: Points
     colour: str
     width: float = 2.2
-    dots: bool = False
+    dots: float = 0
     dashed: bool = False
     trim: bool = False
     ceiling: float = math.inf
+    last: bool = True
 
     @property
     def words(self) -> str:
         """The curve's name with its last value."""
+        if not self.last:
+            return self.label
         last = next((y for _, y in reversed(self.points) if math.isfinite(y)), None)
         return f"{self.label} (none)" if last is None else f"{self.label} (last: {last:.4g})"
 
@@ -113,7 +117,7 @@ class Line:
         return f'fill="none" stroke="{self.colour}" stroke-width="{self.width:g}"{dashes}'
 
     def _dot(self, x: float, y: float) -> str:
-        radius = max(4.0, self.width / 2 + 2.9)  # a wide line's dots show around those of the next one
+        radius = (self.dots or 1) * max(4.0, self.width / 2 + 2.9)  # a wide line's dots show around those of the next one
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{self.colour}" stroke="{PAPER}"/>'
 
     def scaling(self) -> list[float]:
@@ -223,12 +227,14 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves over an axis of epochs, which panels may share."""
+    """A panel of curves over an axis, of epochs if `x` names no other. `tick`: writes a number of that axis."""
 
     title: str
     lines: Sequence[Line]
     x_axis: Axis
     floor: float | None = None
+    x: str = "epoch"
+    tick: Callable[[float], str] = "{:g}".format
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -244,7 +250,7 @@ class Curves:
         def place(x: float, y: float) -> tuple[float, float]:  # in the clipped picture, 7 pixels beyond the axes
             return 7 + (x - x0) / (x1 - x0) * (right - left), 7 + height - (y - y0) / (y1 - y0) * height
 
-        parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, [(bottom - height, height)])
+        parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, [(bottom - height, height)], self.tick)
         for tick in ticks(y0, y1, 5):
             y = bottom - height - 7 + place(x0, tick)[1]
             parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
@@ -254,7 +260,7 @@ class Curves:
         parts += [f"<svg {frame}>", *(piece for line in self.lines for piece in line.draw(place)), "</svg>"]
         if not values:
             parts.append(_text((left + right) / 2, bottom - height / 2, "no rows yet", "middle"))
-        return [*parts, _text((left + right) / 2, bottom + 38, "epoch", "middle")], bottom + 46
+        return [*parts, _text((left + right) / 2, bottom + 38, self.x, "middle")], bottom + 46
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,7 @@ class Rows:
         def across(x: float) -> float:
             return left + (min(max(x, x0), x1) - x0) / (x1 - x0) * (right - left)
 
-        parts = _x_axis(across, (x0, x1), y, bands, self.tick) if self.tick else []
+        parts = _x_axis(across, (x0, x1), y, bands, self.tick.format) if self.tick else []
         plain: dict[str, str] = {}  # bars of one colour are one path, unless they have something to say
         for mark in self.marks:
             if isinstance(mark, Box) and not mark.says:
@@ -310,12 +316,12 @@ class Rows:
 
 
 def _x_axis(
-    across: Callable[[float], float], axis: Axis, bottom: float, bands: Sequence[Axis], tick: str = "{:g}"
+    across: Callable[[float], float], axis: Axis, bottom: float, bands: Sequence[Axis], tick: Callable[[float], str]
 ) -> list[str]:
     """Return rules through the bands, which are heights and lengths, and their numbers below."""
     parts = []
     for value in ticks(*axis):
-        x, name = across(value), tick.format(value)
+        x, name = across(value), tick(value)
         rules = "".join(f"M{x:.1f},{top:.1f}v{height:.1f}" for top, height in bands)
         parts.append(f'<path d="{rules}" stroke="{RULE}"/>')
         parts.append(_text(min(x, WIDTH - 4 - text_width(name) / 2), bottom + 19, name, "middle"))
