@@ -14,6 +14,7 @@ from harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
 
 MAX_ROWS, LEVELS = 40, 10
 SHOWN = 1e-4  # the least share of a layer's numbers that is drawn
+LEGEND = {1: "0.01 % of a layer's numbers", LEVELS: "a quarter or more"}
 HEIGHT = 200  # pixels of a panel's rows
 
 
@@ -34,14 +35,16 @@ def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
     drawn = FP32 if follows else usual  # a range that each tensor has for itself is no stroke through all of them
     first, last = _span(rows, drawn)
     marks = [
-        Box(exponent, exponent + 1, BLUE, k, opacity=level / LEVELS, thick=1)
+        Box(exponent, exponent + 1, BLUE, k, LEGEND.get(level, ""), opacity=level / LEVELS, thick=1)
         for k, shares in enumerate(rows)
         for exponent, share in shares.items()
         if (level := _level(share)) and first <= exponent <= last
     ]
     if drawn != FP32:
-        places = (math.log2(drawn.smallest), ORANGE), (drawn.least_exponent, SAND), (math.log2(drawn.overflow), ORANGE)
-        marks += [Box(x, x, colour, ALL, least=2, thick=1) for x, colour in places if first <= x <= last + 1]
+        ends, least = "smallest and largest", "smallest normal"
+        places = (drawn.smallest, ORANGE, ends), (2.0**drawn.least_exponent, SAND, least), (drawn.overflow, ORANGE, ends)
+        strokes = [(math.log2(value), colour, label) for value, colour, label in places]
+        marks += [Box(x, x, colour, ALL, label, least=2, thick=1) for x, colour, label in strokes if first <= x <= last + 1]
     names = ["first", *[""] * (len(rows) - 2), "last"][: len(rows)]
     note = _lost(usual, follows, tensors)
     return Rows(title, names, marks, "exponent", "2^{:g}", HEIGHT / len(rows), (first, last + 1), note)
