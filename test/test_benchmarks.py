@@ -70,8 +70,12 @@ def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypat
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
     assert text.startswith("before") and text.endswith("after\n") and "stale" not in text
-    assert f"| {ROW.name} | A | – | 1.50 (1.50 to 1.50) | 2, 1.5 | 60 % |" in text
-    assert "| the same, not folded | A | – | 1.50 (1.50 to 1.50) | –, 1.3 | 60 % |" in text
+    assert f"| {ROW.name} | – | 1.50 (1.50 to 1.50) | 60 % |" in text
+    assert "| the same, not folded | – | 1.50 (1.50 to 1.50) | 60 % |" in text
     assert "the same, --fold auto" not in text  # nobody has measured that
-    assert "- A: 2026-11-05, 2 cores of a Machine, 24 GiB" in text
+    assert "2 cores of a Machine, 24 GiB, 2026-11-05:" in text
+    peers.keep(again, machine, [{**result, "speeds": {"ours": [50.0], "PyTorch": [20.0]}}])
+    _tables.write([file, again], peers.ROWS)
+    text = (tmp_path / "measured.md").read_text()
+    assert f"| {ROW.name} | – | 2.50" in text and f"| {ROW.name} | – | 1.50" not in text  # the newest alone
     assert ROW.name in "".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())
