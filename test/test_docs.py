@@ -36,7 +36,7 @@ TOOLS = {
     "number-formats.md": ("tools/formats.py", "tools/study.py"),
     "distributed.md": ("tools/simulate_groups.py",),
     "sweeps.md": ("tools/sweep.py",),
-    "measured.md": ("tools/findings.py", "tools/study.py"),
+    "paper.md": ("tools/findings.py", "tools/study.py", "tools/paper.py", "harness/planning/plan_options.py"),
     "planner.md": ("harness/planning/plan_options.py", "tools/fit_planner.py"),
     "README.md": ("harness/planning/plan_options.py",),
     "installing.md": ("harness/planning/plan_options.py",),

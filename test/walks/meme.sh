@@ -1,5 +1,5 @@
 #!/bin/sh
-# docs/recipes.md: train at half resolution, average, fine-tune the classifier at the native one, validate; and the same
+# docs/paper.md: train at half resolution, average, fine-tune the classifier at the native one, validate; and the same
 # training in two processes. SHORT=1: a few updates only.
 set -eu
 python=${PYTHON:-.venv/bin/python}

@@ -1,0 +1,99 @@
+"""Compare the configurations of "Making EfficientNet More Efficient": published accuracy and rate, predicted rate.
+
+python tools/paper.py                        a table of all thirty
+python tools/paper.py --svg docs/paper.svg   and a picture of accuracy against predicted rate
+"""
+
+from __future__ import annotations
+
+if not __package__:  # called by its path
+    import begin  # noqa: F401
+
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from base.errors import OptionError
+from base.process import command_line
+from emulator.cost_model.prediction import Prediction, predict
+from emulator.cost_model.systems import SYSTEMS
+from harness.options.configs import ConfigFile
+from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.planning.plan_options import run_of
+from harness.reports import chart, output
+from harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
+from harness.reports.prediction import MIB
+from tools import fit_planner
+
+BOTTOM = 78.0  # % of the picture
+NAME = re.compile(r"(B\d)-(\w+)-(\w+)-(\w+)_16IPU_\dx\d")
+# top-1 in %, read off the paper's figures; the others are not known here
+ACCURACY: Mapping[str, float] = {
+    "B0-G1-GN-Native": 79.10, "B2-G1-GN-Native": 81.44, "B4-G1-GN-Native": 82.90,
+    "B0-G16-GN-Native": 79.08, "B2-G16-GN-Native": 81.46, "B4-G16-GN-Native": 83.21,
+    "B0-G16-LN_PN-Native": 79.42, "B4-G16-LN_PN-Native": 83.39, "B2-G16-GN-Half": 80.83,
+}  # fmt: skip
+KINDS = {"G1-GN-Native": ORANGE, "G16-GN-Native": BLUE, "G16-LN_PN-Native": GREEN, "G16-GN-Half": SAND}
+
+
+def predictions() -> dict[str, Prediction]:
+    """Return the prediction of each configuration on the paper's system."""
+    names = filter(NAME.fullmatch, ConfigFile(str(DEFAULT_CONFIG_PATH)).names)
+    return {name: predict(run_of(["--config", name]).workload(), SYSTEMS["POD16"]) for name in names}
+
+
+def table(predicted: Mapping[str, Prediction]) -> str:
+    """Return a line of Markdown for each configuration."""
+    rates = {row.options.removeprefix("--config "): row.rate for row in fit_planner.ROWS}
+    lines = [
+        "| configuration | top-1 | images/s | predicted | hours | MiB of 897 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, each in predicted.items():
+        accuracy, rate = ACCURACY.get(_short(name)), rates.get(name)
+        published = f"{f'{accuracy:.2f} %' if accuracy else ''} | {f'{rate:,.0f}' if rate else ''}"
+        timing = each.timing
+        values = f"{timing.images_per_second:,.0f} | {timing.hours:.1f} | {each.fullest.total / MIB:,.0f}"
+        lines.append(f"| `{name}` | {published} | {values} |")
+    return "\n".join(lines)
+
+
+def picture(predicted: Mapping[str, Prediction]) -> str:
+    """Draw published accuracy against predicted rate; configurations whose accuracy is not known stand at the bottom."""
+    places = {_short(name): math.log2(each.timing.images_per_second / 1000) for name, each in predicted.items()}
+    low, high = chart.span(list(places.values()))
+    lines = [
+        Line(
+            f"{kind.replace('_', '+')}, {', '.join(name[:2] for name in ACCURACY if name[3:] == kind)}",
+            [(places[name], accuracy) for name, accuracy in ACCURACY.items() if name[3:] == kind],
+            colour, dots=1.4, last=False,
+        )
+        for kind, colour in KINDS.items()
+    ]  # fmt: skip
+    others = [(place, BOTTOM) for name, place in places.items() if name not in ACCURACY]
+    lines.append(Line(f"the other {len(others)}, accuracy not known", others, GREY, 0, dots=1, last=False))
+    panel = Curves("", lines, (math.floor(low), math.ceil(high)), BOTTOM, "thousand images a second", lambda k: f"{2**k:g}")
+    return chart.figure([panel], "Published top-1 in % against the predicted rate on POD16")
+
+
+def _short(name: str) -> str:
+    return name.partition("_16IPU")[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; write the picture where asked."""
+    parser = command_line.Parser(description="Compare the configurations of the paper.")
+    parser.add_argument("--svg", metavar="FILE", help="draw accuracy against predicted rate")
+    arguments = parser.parse_args(argv)
+    if arguments.svg:
+        output.check(arguments.svg, output.PICTURE)
+    predicted = predictions()
+    print(table(predicted))
+    if arguments.svg:
+        output.write_atomically(arguments.svg, picture(predicted), output.PICTURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run("paper.py", main, None, (OptionError,)))
