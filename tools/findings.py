@@ -1,10 +1,12 @@
 """The three findings of "Making EfficientNet More Efficient" in miniature: group convolutions of 16 channels against
-depthwise ones, layer norm with proxy norm against group norm, half the pixels and a fine-tuning against all of them.
+depthwise ones, layer norm with proxy norm against group norm, half the pixels and a fine-tuning against all of them. And
+that of the article "Scaling EfficientNet to large IPU-Pod systems": a global batch eight times as large.
 
 python tools/findings.py                     three seeds, 37 minutes on two slow cores; the same call resumes
+python tools/findings.py batch               global batches from 32 to 256, RMSProp and LARS: 20 minutes on two slow cores
 python tools/findings.py --seeds 5 --output logs/five
 
-Trains the small twins of configs.yml (B0-..._mini) with fewer blocks, for three epochs and in single precision, each run on
+Trains the small twins of configs.yml (..._mini) with fewer blocks, for three epochs and in single precision, each run on
 a core of its own. As no result depends on them, the stages share one emulated IPU and nothing is recomputed. Everything
 after -- is added to every training.
 """
@@ -36,6 +38,17 @@ TUNING = (
     "--variable-filter", "Top",
 )  # fmt: skip
 HALVED, TUNED = "half, as it is", "half, fine-tuned"
+PASS = 32  # images
+BATCHES = {32: "-6", 64: "-6.5", 128: "-7", 256: "-7.5"}  # LARS' rate: 2^this times the batch, so by the batch's root
+RMSPROP = (
+    "--optimiser", "RMSprop", "--lr-schedule", "exponential", "--base-learning-rate-exponent", "-13",
+    "--rmsprop-base-decay-exp", "-11", "--weight-decay", "1e-5",
+)  # fmt: skip
+OPTIMISERS = ("RMSProp", "LARS")
+SMALL = (
+    "--config", "efficientnet_b4_g16_mini", *SHORTER, "--depth-coefficient", "0.3", "--image-size", "16",
+    "--ckpts-per-epoch", "1", "--replicas", "1", "--micro-batch-size", str(PASS),
+)  # fmt: skip
 RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B0-G16-LN_PN-Native_mini"}
 
 
@@ -127,17 +140,58 @@ def picture(results: Sequence[Result]) -> str:
     return study.picture("Accuracy of the averaged weights on the validation pictures, top-1, %", rows)
 
 
+def train_batch(optimiser: str, batch: int, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
+    """Train with a global batch, or resume, and yield the result."""
+    place = folder / f"{optimiser}-{batch}-{seed}"
+    rule = RMSPROP if optimiser == "RMSProp" else ("--base-learning-rate-exponent", BATCHES[batch])
+    _train(core, place, [*SMALL, *rule, "--gradient-accumulation-count", batch // PASS, "--seed", seed, *more])
+    yield Result(_batch(optimiser, batch), seed, _accuracy(place))
+
+
+def _batch(optimiser: str, batch: int) -> str:
+    return f"{optimiser}, global batch {batch}"
+
+
+def batch_table(results: Sequence[Result]) -> str:
+    """Return a row for each optimiser and batch, with the difference from the smallest batch, seed by seed."""
+    accuracies = study.by_seed(results)
+    lines = ["| optimiser, batch | top-1 of the average | difference from batch 32 |", "| --- | --- | --- |"]
+    for optimiser in OPTIMISERS:
+        first = accuracies[_batch(optimiser, PASS)]
+        for batch in BATCHES:
+            values = accuracies[_batch(optimiser, batch)]
+            compared = study.summary([a - b for a, b in zip(values, first)], " points") if batch > PASS else ""
+            lines.append(f"| {optimiser}, {batch} | {study.summary(values)} | {compared} |")
+    return "\n".join(lines)
+
+
+def batch_picture(results: Sequence[Result]) -> str:
+    """Draw a row for each optimiser and batch."""
+    accuracies, colours = study.by_seed(results), dict(zip(OPTIMISERS, COLOURS[1:]))
+    rows = [
+        Dots(f"{name}: {study.average(values)}", colours[optimiser], values)
+        for optimiser in OPTIMISERS
+        for name, values in ((_batch(optimiser, batch), accuracies[_batch(optimiser, batch)]) for batch in BATCHES)
+    ]
+    return study.picture("Accuracy by optimiser and global batch, top-1, %", rows)
+
+
 def main(argv: list[str]) -> int:
     """Train all networks and compare them."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", nargs="?", choices=("networks", "batch"), default="networks", help="what is compared [networks]"
+    )
     given, words = study.parse(parser, argv, "network")
+    seeds = range(1, given.seeds + 1)
+    if given.what == "batch":
+        folder = Path(given.output or "logs/batch").resolve()
+        each = [(batch, seed, optimiser) for seed in seeds for batch in BATCHES for optimiser in OPTIMISERS]
+        jobs = [partial(train_batch, optimiser, batch, seed, folder, words) for batch, seed, optimiser in each]
+        return study.run("batch", folder, words, jobs, batch_table, batch_picture)
     folder = Path(given.output or "logs/findings").resolve()
     recipes = {**RECIPES, TUNED: HALF}  # the longest first, so that no core waits long for the last
-    jobs = [
-        partial(train, label, config, seed, folder, words)
-        for label, config in recipes.items()
-        for seed in range(1, given.seeds + 1)
-    ]
+    jobs = [partial(train, label, config, seed, folder, words) for label, config in recipes.items() for seed in seeds]
     return study.run("findings", folder, words, jobs, table, picture)
 
 

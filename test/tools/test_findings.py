@@ -38,6 +38,16 @@ def test_table_and_picture():
     assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # of one seed there is no spread
 
 
+def test_the_table_of_batches_compares_with_the_smallest():
+    cells = [(optimiser, batch) for optimiser in findings.OPTIMISERS for batch in findings.BATCHES]
+    results = [Result(findings._batch(*cell), seed, 70.0 - k + seed) for k, cell in enumerate(cells) for seed in (2, 1)]
+    lines = findings.batch_table(results).splitlines()[2:]
+    assert lines[0] == "| RMSProp, 32 | 71.50 ± 0.50 % (71.00, 72.00) |  |"
+    assert lines[7] == "| LARS, 256 | 64.50 ± 0.50 % (64.00, 65.00) | -3.00 ± 0.00 points (-3.00, -3.00) |"
+    texts = checked(findings.batch_picture(results))
+    assert sum("global batch" in text for text in texts) == len(cells) == 8
+
+
 def test_other_options_do_not_come_into_one_table(tmp_path):
     study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
     study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
