@@ -44,11 +44,12 @@ TOOLS = {
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
-    "schedulers.md": {"--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
+    "schedulers.md": {"--cpus-per-task", "--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
                       "--kill-on-bad-exit", "--resv-ports", "--mpi"},
     "reading-a-run.md": {"--slow"},
     "measured.md": {"--slow"},
-    "installing.md": {"--no-deps", "--rm"},
+    "installing.md": {"--build-arg", "--no-deps", "--rm"},
+    "gpu.md": {"--build-arg", "--gpus", "--rm"},
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def test_a_job_that_is_told_to_leave_goes_back_into_the_queue_and_ends_with_the_
 
 def submitted(slurm: Slurm, name: str) -> str:
     """The number of a job that trains in a folder of this name."""
-    return slurm.submit("--nodes=1", "--ntasks-per-node=2", f"--job-name={name}", "job.sh")
+    return slurm.submit("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--job-name={name}", "job.sh")
 
 
 def leave(slurm: Slurm, job: str, stop: int) -> None:

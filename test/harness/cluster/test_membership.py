@@ -1,5 +1,5 @@
-"""The instances of a run, from TF_CONFIG as people, mpirun and Kubeflow's operator write it, and from srun's variables as Slurm
-22.05 sets them."""
+"""The instances of a run, from TF_CONFIG as people, mpirun, Kubernetes and Kubeflow's operator write it, and from srun's
+variables as Slurm 22.05 sets them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from harness.commands import cli
 
 PAGE = (plugins.ROOT / "docs" / "schedulers.md").read_text()
 HOSTS = ["h0:2222", "h1:2222", "h2:2222"]
-KINDS = {"Chief": "chief", "Master": "master", "Worker": "worker"}  # of replicas, as the operator calls their jobs
 OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "2"}  # of OpenMPI 5; 4 sets PMIX_RANK too
 
 
@@ -31,35 +30,34 @@ def environ(cluster: object, task: object = None, **others: str) -> dict[str, st
     return {"TF_CONFIG": json.dumps({**content, "environment": "cloud"}), **others}
 
 
-def by_operator(manifest: dict, kind: str, index: int) -> dict[str, object]:
-    """What Kubeflow's operator writes into a replica of a TFJob."""
-    meta, replicas = manifest["metadata"], manifest["spec"]["tfReplicaSpecs"]
-    (port,) = replicas[kind]["template"]["spec"]["containers"][0]["ports"]
-    cluster = {
-        KINDS[each]: [
-            f"{meta['name']}-{KINDS[each]}-{k}.{meta['namespace']}.svc:{port['containerPort']}"
-            for k in range(replica["replicas"])
-        ]
-        for each, replica in replicas.items()
-    }
-    return {"cluster": cluster, "task": {"type": KINDS[kind], "index": index}, "environment": "cloud"}
+def by_kubernetes(job: dict, index: int) -> dict[str, str]:
+    """Return the environment of a pod of an Indexed Job: $(NAME) stands for a variable that is listed before."""
+    given: dict[str, str] = {}
+    for each in job["spec"]["template"]["spec"]["containers"][0]["env"]:
+        if "value" in each:
+            given[each["name"]] = re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], each["value"])
+        else:
+            assert "job-completion-index" in each["valueFrom"]["fieldRef"]["fieldPath"]
+            given[each["name"]] = str(index)
+    return given
 
 
 def test_the_manifest_of_the_page_starts_a_group():
-    manifest = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1])
-    shown = json.loads(re.search(r"^```json\n(.*?)^```$", PAGE, re.M | re.S)[1])
-    assert shown == by_operator(manifest, "Worker", 1)
-    replicas = manifest["spec"]["tfReplicaSpecs"]
-    places = [(kind, k) for kind, replica in replicas.items() for k in range(replica["replicas"])]
-    assert places == [("Chief", 0), ("Worker", 0), ("Worker", 1)]
-    for instance, (kind, k) in enumerate(places):
-        given = {"TF_CONFIG": json.dumps(by_operator(manifest, kind, k))}
+    service, job = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1])
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 3
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
+    assert service["metadata"]["name"] == pod["subdomain"]
+    (port,) = pod["containers"][0]["ports"]
+    for instance in range(3):
+        given = by_kubernetes(job, instance)
         cluster = found(given)
-        assert (cluster.instance, cluster.size) == (instance, 3) and membership.is_later_instance(given) == (instance > 0)
-        assert cluster.addresses[0] == "quickstart-chief-0.research.svc:2222"
-        script, *words = replicas[kind]["template"]["spec"]["containers"][0]["args"]
-        options = cli.parse(words, script, environ={}).options
-        assert options.training.distributed and options.logging.autoresume and script == "train"
+        assert cluster.addresses == tuple(f"{name}-{k}.{pod['subdomain']}:{port['containerPort']}" for k in range(3))
+        assert cluster.instance == instance and membership.is_later_instance(given) == (instance > 0)
+    script, *words = pod["containers"][0]["args"]
+    options = cli.parse(words, script, environ={}).options
+    assert options.training.distributed and options.logging.autoresume and script == "train"
 
 
 @pytest.mark.parametrize("leader", ["worker", "chief", "master"])
