@@ -9,8 +9,9 @@
 # make lint    ruff
 #
 # PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
+# GPU=1 takes TensorFlow for NVIDIA cards, in .venv-gpu (docs/gpu.md).
 
-VENV ?= .venv
+VENV ?= .venv$(if $(GPU),-gpu)
 PEERS ?= .venv-bench
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
@@ -56,7 +57,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
 $(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(if $(GPU),'.[gpu]',-r requirements.txt) -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
 	echo "The commands gc-profile and gc-info are not installed; python -m harness.commands.gc_profile and harness.commands.gc_info are the same"
 	@touch $@

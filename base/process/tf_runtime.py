@@ -57,6 +57,7 @@ def import_tensorflow(level: str = "2") -> None:
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         if os.environ.get(name, "").strip().startswith("-"):
             raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts with a negative number of threads; unset it")
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # else the first session takes all memory of every card
     with _without_keras():
         _import_quietly(level)
 

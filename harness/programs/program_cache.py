@@ -36,6 +36,7 @@ from base.process import tf_runtime
 from base.storage import cache as user_cache
 from base.storage import files, input_files
 from emulator.native import library
+from emulator.plan import machine
 from harness.options.sections import with_trait
 from harness.processes.consistency import code_version
 from harness.run.run import Run
@@ -228,7 +229,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _processor() -> list[Any]:
     """Return the features of the processor that XLA compiles for."""
-    return [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0)), library.features()]
+    return [platform.machine(), os.cpu_count(), machine.cores(), library.features()]
 
 
 def _packed(members: Mapping[str, bytes], text: str) -> bytes:

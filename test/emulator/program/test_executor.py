@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from dataclasses import replace
 
 import commands
 import numpy as np
 import pytest
 
 from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
+from emulator.program import runtime
 from emulator.program.executor import TrainingProgram
 from harness.commands import cli
 from harness.programs.build import training_program
@@ -178,3 +180,21 @@ def test_compiling_moves_nothing_and_closing_leaves_nothing():
     fresh = program(*words)
     assert fresh.step(np.zeros([1], np.float32)).loss == first  # no data was used up either
     fresh.close()
+
+
+def test_stages_on_graphics_cards_have_tensorflows_kernels_alone(monkeypatch):
+    """No card is needed: TensorFlow computes what was placed on one on a processor where it finds none."""
+    monkeypatch.setattr(runtime, "check_devices", lambda stage_devices: None)
+    words = ("--batch-size", 4, "--group-norm", "--shards", 2, "--pipeline", "--pipeline-splits", "b2/0/relu")
+    run = prepared(*words, "--gradient-accumulation-count", 4)
+    on_cards = replace(run, plan=replace(run.plan, stage_devices=("/gpu:0", "/gpu:1")))
+    found = []
+    for each in (run, on_cards):
+        built = commands.program(each)
+        found.append(built.step(np.asarray([0.1, 0.1], np.float32)).loss)
+        operations = built.graph.get_operations()
+        built.close()
+    np.testing.assert_allclose(*found, rtol=1e-4)
+    assert not any(each.type.startswith("Emulator") for each in operations)
+    places = {each.device for each in operations if each.type.startswith(("Conv2D", "DepthwiseConv"))}
+    assert places == {"/device:GPU:0", "/device:GPU:1"}
