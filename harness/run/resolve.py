@@ -66,7 +66,7 @@ def prepare(
         plan=plan,
         length=length,
         peak_rate=peak,
-        learning_rate=(lambda i: 0.0) if peak is None else _learning_rate(options, length, peak),
+        learning_rate=(lambda i: 0.0) if peak is None else learning_rate(options, length, peak),
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
@@ -167,7 +167,8 @@ def _peak_rate(options: RunOptions, global_batch: int) -> float:
     return 2.0**training.base_learning_rate_exponent * global_batch
 
 
-def _learning_rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[[int], float]:
+def learning_rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[[int], float]:
+    """Return the rate of every update by its index; OptionError for options of the curve that do not fit."""
     schedule = plugins.load("LR_Schedules", options.main.lr_schedule)
     try:
         return schedule.build(options.schedule, length.scheduled(peak))

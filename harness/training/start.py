@@ -22,6 +22,7 @@ from harness.processes import folders
 from harness.processes.team import Team
 from harness.run.data import recorded_places
 from harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
+from harness.run.resolve import learning_rate
 from harness.run.run import Run
 from harness.run.start import Start
 
@@ -169,7 +170,7 @@ class Resume(Start):
 
     def _change_notes(self, run: Run, goes_on: bool) -> list[str]:
         """Return a note on each option, on data and on arithmetic that are not as the run recorded them."""
-        lines = [*override_notes(run, self.recorded)]
+        lines = [*override_notes(run, self.recorded), *self._raised_rate(run)]
         changed = changed_data(run.data_source, self.recorded)
         if changed:
             lines.append(
@@ -185,6 +186,22 @@ class Resume(Start):
                 "run that was not stopped"
             )
         return lines
+
+    def _raised_rate(self, run: Run) -> list[str]:
+        """Return a warning if the run becomes longer and its curve, stretched over the new length, begins high again."""
+        done, before, options = self.updates, self.recorded.get("total_iterations") or 0, run.options
+        decided = ("lr_schedule", "abs_learning_rate", "base_learning_rate_exponent", *vars(options.schedule))
+        if not 0 < done <= before < run.length.iterations or any(map(options.given, decided)):
+            return []
+        length = replace(run.length, iterations=before, epochs=run.length.epoch(before))
+        last, now = learning_rate(options, length, run.peak_rate)(done - 1), run.learning_rate(done)
+        if now <= 2 * last:
+            return []
+        return [
+            f"warning: the learning rate rises from {last:.3g} to {now:.3g}, as the {options.main.lr_schedule} curve "
+            f"now has {run.length.iterations} updates: --abs-learning-rate X lowers its peak, and --lr-schedule stepped "
+            "--learning-rate-schedule 1 --warmup-epochs 0 --abs-learning-rate X keeps one rate"
+        ]
 
     def _check_network(self, run: Run) -> None:
         """OptionError if the classes, the global batch or the network are not those of the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -242,6 +243,19 @@ def test_extending_a_finished_run(unbroken, tmp_path):
     assert "--stop-after 250: the run has done 260 updates already" in late.err
     told = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
     assert "Done: 260 of 300 updates, 40 are left" in told
+
+
+def test_a_longer_run_says_that_its_rate_rises(unbroken, tmp_path):
+    folder = shutil.copytree(unbroken.folder, tmp_path / "run")
+    longer = ("restore", folder, "--iterations", 300, "--dry-run")
+    told = re.search(r"^warning: the learning rate rises from (\S+) to (\S+), .*: (--\S+) X .* (--lr-schedule .*) X keeps",
+                     succeed(*longer).out, re.M)  # fmt: skip
+    ends = float(rows(folder / "training.csv")[-1]["lr"]), 2**-7 * 8 * (1 + math.cos(math.pi * 240 / 300)) / 2
+    assert [float(told[1]), float(told[2])] == pytest.approx(ends, rel=0.01)
+    for remedy, end in ((told[3], ""), (told[4], "0.001 at the last of 300 updates")):
+        out = succeed(*longer, *remedy.split(), "0.001").out
+        assert "rises" not in out and end in out
+    assert "rises" not in succeed("restore", folder, "--dry-run").out
 
 
 def test_restoring_drops_rows_that_will_come_again_and_validates_what_a_kill_left_out(unbroken, tmp_path):
