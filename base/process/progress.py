@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 _WIDTH = 30  # characters of the bar
 _REDRAWN = 0.1  # seconds between two pictures of the bar
 _LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+_SECOND = 1.0
 
 
 class Progress:
@@ -44,3 +47,26 @@ class Progress:
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = f"\r[{'#' * filled:{_WIDTH}}] " if self._terminal else ""
         print(f"{bar}{self._done} of {self._total} {self._what}, {rate:.0f} a second", end=end, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on standard error that `what` takes its time: its seconds on a terminal, otherwise one line after ten of them."""
+    terminal, over, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
+
+    def show() -> None:
+        while not over.wait(_SECOND if terminal else _LINE_EVERY):
+            seconds = f" {time.monotonic() - began:.0f} s\r" if terminal else "\n"
+            print(f"{what} ...{seconds}", end="", file=sys.stderr, flush=True)
+            if not terminal:
+                return
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if terminal:
+            print("\x1b[2K", end="", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from base.process import command_line
+from base.process import command_line, progress
 from base.storage import files
 from emulator.native import library
 from emulator.plan import machine
@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
             found = library.newest(digest)
             target = found or library.built() / f"{library.name()}-{digest}.so"
             if not found:
-                _compile(compiler, target)
+                with progress.waiting("Compiling the native kernels, about a minute"):
+                    _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
         code = getattr(error, "returncode", None)
         told = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
+from base.process import progress
 from emulator.plan.timings import PhaseEnd
 from harness.programs import program_cache
 from harness.reports import compilation
@@ -12,7 +14,11 @@ from harness.run.run import Run
 from log import RunLog
 
 if TYPE_CHECKING:
+    from harness.programs.program_cache import DiskCacheEntry
     from ipu_utils import InferenceProgram, TrainingProgram, WorkerGroup
+
+    Entry = DiskCacheEntry | None
+AnyProgram = TypeVar("AnyProgram", "TrainingProgram", "InferenceProgram")
 
 
 def training_program(
@@ -20,46 +26,43 @@ def training_program(
 ) -> TrainingProgram:
     """Return the compiled training program, whose data begin at weight update `update`. `recording`: of its cells' times;
     `group`: the instances that train together."""
-    phases = _import_tensorflow(run)
-    from harness.programs import build
 
-    entry = program_cache.cache_entry(run, "training", recording=recording)
-    program = build.training_program(run, update, recording, group, entry)
-    _compile(program, phases, entry, log, "Compilation time: {:.1f}s.")
-    return program
+    def built(entry: Entry) -> TrainingProgram:
+        from harness.programs import build
+
+        return build.training_program(run, update, recording, group, entry)
+
+    return _ready(run, log, "training", built, "Compilation time: {:.1f}s.", recording)
 
 
 def validation_program(run: Run, log: RunLog) -> InferenceProgram:
     """Return the compiled validation program."""
-    phases = _import_tensorflow(run)
-    from harness.programs import build
 
-    entry = program_cache.cache_entry(run, "validation", recording=False)
-    program = build.validation_program(run, entry)
-    _compile(program, phases, entry, log, "Validation program ready in {:.1f}s.")
-    return program
+    def built(entry: Entry) -> InferenceProgram:
+        from harness.programs import build
 
+        return build.validation_program(run, entry)
 
-def _import_tensorflow(run: Run) -> list[PhaseEnd]:
-    """Import TensorFlow and the module that builds graphs; return the ends of the run's preparation and of the imports."""
-    prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
-    program_cache.import_tensorflow(run)
-    from harness.programs import build  # noqa: F401
-
-    return [prepared, PhaseEnd(compilation.IMPORTED, time.perf_counter())]
+    return _ready(run, log, "validation", built, "Validation program ready in {:.1f}s.")
 
 
-def _compile(
-    program: TrainingProgram | InferenceProgram,
-    phases: list[PhaseEnd],
-    entry: program_cache.DiskCacheEntry | None,
-    log: RunLog,
-    line: str,
-) -> None:
-    """Make a program ready to run. `line`: of the log, with the seconds since the imports."""
-    if entry:
-        entry.warn = log.warn
-    program.compile()
-    program.phase_ends[:0] = phases
-    for text in (line.format(time.perf_counter() - phases[-1].at), *(entry.report() if entry else ())):
+def _ready(
+    run: Run, log: RunLog, kind: str, built: Callable[[Entry], AnyProgram], line: str, recording: bool = False
+) -> AnyProgram:
+    """Return a program that is ready to run. `built`: makes it, with its place in the cache; `line`: of the log, with the
+    seconds since the imports."""
+    with progress.waiting("Building the program"):
+        prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
+        program_cache.import_tensorflow(run)
+        from harness.programs import build  # noqa: F401  # whose time is that of the imports
+
+        imported = PhaseEnd(compilation.IMPORTED, time.perf_counter())
+        entry = program_cache.cache_entry(run, kind, recording=recording)
+        program = built(entry)
+        if entry:
+            entry.warn = log.warn
+        program.compile()
+    program.phase_ends[:0] = [prepared, imported]
+    for text in (line.format(time.perf_counter() - imported.at), *(entry.report() if entry else ())):
         log.note(text)
+    return program
