@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
         raise ImportFailure(f"--output {output} must end in {npz_weights.SUFFIX}")
     if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
+    if npz_weights.is_own(arguments.source):
+        raise ImportFailure(f"{arguments.source} needs no import: give it to --init-path or --restore-path as it is")
     try:
         described = _described(arguments)
         match = foreign.identify(weight_files.arrays(arguments.source), described, arguments.ema)

@@ -183,6 +183,7 @@ def test_the_bundled_weights_come_back(tool, tmp_path):
     assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
     assert npz_weights.options(tmp_path / "lite.npz") == asked
     assert tool("theirs.npz", "--output", "lite.npz")[0] == 0  # an import may be made anew
+    assert "needs no import" in refused(tool, "lite.npz")
 
 
 # --- Keras ---
