@@ -203,6 +203,9 @@ def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
 class Svg(str):
     """A picture as SVG text, which a notebook shows."""
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} characters of SVG>"
+
     def _repr_svg_(self) -> str:
         return str(self)
 
