@@ -90,7 +90,7 @@ def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
     another option by it."""
     matches = [written] if written in flags else _beginning_with(written, flags)
     elsewhere = OTHER_NAMES.get(written[2:], "")
-    if elsewhere and not any(flag in elsewhere for flag in matches):
+    if elsewhere and written not in flags and not any(flag in elsewhere for flag in matches):
         return None
     return matches[0] if len({(flags[flag].option.name, flag.startswith("--no-")) for flag in matches}) == 1 else None
 
