@@ -1,9 +1,9 @@
 """The three findings of "Making EfficientNet More Efficient" in miniature: group convolutions of 16 channels against
 depthwise ones, layer norm with proxy norm against group norm, half the pixels and a fine-tuning against all of them. And
-that of the article "Scaling EfficientNet to large IPU-Pod systems": a global batch eight times as large.
+that of the article "Scaling EfficientNet to large IPU-Pod systems": a global batch eight times as large, by LARS.
 
 python tools/findings.py                     three seeds, 37 minutes on two slow cores; the same call resumes
-python tools/findings.py batch               global batches from 32 to 256, RMSProp and LARS: 20 minutes on two slow cores
+python tools/findings.py batch               global batches of 32 and 256, RMSProp and LARS: ten minutes on two slow cores
 python tools/findings.py --seeds 5 --output logs/five
 
 Trains the small twins of configs.yml (..._mini) with fewer blocks, for three epochs and in single precision, each run on
@@ -39,7 +39,7 @@ TUNING = (
 )  # fmt: skip
 HALVED, TUNED = "half, as it is", "half, fine-tuned"
 PASS = 32  # images
-BATCHES = {32: "-6", 64: "-6.5", 128: "-7", 256: "-7.5"}  # LARS' rate: 2^this times the batch, so by the batch's root
+BATCHES = {32: "-6", 256: "-7.5"}  # LARS' rate: 2^this times the batch, so as the root of the batch
 RMSPROP = (
     "--optimiser", "RMSprop", "--lr-schedule", "exponential", "--base-learning-rate-exponent", "-13",
     "--rmsprop-base-decay-exp", "-11", "--weight-decay", "1e-5",
