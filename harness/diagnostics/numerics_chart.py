@@ -41,7 +41,7 @@ def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
         if (level := _level(share)) and first <= exponent <= last
     ]
     if drawn != FP32:
-        ends, least = "smallest and largest", "smallest normal"
+        ends, least = "smallest and largest of the format", "smallest normal number"
         places = (drawn.smallest, ORANGE, ends), (2.0**drawn.least_exponent, SAND, least), (drawn.overflow, ORANGE, ends)
         strokes = [(math.log2(value), colour, label) for value, colour, label in places]
         marks += [Box(x, x, colour, ALL, label, least=2, thick=1) for x, colour, label in strokes if first <= x <= last + 1]
