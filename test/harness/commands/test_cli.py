@@ -573,6 +573,12 @@ def test_lars_has_one_weight_decay_unless_two_are_asked_for():
     assert values("--optimiser momentum --dataset imagenet --data-dir x", "weight_decay") == [1e-4]
 
 
+@pytest.mark.parametrize("script", ["train", "validation", "restore", "inference_embedded"])
+def test_an_exact_flag_is_its_option_whatever_other_tools_call_so(script):
+    flags = catalogue.all_options(script).flags()
+    assert [each for each in flags if sources.full_flag(each, flags) != each] == []
+
+
 def test_options_of_other_tools_are_none_here_and_answered_with_such_as_are():
     known = catalogue.catalogue(
         plugins.load("Models", "resnet").Options, plugins.load("LR_Schedules", "cosine").Options, "train"
