@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Score:
 @dataclass(frozen=True, kw_only=True)
 class InferenceSpec:
     """Everything that decides the numbers of a validation program. `device`: TensorFlow's, of the network; `seed`: of the
-    stream."""
+    stream; `mirrored`: score the mean of the probabilities of each image and its mirror image."""
 
     segments: list[Segment]
     trace: Trace
@@ -44,6 +45,7 @@ class InferenceSpec:
     device: str = "/cpu:0"
     precision: Precision = SINGLE
     seed: int = 0
+    mirrored: bool = False
 
 
 class InferenceProgram(Program):
@@ -110,6 +112,15 @@ def logits_of(
     return _segments.run(segments, layers, policy.cast_input(image))
 
 
+def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
+    """The logits [batch, classes]; if `mirrored`, the logarithms of the mean probabilities, which are logits of those."""
+    if not inference.mirrored:
+        return logits_of(inference.segments, weights, image, inference.precision)
+    both = logits_of(inference.segments, weights, tf.concat([image, tf.reverse(image, [2])], 0), inference.precision)
+    logarithms = tf.nn.log_softmax(tf.cast(both, tf.float32))
+    return tf.reduce_logsumexp(tf.stack(tf.split(logarithms, 2)), 0) - math.log(2)
+
+
 def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
     """Write a validation program into the present graph; nothing in it but the stream is drawn from the seed."""
     weights = ProgramVariables(inference.trace.variables, 0, {}, precision=inference.precision)
@@ -139,8 +150,7 @@ def _sums(
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.control_dependencies([i]):
             batch = next_features(tf.constant(0, tf.int64), i)
-        logits = logits_of(inference.segments, values, batch["image"], inference.precision)
-        sums = score.sums(logits, batch["label"])
+        sums = score.sums(_answers(inference, values, batch["image"]), batch["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 
     start = [first, *(tf.zeros(score.shape, tf.float64) for _ in score.names)]

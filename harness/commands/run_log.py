@@ -68,7 +68,8 @@ def training_head(run: Run) -> list[str]:
 
 def validation_head(run: Run) -> list[str]:
     """Return the log line on the validation that is about to begin."""
-    return [f"Validating {run.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}"]
+    spec, mirrored = run.data_source.spec, ", each with its mirror image" if run.mirrors else ""
+    return [f"Validating {run.name} on {spec.validation_images} images of {spec.name}{mirrored}"]
 
 
 def command_line() -> str:

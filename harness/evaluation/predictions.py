@@ -80,6 +80,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     with closing(Predictor(run, checkpoint, values)) as predictor:
         answers = _answers(predictor, listed, log)
     network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
+    network += ", and mirrored" if run.mirrors else ""
     output = run.options.checkpoint.output
     if output:
         predictions_file.write(output, answers)

@@ -473,6 +473,14 @@ class CheckpointOptions:
         scripts=("validation",),
         traits=(ONE_CALL, PER_INSTANCE),
     )
+    tta: str | None = opt(
+        None,
+        "validation.py: test-time augmentation, the mean of the probabilities of each image and its mirror image (flip)",
+        bare="flip",
+        choices=("flip",),
+        scripts=("validation",),
+        traits=(ONE_CALL,),
+    )
     latency: bool = opt(
         False, "measure the latency of one validation batch at a time", traits=(ONE_CALL,), needs="--validation"
     )

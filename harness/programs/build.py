@@ -94,8 +94,9 @@ def observing_program(run: Run) -> ObservingProgram:
 
 
 def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
-    """The validation program; sums are correct samples, those correct within five, loss and the number of real samples."""
-    loss = Loss(run.options.training.loss)
+    """The validation program; sums are correct samples, those correct within five, loss and the number of real samples.
+    Means of probabilities have the cross entropy for loss, whatever the training's is."""
+    loss = Loss("cross-entropy" if run.mirrors else run.options.training.loss)
     score = Score(("correct", "samples", "top5", "loss"), partial(_validation_metrics, loss))
     return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run), cache_entry)
 
@@ -231,6 +232,7 @@ def _inference_spec(run: Run, score: Score) -> InferenceSpec:
         device=run.plan.stage_devices[0],
         precision=run.plan.precision,
         seed=run.seed,
+        mirrored=run.mirrors,
     )
 
 

@@ -218,6 +218,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "not decayed": list(run.not_decayed),
         "data": [type(run.data_source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
         "request": {name: value for name, value in vars(request).items() if name not in _OF_STREAM},
+        "mirrored": run.mirrors,
         "code": code_version(),
         "kernels": library.identity(),
         "processor": _processor(),

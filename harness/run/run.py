@@ -106,6 +106,11 @@ class Run:
         """Return whether weight decay applies to a variable."""
         return not named_by(self.not_decayed)(name)
 
+    @property
+    def mirrors(self) -> bool:
+        """True if inference takes each image's mirror image, too."""
+        return self.options.checkpoint.tta == "flip"
+
     def is_trained(self, name: str) -> bool:
         """Return whether updates move a variable: each one, unless --variable-filter names some."""
         words = self.options.training.variable_filter
@@ -194,7 +199,7 @@ class Run:
         if not self.trains:
             predicting = bool(options.checkpoint.predict)
             records = 0 if predicting else self._cached_records(spec.validation_images)
-            batch = 1 if predicting else self.validation_batch
+            batch = (1 if predicting else self.validation_batch) * (2 if self.mirrors else 1)
             return process_memory.inference(self.trace, self.plan.precision, batch, self.image_numbers, records)
         validated = self.validation_batch if options.checkpoint.validation else 0
         return process_memory.training(

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import small_sets
 from commands import run, succeed
 from PIL import Image
+from streams import joined, take
 
+from harness.commands import cli
 from harness.evaluation import predictions
+from harness.programs import build
+from harness.run.resolve import prepare
 
 CLASSES = 10
 
@@ -123,3 +129,38 @@ def test_wrong_input_is_one_line_before_anything_is_built(words, named, trained,
     given = [word.format(**places) for word in words.split()]
     result = run("validation", "--restore-path", trained, "--dry-run", *given)
     assert result.code == 2 and named.format(**places) in result.err and result.err.count("\n") == 1
+
+
+def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(tmp_path):
+    """In predictions, and in every sum of a validation; against float64."""
+    words = f"--dataset cifar-10 --data-dir {small_sets.cifar10(tmp_path, 10, 16)} --model-size 8 --batch-size 8 --seed 3"
+    plain, mirrored = (
+        prepare(cli.parse([*words.split(), *more], "validation", None, {}).options, {}, training=False)
+        for more in ((), ("--tta", "flip"))
+    )
+    request = plain.validation_request()
+    elements = joined(take(lambda: plain.data_source.validation(request)))
+    images, labels = elements["image"], elements["label"]
+
+    def probabilities(run, images) -> np.ndarray:
+        with closing(build.prediction_program(run, request, images)) as program:
+            program.rewind()
+            return np.stack([program.step(k, k + 1)["probabilities"] for k in range(len(images))])
+
+    one, other = probabilities(plain, images), probabilities(plain, images[:, :, ::-1])
+    expected = (one + other) / 2
+    assert np.abs(one - other).max() > 1e-3
+    np.testing.assert_allclose(probabilities(mirrored, images), expected, atol=1e-6)
+    with closing(build.validation_program(mirrored)) as program:
+        program.rewind()
+        sums = program.step(0, 2)
+    true = expected[np.arange(16), labels]
+    rank = (expected > true[:, None]).sum(1)
+    assert (sums["correct"], sums["top5"], sums["samples"]) == ((rank == 0).sum(), (rank < 5).sum(), 16)
+    assert sums["loss"] == pytest.approx(-np.log(true).sum(), rel=1e-6)
+
+
+def test_a_validation_says_that_it_takes_mirror_images(trained, photographs):
+    words = ("--restore-path", trained, "--tta", "flip")
+    assert ", each with its mirror image" in succeed("validation", *words, "--no-logs").out
+    assert "pixels, and mirrored:" in succeed("validation", *words, "--predict", photographs / "b.png").out
