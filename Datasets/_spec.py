@@ -76,6 +76,8 @@ class ReadRequest:
     `hostside_norm` says. Sets whose images are standardised then send them 32 x 32, with "moments".
     `shuffle_block`: neighbouring records that stay together in the order of an epoch.
     `augment` False: evaluation preprocessing on the training stream.
+    `policy`: "none", "trivial" or "rand", the last with `magnitude` 0 to 10; `colour_jitter`: the most that brightness,
+    contrast and saturation change, 0 to 1; `random_erasing`: a probability. They change images if `augment` is true.
     `normalise_input`, `symmetric_input`: which normalisation of photographs; neither subtracts the channel means alone.
     `image_mean`, `image_std`: of pixels from 0 to 1, red, green and blue; () leaves the choice to the two switches.
     `fused_preprocessing`: `on_device` pads photographs to four channels, the last one zero.
@@ -89,6 +91,10 @@ class ReadRequest:
     shard_block: int = 0
     shard_stride: int = 0
     augment: bool = True
+    policy: str = "none"
+    magnitude: float = 9.0
+    colour_jitter: float = 0.0
+    random_erasing: float = 0.0
     hostside_norm: bool = False
     normalise_input: bool = False
     symmetric_input: bool = False

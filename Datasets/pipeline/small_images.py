@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets._spec import ReadRequest
-from Datasets.pipeline import augmentation, batching, normalisation
+from Datasets.pipeline import augmentation, batching, normalisation, policies
 
 _SIDE = 32
 
@@ -23,6 +23,7 @@ def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dat
     def read(position: tf.Tensor) -> Element:
         record, epoch = batching.record_and_epoch(position, size, request.seed)
         pixels, label = _gathered(gather, record)
+        pixels = _changed(pixels, policies.draw(record, epoch, request), request)
         cuts = augmentation.random_cuts(record, epoch, request.seed) if request.augment else None
         return _preprocessed(pixels, cuts, request) | {"label": label, "position": position}
 
@@ -52,6 +53,17 @@ def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     pixels, label = tf.numpy_function(gather, [record], [tf.uint8, tf.int32])
     label.set_shape(record.shape)
     return tf.ensure_shape(pixels, [record.shape[0], _SIDE, _SIDE, 3]), label
+
+
+def _changed(pixels: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> tf.Tensor:
+    """Bytes [n, side, side, 3], each image changed by `policies`."""
+    if drawn is None:
+        return pixels
+
+    def change(each: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        return tf.cast(tf.round(policies.changed(tf.cast(each[0], tf.float32), each[1], request)), tf.uint8)
+
+    return tf.map_fn(change, (pixels, drawn), fn_output_signature=tf.uint8)
 
 
 def _preprocessed(pixels: tf.Tensor, cuts: augmentation.Cuts | None, request: ReadRequest) -> Element:

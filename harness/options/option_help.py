@@ -22,12 +22,13 @@ _CALL = ("dry_run", "explain", "help")
 _DATA = ("dataset", "data_dir", "image_size", "model", "model_size", "precision", "micro_batch_size")
 COMMON = {  # by script, in the order of the answer; --help COMMON is --help
     "train": (
-        "config", "list_configs", "dataset", "data_dir", "image_size", "model", "model_size", "init_path", "epochs",
-        "micro_batch_size", "gradient_accumulation_count", "optimiser", "abs_learning_rate", "lr_schedule", "precision",
-        "shards", "pipeline", "replicas", "logs_path", "seed", *_CALL,
+        "config", "list_configs", "dataset", "data_dir", "image_size", "augment", "model", "model_size", "init_path",
+        "epochs", "micro_batch_size", "gradient_accumulation_count", "optimiser", "abs_learning_rate", "lr_schedule",
+        "precision", "shards", "pipeline", "replicas", "logs_path", "seed", *_CALL,
     ),
     "validation": (
-        "restore_path", "predict", "output", "valid_batch_size", "latency", "repeat", "logs_path", "config", *_DATA, *_CALL,
+        "restore_path", "predict", "output", "tta", "valid_batch_size", "latency", "repeat", "logs_path", "config", *_DATA,
+        *_CALL,
     ),
     "restore": (
         "restore_path", "epochs", "iterations", "stop_after", "abs_learning_rate", "lr_schedule", "data_dir", "shards",

@@ -6,10 +6,13 @@ _RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate t
 _RATE_OR_CURVE = f"{_RATE}, and --lr-schedule for its curve"
 _STEPS = "--iterations, in weight updates"
 _DEVICES = "--replicas (data-parallel copies) and --shards (IPUs of one copy)"
+_POLICY = "--augment trivial, or --augment rand with --augment-magnitude"
 _PLACE = "--logs-path for the run's folder, or --log-dir for the folder of all runs"
 OTHER_NAMES = {
+    "aa": _POLICY,
     "amp": "--precision 16.32",
     "arch": "--model with --model-size",
+    "auto-augment": _POLICY,
     "batch": "--batch-size",
     "bf16": "--precision bf16.32",
     "bs": "--batch-size",
@@ -19,6 +22,7 @@ OTHER_NAMES = {
     "data-path": "--data-dir",
     "devices": _DEVICES,
     "early-stopping": "--patience",
+    "erasing": "--random-erasing",
     "eval": "validation.py --restore-path RUN",
     "fp16": "--precision 16.16",
     "fp32": "--precision 32.32",
@@ -42,6 +46,8 @@ OTHER_NAMES = {
     "output": _PLACE,
     "output-dir": _PLACE,
     "pretrained": "--init-path efficientnet-lite0, or --init-path RUN",
+    "random-erase": "--random-erasing",
+    "reprob": "--random-erasing",
     "resume": "restore.py --restore-path RUN",
     "save-dir": _PLACE,
     "sched": "--lr-schedule",

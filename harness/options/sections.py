@@ -148,6 +148,31 @@ class DatasetOptions:
     )
     hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device", needs="photos")
     train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation", needs="data files")
+    augment: str = opt(
+        "none",
+        "change each training image after its crop: by one random operation of 14 (trivial), or by two (rand)",
+        choices=("none", "trivial", "rand"),
+        traits=(NOT_IN_GRAPH,),
+        needs="random crops",
+    )
+    augment_magnitude: float = opt(
+        9.0, "strength of the two operations, 0 to 10", check=between(0, 10), traits=(NOT_IN_GRAPH,), needs="--augment rand"
+    )
+    colour_jitter: float = opt(
+        0.0,
+        "the most by which brightness, contrast and saturation of a training image change, as 0.4; 0 is off",
+        aliases=("color_jitter",),
+        check=between(0, 1),
+        traits=(NOT_IN_GRAPH,),
+        needs="random crops",
+    )
+    random_erasing: float = opt(
+        0.0,
+        "probability that a rectangle of a training image becomes grey",
+        check=between(0, 1),
+        traits=(NOT_IN_GRAPH,),
+        needs="random crops",
+    )
     standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
     pipeline_num_parallel: int = opt(
         48, "pictures preprocessed in parallel", check=at_least(1), traits=(NOT_IN_GRAPH, PER_INSTANCE), needs="data files"

@@ -52,7 +52,10 @@ _STALE = 86400  # seconds after which a folder of kernels that is left was of a 
 _ROOM = 256 << 20  # bytes free, for the kernels of any network here
 _POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # where the original finds its folder
 _POPLAR_PATH = re.compile(r"(?<!\S)--executable_cache_path(?:=|\s+(?!--))(\S+)")
-_OF_STREAM = ("seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache")  # and not of a micro-batch
+_OF_STREAM = (  # and not of a micro-batch
+    "seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache",
+    "policy", "magnitude", "colour_jitter", "random_erasing",
+)  # fmt: skip
 _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "class_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
 

@@ -75,6 +75,10 @@ class Run:
             shard_block=shard_block,
             shard_stride=shard_stride,
             augment=not options.train_with_valid_preprocessing,
+            policy=options.augment,
+            magnitude=options.augment_magnitude,
+            colour_jitter=options.colour_jitter,
+            random_erasing=options.random_erasing,
             hostside_norm=options.hostside_norm and not options.fused_preprocessing,
             eight_bit_io=options.eight_bit_io,
             fused_preprocessing=self.channels == 4,
@@ -102,14 +106,14 @@ class Run:
         """Samples of one micro-batch in validation."""
         return self.options.checkpoint.valid_batch_size or self.plan.micro_batch_size
 
-    def is_decayed(self, name: str) -> bool:
-        """Return whether weight decay applies to a variable."""
-        return not named_by(self.not_decayed)(name)
-
     @property
     def mirrors(self) -> bool:
         """True if inference takes each image's mirror image, too."""
         return self.options.checkpoint.tta == "flip"
+
+    def is_decayed(self, name: str) -> bool:
+        """Return whether weight decay applies to a variable."""
+        return not named_by(self.not_decayed)(name)
 
     def is_trained(self, name: str) -> bool:
         """Return whether updates move a variable: each one, unless --variable-filter names some."""

@@ -49,9 +49,9 @@ KINDS = {key: option.meta["kind"] for key, option in OPTIONS.items()}
 # 1. Defaults, but for options that are off or not set. A default of None is filled in from the model or the data.
 
 DEFAULTS = {
-    "model": "resnet", "lr_schedule": "stepped", "pipeline_num_parallel": 48, "dataset_cache": True, "mixup_alpha": 0.0,
-    "cutmix_lambda": 1.0, "cutmix_version": 1, "dataset_percentage_to_use": 100, "shuffle_block": 1, "skip_bad_records": 0,
-    "validation_split": 0.0, "gradient_accumulation_count": 1, "loss_scaling": 128.0, "loss_scaling_period": 2000,
+    "model": "resnet", "lr_schedule": "stepped", "pipeline_num_parallel": 48, "dataset_cache": True, "augment": "none",
+    "augment_magnitude": 9.0, "colour_jitter": 0.0, "random_erasing": 0.0, "mixup_alpha": 0.0, "cutmix_lambda": 1.0, "cutmix_version": 1, "dataset_percentage_to_use": 100, "shuffle_block": 1, "skip_bad_records": 0,
+    "validation_split": 0.0, "gradient_accumulation_count": 1, "loss": "cross-entropy", "loss_scaling": 128.0, "loss_scaling_period": 2000, "clip_grad_norm": 0.0,
     "optimiser": "SGD", "momentum": 0.9, "rmsprop_epsilon": 0.001, "frozen_norm_statistics": "moving",
     "worker_timeout": 60.0, "syncs_per_epoch": 0, "epochs_per_sync": 0.0, "lars_epsilon": 0.0, "lars_eeta": 0.001,
     "lars_skip_list": ("beta", "gamma", "bias"), "lamb_beta1": 0.9, "lamb_beta2": 0.999, "lamb_epsilon": 1e-06,
@@ -173,6 +173,10 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "image_std": (f"{IMAGENET} --image-mean 0 0 0 --image-std 1 1 1", "--image-std 0.5 0.5 0.5", {"request"}),
     "hostside_norm": (IMAGENET, "--hostside-norm", {"request"}),
     "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request", "notes"}),
+    "augment": (BASE, "--augment trivial", {"request", "notes"}),
+    "augment_magnitude": (BASE + " --augment rand", "--augment-magnitude 5", {"request"}),
+    "colour_jitter": (BASE, "--colour-jitter 0.4", {"request", "notes"}),
+    "random_erasing": (BASE, "--random-erasing 0.25", {"request", "notes"}),
     "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request", "notes"}),
     "micro_batch_size": (BASE, "--micro-batch-size 16", {"plan", "peak", "request", "name", *LENGTH}),
     "gradient_accumulation_count": (BASE, "--gradient-accumulation-count 2", {"plan", "peak", "name", *LENGTH}),
