@@ -30,7 +30,6 @@ from harness.commands import entry
 from harness.evaluation import inference_record, predictions
 from harness.evaluation.predictions import Predictor
 from harness.evaluation.weights import SavedWeights
-from harness.finetuning import stages
 from harness.options.sections import flag
 from harness.planning import plan_options
 from harness.reports import chart, plot
@@ -175,8 +174,17 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> Trained
     options = {"logs_path": f"logs/finetune_{Path(folder).resolve().name}", **options}
     with _errors(quiet):
         finetuning.main([str(folder), *_words(options)])
-        trained = [stages.best(Path(options["logs_path"]) / stage.name) for stage in (stages.CLASSIFIER, stages.NETWORK)]
-    return load(max(filter(None, reversed(trained)), key=lambda best: best.accuracy).checkpoint.prefix)
+        return load(_best_of_stages(Path(options["logs_path"])))
+
+
+def _best_of_stages(top: Path) -> str:
+    """Return the best weights of a fine-tuning, or its folder where that is a run."""
+    if find.numbered(top):
+        return str(top)
+    from harness.finetuning import stages
+
+    best = [stages.best(top / stage.name) for stage in (stages.NETWORK, stages.CLASSIFIER)]
+    return max(filter(None, best), key=lambda each: each.accuracy).checkpoint.prefix
 
 
 def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:
