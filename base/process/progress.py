@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 _WIDTH = 30  # characters of the bar
@@ -54,14 +54,17 @@ def waiting(what: str) -> Iterator[None]:
     """Show on standard error that `what` takes its time: its seconds on a terminal, otherwise one line after ten of them."""
     terminal, over, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
 
-    def show() -> None:
-        while not over.wait(_SECOND if terminal else _LINE_EVERY):
-            seconds = f" {time.monotonic() - began:.0f} s\r" if terminal else "\n"
-            print(f"{what} ...{seconds}", end="", file=sys.stderr, flush=True)
-            if not terminal:
-                return
+    def show(text: str) -> None:
+        with suppress(OSError):  # the terminal has gone: no reason to end
+            print(text, end="", file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=show, daemon=True)
+    def count() -> None:
+        while terminal and not over.wait(_SECOND):
+            show(f"{what} ... {time.monotonic() - began:.0f} s\r")
+        if not over.wait(_LINE_EVERY):
+            show(f"{what} ...\n")
+
+    thread = threading.Thread(target=count, daemon=True)
     thread.start()
     try:
         yield
@@ -69,4 +72,4 @@ def waiting(what: str) -> Iterator[None]:
         over.set()
         thread.join()
         if terminal:
-            print("\x1b[2K", end="", file=sys.stderr, flush=True)
+            show("\x1b[2K")

@@ -11,6 +11,11 @@ import pytest
 from base.process import progress
 
 
+def gone(*_):
+    """Write to a terminal that has gone."""
+    raise OSError
+
+
 @pytest.mark.parametrize(
     ("terminal", "seconds", "shown"),
     [(True, 0.3, "Waiting ... 0 s\r"), (False, 0.3, "Waiting ...\n"), (True, 0, "\x1b[2K"), (False, 0, "")],
@@ -25,4 +30,7 @@ def test_a_line_moves_on_a_terminal_alone(terminal, seconds, shown, monkeypatch)
         time.sleep(seconds)
     lines = output.getvalue()
     assert lines.startswith(shown) and lines.endswith("\x1b[2K") == terminal
+    output.write = gone
+    with progress.waiting("Waiting"):
+        time.sleep(seconds)
     assert (lines.count("Waiting") > 1) == ("\r" in lines) == (terminal and seconds > 0)
