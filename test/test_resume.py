@@ -41,7 +41,7 @@ AXES = {
         "--gradient-accumulation-count 2 --enable-recomputation --fold 2",
     ),
     "stop": ("1", "2", "3"),
-    "weights": ("--weight-avg-exp 0.5", "--weight-decay 0", "--clip-grad-norm 1"),
+    "weights": ("--weight-avg-exp 0.5", "--weight-decay 0", "--clip-grad-norm 1", "--ema 0.9"),
 }
 GRID = list(covering(AXES))
 RATES = {"LARS": 0.03, "Adam": 0.001, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others

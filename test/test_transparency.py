@@ -33,7 +33,7 @@ IMAGES = 100  # 9 updates of 48 samples are more than four epochs
 RESNET = "--model-size 8 --optimiser momentum --clip-grad-norm 2"  # which clips most of the updates
 EFFICIENTNET = (
     "--model efficientnet --depth-coefficient 0.3 --width-coefficient 0.25 --top-width 64 --image-size 16 --group-dim 16 "
-    "--expand-ratio 4 --dropout-rate 0.2 --block-survival-prob 0.5 --optimiser momentum"
+    "--expand-ratio 4 --dropout-rate 0.2 --block-survival-prob 0.5 --optimiser momentum --ema 0.3"
 )
 GROUP, BATCH = "--group-norm", "--batch-norm --BN-span 1"
 SPAN = "--batch-norm --BN-span 2"  # two replicas of 4 samples are one micro-batch of 8 to batch norm

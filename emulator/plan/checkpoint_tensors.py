@@ -12,6 +12,7 @@ from Models._layers import Variable
 STEP = "global_step"  # the variable that counts updates
 STEP_SHAPE = (1,)  # no tensor is a scalar: readers of checkpoints iterate over values
 FP32_COPY = "fp32"  # the slot
+EMA = "ema"  # of a variable that updates move: its exponential average, in FP32
 LOSS_SCALE = "loss_scaling"  # of automatic loss scaling: the scale, updates since it was changed, updates that were skipped
 
 AMAX_HISTORY = "format_scaling"  # of --format-scaling maximum: largest activation and gradient of each product [layers, 2]

@@ -200,7 +200,7 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
     """Write a training program into the present graph."""
     variables = ProgramVariables(
         training.variables, seed, training.optimiser.slots, training.trained, training.dtype,
-        training.plan.precision, training.loss_scale.first_state if training.loss_scale.rule else None,
+        training.plan.precision, training.loss_scale.first_state if training.loss_scale.rule else None, bool(training.ema),
     )  # fmt: skip
     order = StageOrder(training.plan, training.recording)
     learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")

@@ -83,7 +83,7 @@ class TrainingSpec:
     `loss`: (logits, features) -> [batch]; `correct`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
     applies to a variable of that name, and whether updates move it at all. `frozen`: names of moving statistics that their
     norms use in training too. `clip_grad_norm`: the largest norm of all gradients together, before weight decay is added; 0
-    for none.
+    for none. `ema`: the decay of the exponential average of all that updates move; 0 for no average.
     """
 
     segments: list[Segment]
@@ -99,6 +99,7 @@ class TrainingSpec:
     trained: Callable[[str], bool] = lambda name: True
     frozen: frozenset[str] = frozenset()
     clip_grad_norm: float = 0.0
+    ema: float = 0.0
     recording: bool = False  # of the cells' times
     group: WorkerGroup | None = None  # the instances that train together
     dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32

@@ -206,7 +206,12 @@ class HostStep:
                 value -= learning_rate * training.weight_decay * move.decayed_apart
             value = policy.check_finite(value, f"the update of {move.name}")
             operations += self.variables.assign(move.name, value, slots, step)
-        return operations
+        if not training.ema:
+            return operations
+        n = tf.cast(done, training.dtype)
+        with tf.control_dependencies(operations):
+            # the first updates count for more, as TensorFlow documents its ExponentialMovingAverage(num_updates)
+            return self.variables.move_averages(tf.minimum(tf.cast(training.ema, training.dtype), (1 + n) / (10 + n)))
 
     def _moved(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[Moved]:
         """Return each variable and its slots after the update. Rules with norms take the rows of a proxy as variables of

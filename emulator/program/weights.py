@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.tensor_layers import initial_value
 from emulator.plan import number_formats
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
@@ -26,7 +27,7 @@ class ProgramVariables:
     """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
 
     The precision decides the dtypes of variables and slots. `loss_scale`: the first state of automatic loss scaling, if the
-    run finds its scale.
+    run finds its scale. `averaged`: whether there are exponential averages of what is trained, and of moving statistics.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class ProgramVariables:
         dtype: tf.DType = tf.float32,
         precision: Precision = SINGLE,
         loss_scale: Callable[[], tf.Tensor] | None = None,
+        averaged: bool = False,
     ) -> None:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
+        self.averages: dict[str, tf.Variable] = {}
         self._policy, self._dtype = PrecisionPolicy(precision, seed, dtype), dtype
         self._variables = {variable.name: variable for variable in variables}
         for name, variable in self._variables.items():
@@ -48,8 +51,10 @@ class ProgramVariables:
             if variable.trainable and trained(name):
                 first = {slot: lambda v=variable, x=x: self._initial_slot(v, x) for slot, x in slots.items()}
                 if precision.has_fp32_copy(variable):
-                    first[FP32_COPY] = lambda v=variable: tf.cast(self._initial_weight(v, seed), dtype)
+                    first[FP32_COPY] = partial(self._initial_copy, variable, seed)
                 self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in first.items()}
+            if averaged and trained(name):
+                self.averages[name] = _variable(f"{name}/{EMA}", partial(self._initial_copy, variable, seed), False)
         if precision.scaled_kernels:
             shape = len(precision.scaled_kernels), 2
             self.model[AMAX_HISTORY] = _variable(AMAX_HISTORY, lambda: tf.zeros(shape), False)
@@ -61,6 +66,10 @@ class ProgramVariables:
         value = initial_value(variable, seed, self._dtype)
         return self._policy.cast_initial(self._policy.precision.stored_format(variable), value)
 
+    def _initial_copy(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
+        """Return a variable's initial value in the dtype of the arithmetic."""
+        return tf.cast(self._initial_weight(variable, seed), self._dtype)
+
     def _initial_slot(self, variable: Variable, value: float) -> tf.Tensor:
         """Return a slot's initial value in the format that it is stored in."""
         return self._policy.cast_initial(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
@@ -69,13 +78,14 @@ class ProgramVariables:
     def saved(self) -> dict[str, tf.Variable]:
         """The variables that a checkpoint holds, by name."""
         slots = {f"{name}/{slot}": v for name, named in self.slots.items() for slot, v in named.items()}
+        slots |= {f"{name}/{EMA}": v for name, v in self.averages.items()}
         state = {} if self.loss_scale is None else {LOSS_SCALE: self.loss_scale}
         return {**self.model, **slots, **state, STEP: self.step}
 
     def format_name(self, name: str) -> str:
         """Return the name of a saved variable's format if the variable can hold other numbers too, "" if not."""
         own, _, slot = name.rpartition("/") if name not in self._variables else (name, "", "")
-        if own not in self._variables or slot == FP32_COPY:
+        if own not in self._variables or slot in (FP32_COPY, EMA):
             return ""
         precision = self._policy.precision
         stored = (precision.slot_format if slot else precision.stored_format)(self._variables[own])
@@ -107,6 +117,18 @@ class ProgramVariables:
             if not variable.proxy and FP32_COPY not in own:
                 new = self._policy.cast_update(variable, slot, new, step)
             assignments.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
+        return assignments
+
+    def move_averages(self, decay: tf.Tensor) -> list[tf.Operation]:
+        """The operations that store decay * average + (1 - decay) * the present value of each averaged variable; a proxy's
+        statistics follow from the averages of its other rows."""
+        assignments = []
+        for name, average in self.averages.items():
+            variable, now = self._variables[name], self.slots.get(name, {}).get(FP32_COPY, self.model[name])
+            before = average.read_value()
+            after = before + (1 - decay) * (tf.cast(now.read_value(), self._dtype) - before)
+            after = proxy_norm.refreshed(variable.proxy, after) if variable.proxy else after
+            assignments.append(average.assign(after, read_value=False))
         return assignments
 
 

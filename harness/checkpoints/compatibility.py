@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.plan import checkpoint_tensors
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
 from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.read import Tensors
 from harness.options.catalogue import LARGEST
 from harness.options.update_rules import UPDATE_RULES
+from Models._layers import Variable
 
 if TYPE_CHECKING:
     from harness.run.run import Run
@@ -29,7 +30,20 @@ def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
     names = UPDATE_RULES[run.options.training.optimiser].slots
     own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.is_trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
-    return {**expected_model_tensors(run), **own, **scale, STEP: CheckpointTensor(STEP_SHAPE)}
+    averages = {f"{v.name}/{EMA}": CheckpointTensor(v.shape) for v in averaged_variables(run)}
+    return {**expected_model_tensors(run), **own, **averages, **scale, STEP: CheckpointTensor(STEP_SHAPE)}
+
+
+def averaged_variables(run: Run) -> list[Variable]:
+    """Return the variables of which a training keeps exponential averages."""
+    return [v for v in run.trace.variables if run.options.training.ema and run.is_trained(v.name)]
+
+
+def evaluated_tensors(values: Mapping[str, np.ndarray]) -> Tensors:
+    """Return a checkpoint's tensors with the exponential averages in the place of the weights, in the weights' dtypes."""
+    averages = {name[: -len(EMA) - 1]: value for name, value in values.items() if name.endswith(f"/{EMA}")}
+    kept = {name: value for name, value in values.items() if not name.endswith(f"/{EMA}")}
+    return kept | {name: value.astype(values[name].dtype) for name, value in averages.items() if name in values}
 
 
 def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:
@@ -38,11 +52,12 @@ def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:
 
 
 def model_tensors(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> Tensors:
-    """Return what the network needs to answer, of the tensors that a checkpoint holds. CheckpointError for those of another
-    network."""
+    """Return what the network needs to answer, of the tensors that a checkpoint holds: averages where there are any.
+    CheckpointError for those of another network."""
     expected = expected_model_tensors(run)
-    check_shapes(shapes_of_values(values), expected, checkpoint)
-    return {name: values[name] for name in expected}
+    evaluated = evaluated_tensors(values)
+    check_shapes(shapes_of_values(evaluated), expected, checkpoint)
+    return {name: evaluated[name] for name in expected}
 
 
 def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:

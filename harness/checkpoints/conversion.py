@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from base.fields import short
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor
 from emulator.plan.number_formats import FP32
 from harness.checkpoints import find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.compatibility import (
+    averaged_variables,
     check_shapes,
     check_values,
+    evaluated_tensors,
     expected_model_tensors,
     expected_training_tensors,
     shapes_of_values,
@@ -73,7 +75,7 @@ def _recorded(checkpoint: Checkpoint) -> Mapping[str, Any]:
 def resumed_tensors(run: Run, newest: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
     """Return the tensors of a run's own checkpoint as the resumed run takes them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""
-    first = _first_scales(run)
+    first = {**_first_scales(run), **_first_averages(run, values)}
     check_shapes(shapes_of_values({**first, **values}), expected_training_tensors(run), newest)
     scaled, lines = _convert_gradient_amax(values, newest, run)
     values = {**first, **scaled}
@@ -98,7 +100,10 @@ def check_initial(run: Run, path: Path) -> None:
 def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
     """Return the tensors of --init-path that a new run begins with, and lines on those that are initialised or were
     converted. CheckpointError for tensors of another network, or of no use."""
-    values = {**_first_scales(run), **{name: value for name, value in values.items() if name != LOSS_SCALE}}
+    evaluated = evaluated_tensors(values)
+    if evaluated.keys() != values.keys():  # copies of the weights are not those of the averages
+        evaluated = {name: value for name, value in evaluated.items() if not name.endswith(f"/{FP32_COPY}")}
+    values = {**_first_scales(run), **{name: value for name, value in evaluated.items() if name != LOSS_SCALE}}
     try:
         reinitialised = classifier_to_reinitialise(shapes_of_values(values), run, source)
     except CheckpointError as error:
@@ -116,6 +121,7 @@ def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tenso
     kept = {name: value for name, value in values.items() if not name.startswith(dropped)}
     tensors, converted = convert_slots(kept, saved, own, source)
     tensors = _with_fp32_copies(tensors, run)
+    tensors = {**tensors, **_first_averages(run, tensors)}
     check_values(run, tensors, source, "give other weights")
     if reinitialised:
         why = "it has another number of classes there" if set(reinitialised) & values.keys() else "those weights have none"
@@ -182,6 +188,12 @@ def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
         elif copy in values and precision.stored_format(variable) == FP32:
             new[name] = values[copy]
     return new
+
+
+def _first_averages(run: Run, values: Values) -> dict[str, np.ndarray]:
+    """Return the averages that a run keeps, of the weights alone, for weights without."""
+    copies = {v.name: values.get(f"{v.name}/{FP32_COPY}", values.get(v.name)) for v in averaged_variables(run)}
+    return {f"{name}/{EMA}": copy.astype(np.float32) for name, copy in copies.items() if copy is not None}
 
 
 def _first_scales(run: Run) -> dict[str, np.ndarray]:

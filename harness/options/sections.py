@@ -349,6 +349,12 @@ class TrainingOptions:
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", traits=(HALVES,))
+    ema: float = opt(
+        0.0,
+        "validate and use, instead of the weights, their exponential average with this decay, moved by every update, as "
+        "0.9999; 0 is off",
+        check=below_one,
+    )
     weight_avg_N: tuple[int, ...] = opt(
         (),
         "after training: mean of the checkpoints of the last N epochs",
@@ -385,6 +391,11 @@ class TrainingOptions:
     epochs_per_sync: float = opt(
         0.0, "poprun: epochs between broadcasts of instance 0's weights", check=at_least(0), traits=(NOT_IN_GRAPH,)
     )
+
+    @property
+    def slots(self) -> int:
+        """The number of values that are kept for each weight: the slots of the rule, and the average of --ema."""
+        return len(UPDATE_RULES[self.optimiser].slots) + bool(self.ema)
 
     @property
     def unscales_in_rate(self) -> bool:

@@ -66,6 +66,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         trained=run.is_trained,
         frozen=run.frozen_statistics,
         clip_grad_norm=options.clip_grad_norm,
+        ema=options.ema,
         recording=recording,
         group=group,
     )

@@ -17,7 +17,7 @@ from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
 from harness.cluster.cluster import ALONE, Cluster
 from harness.options.sections import RunOptions
-from harness.options.update_rules import UPDATE_RULES, named_by
+from harness.options.update_rules import named_by
 from harness.run import data
 from harness.run.length import TrainingLength
 from LR_Schedules._schedule import highest
@@ -209,7 +209,7 @@ class Run:
         return process_memory.training(
             self.trace,
             self.plan,
-            slots=len(UPDATE_RULES[options.training.optimiser].slots),
+            slots=options.training.slots,
             picture=self.image_numbers,
             records=self._cached_records(spec.train_images + (spec.validation_images if validated else 0)),
             validated=validated,
@@ -229,7 +229,7 @@ class Run:
         return Workload(
             trace=self.trace,
             plan=self.plan,
-            slots=len(UPDATE_RULES[self.options.training.optimiser].slots),
+            slots=self.options.training.slots,
             image_numbers=self.image_numbers,
             eight_bit=self.options.dataset.eight_bit_io,
             from_host=not self.options.dataset.synthetic_data,

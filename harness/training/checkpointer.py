@@ -154,7 +154,9 @@ class Checkpointer:
                 )
                 for warning in damaged:
                     context.log.note(warning)
-                context.log.note(f"Saved the average of {used} checkpoint{'s' * (used > 1)} to {average.prefix}")
+                first = count ** (used - 1) if name.startswith("weight_avg_exp") else 0.0  # its share
+                mostly = f"; {100 * first:.0f} % of it is the first of them" if used > 1 and first > 0.1 else ""
+                context.log.note(f"Saved the average of {used} checkpoint{'s' * (used > 1)} to {average.prefix}{mostly}")
                 values = read.tensors(average)
             pairs.append((average, context.team.broadcast(values)))
         return pairs

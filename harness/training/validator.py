@@ -11,10 +11,14 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
 from harness.programs import compiled
 from harness.reports import validations
+from harness.run.run import Run
 from harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
+
+
+_NOTED = 0.1  # share of the initial values in moving statistics that makes a loss look like a fault
 
 
 class Validator:
@@ -54,6 +58,11 @@ class Validator:
             ),
         )
         log.validation_row(self.rows[checkpoint.name])
+        share = _initial_share(run, checkpoint.updates)
+        if share > _NOTED:
+            log.note(
+                f"  batch norm's moving statistics keep {100 * share:.0f} % of their first values: the loss is too high"
+            )
         self._context.listener.on_validation(self.rows[checkpoint.name])
 
     def stop(self) -> None:
@@ -90,3 +99,11 @@ class Validator:
     def newest(self) -> Mapping[str, Any] | None:
         """The row of the newest checkpoint that was validated, averages aside."""
         return next(reversed(self._ordered), None)
+
+
+def _initial_share(run: Run, updates: int) -> float:
+    """Return the share of the initial values in moving statistics after a new run's updates; 0 for a run from --init-path,
+    and for averages, whose updates are below 0."""
+    decays = [v.decay for v in run.trace.variables if v.decay is not None and run.is_trained(v.name)]
+    begun = updates > 0 and not run.options.training.init_path
+    return max(decays, default=0.0) ** updates if begun else 0.0

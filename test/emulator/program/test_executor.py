@@ -115,6 +115,36 @@ def test_update_rules_against_float64(rule, scale, limit):
         assert np.abs(found[name] - expected).max() < 2e-4 * max(1.0, np.abs(expected).max()), name
 
 
+PROXIES = "--model efficientnet --model-size cifar --depth-coefficient 0.2 --width-coefficient 0.25 --groups 1 --proxy-norm"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--batch-norm", "--group-norm --precision 16.16", "--group-norm --precision 16.32 --offload-fp32-weight-copy", PROXIES],
+)
+def test_the_moving_average_of_weights_against_float64(words):
+    """Of what each update stores, moving statistics among it; the first updates count for more."""
+    layout = "--replicas 2 --gradient-accumulation-count 2 --batch-size 2"
+    built = program(*f"{words} {layout} --optimiser momentum --ema 0.2 --loss-scaling 128".split())
+    values = [built.values()]
+    for _ in range(5):
+        built.step(np.asarray([0.05], np.float32))
+        values.append(built.values())
+    built.close()
+    averages = [name for name in values[0] if name.endswith("/ema")]
+    model = {name for name in values[0] if "/" in name and name.rpartition("/")[0] not in values[0]}
+    assert {name.removesuffix("/ema") for name in averages} == model
+    for name in averages:
+        weight = name.removesuffix("/ema")
+        weights = [each.get(f"{weight}/fp32", each[weight]).astype(np.float64) for each in values]
+        expected = weights[0]
+        for n, now in enumerate(weights[1:]):
+            decay = min(0.2, (1 + n) / (10 + n))
+            expected = decay * expected + (1 - decay) * now
+        rows = [0, 1, 4, 5] if weight.endswith("proxy") else slice(None)  # the others are statistics of these
+        np.testing.assert_allclose(values[-1][name][rows], expected[rows], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_loss_scale_is_undone_in_the_rate():
     words = ("--batch-size", 4, "--group-norm", "--optimiser", "momentum")
     plain, scaled = (after((*words, "--loss-scaling", scale), [0.1]) for scale in (1, 128))

@@ -276,3 +276,21 @@ def test_the_last_epochs_are_counted_in_tenths(tmp_path):
     folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
     used = [variables(folder, n) for n in (6, 8)]
     assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
+
+
+def test_validation_and_fine_tuning_take_the_moving_average(tmp_path):
+    """Of --ema, which is not that of checkpoints; training itself goes on from the weights."""
+    words = f"{BASE} --batch-norm --abs-learning-rate 0.02 --warmup-epochs 0".split()
+    succeed("train", *words, "--iterations", 8, "--ema", 0.9, "--logs-path", tmp_path / "run")
+    values = variables(tmp_path / "run", 8)
+    used = {name: values[f"{name}/ema"] for name in values if f"{name}/ema" in values}
+    succeed(
+        "train", *words, "--iterations", 1, "--init-path", tmp_path / "run", "--logs-path", tmp_path / "tuned", "--ema", 0.5
+    )
+    start = variables(tmp_path / "tuned", 0)
+    assert_same_bits(used, {name: start[name] for name in used})
+    assert_same_bits(used, {name: start[f"{name}/ema"] for name in used})
+    assert any("moving_" in name for name in used) and not any(np.array_equal(values[name], used[name]) for name in used)
+    succeed("validation", "--restore-path", tmp_path / "tuned" / "ckpt-0", "--logs-path", tmp_path / "again")
+    again, own = (rows(tmp_path / name / "validation.csv")[-1] for name in ("again", "run"))
+    assert [again[name] for name in ("name", "val_acc", "loss")] == ["ckpt-0", own["val_acc"], own["loss"]]

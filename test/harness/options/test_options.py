@@ -281,6 +281,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "nesterov": ("--optimiser momentum", "--nesterov", {"weights", "slots"}),
     "weight_decay": ("", "--weight-decay 0.5", {"weights", "loss"}),
     "clip_grad_norm": ("", "--clip-grad-norm 0.1", {"weights", "loss"}),
+    "ema": ("", "--ema 0.5", {"weights"}),  # the averages alone
     # 100 is no power of two, so the gradients are rounded otherwise too; the slots are those of the scaled gradients
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
     "loss": ("", "--loss bce", {"weights", "loss"}),
