@@ -76,8 +76,9 @@ def _weighed(planned: Planned, given: Prediction) -> Curves:
         for label, plans, colour, size in groups
     ]
     title = f"Images a second: of {planned.looked_at:,} plans the fastest for each number of stages and micro-batch"
-    most = max(planned.prediction.capacity, given.fullest.total) / MIB
-    return Curves(title, lines, (0, most), 0, "MiB of the fullest IPU")
+    limit, most = planned.prediction.capacity / MIB, max(y for line in lines for _, y in line.points)
+    lines.insert(0, Line(f"limit: {limit:,.0f} MiB", [(limit, 0), (limit, most)], RED, last=False))
+    return Curves(title, lines, (0, 1.03 * max(limit, given.fullest.total / MIB)), 0, "MiB of the fullest IPU")
 
 
 def _timeline(prediction: Prediction) -> Rows:
