@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from harness.reports.chart import Box, Dot, Rows
 
 COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
 RUNNING: dict[int, subprocess.Popen[str]] = {}  # the commands, by process
+ENDING = threading.Event()  # by a signal: no other command starts
 
 
 class Failed(Exception):
@@ -71,7 +73,7 @@ def run(
     picture: Callable[[Sequence[Result]], str],
 ) -> int:
     """Run all jobs of a study, then write its table and its picture into a folder. `words`: options of every training."""
-    end_by_signals(name)
+    end_by_signals()
     check_unchanged(folder, words)
     results = run_all(jobs, sorted(os.sched_getaffinity(0)))
     text, drawing = table(results), folder / f"{name}.svg"
@@ -113,6 +115,8 @@ def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str
 
 def call(core: int, script: str, *words: object) -> None:
     """Run one command on one core."""
+    if ENDING.is_set():
+        raise Failed("stopped")
     command = [sys.executable, str(ROOT / script), *map(str, words)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -127,15 +131,17 @@ def call(core: int, script: str, *words: object) -> None:
         raise Failed(f"{error[-1]} (exit code {process.returncode}, of {' '.join(command[1:])})")
 
 
-def end_by_signals(name: str) -> None:
+def end_by_signals() -> None:
     """Let a signal end the trainings, which save their work."""
 
     def stop(number: int, frame: object) -> None:
+        ENDING.set()
         for process in list(RUNNING.values()):
             process.terminate()
         for process in list(RUNNING.values()):
             process.wait()
-        print(f"{name}.py: stopped by {signal.Signals(number).name}; the same call resumes", file=sys.stderr, flush=True)
+        stopped = f"{Path(sys.argv[0]).name}: stopped by {signal.Signals(number).name}"
+        print(f"{stopped}; the same call resumes", file=sys.stderr, flush=True)
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
