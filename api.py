@@ -174,17 +174,7 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> Trained
     options = {"logs_path": f"logs/finetune_{Path(folder).resolve().name}", **options}
     with _errors(quiet):
         finetuning.main([str(folder), *_words(options)])
-        return load(_best_of_stages(Path(options["logs_path"])))
-
-
-def _best_of_stages(top: Path) -> str:
-    """Return the best weights of a fine-tuning, or its folder where that is a run."""
-    if find.numbered(top):
-        return str(top)
-    from harness.finetuning import stages
-
-    best = [stages.best(top / stage.name) for stage in (stages.NETWORK, stages.CLASSIFIER)]
-    return max(filter(None, best), key=lambda each: each.accuracy).checkpoint.prefix
+        return load(options["logs_path"])
 
 
 def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:

@@ -45,15 +45,17 @@ class Tracker(Protocol):
 
 
 class RunLog:
-    """The log of a run. `folder` None: console only; without `console` not there either. `locked`: the log holds the lock
-    of its folder, which is nobody's yet; OptionError if another process has it. `throughput`: the words of a row's line;
-    `named`: as of `run_table`."""
+    """The log of a run. `folder` None: console only; without `console` not there either. `brief`: the console shows a line
+    for each validation, warnings, and notes that are `always` shown. `locked`: the log holds the lock of its folder, which
+    is nobody's yet; OptionError if another process has it. `throughput`: the words of a row's line; `named`: as of
+    `run_table`."""
 
     def __init__(
         self, folder: Path | None, console: bool = True, locked: bool = False, throughput: str = THROUGHPUT,
-        named: bool = True,
+        named: bool = True, brief: bool = False,
     ) -> None:  # fmt: skip
-        self.folder, self._console = folder, console
+        self.folder, self._console, self._brief = folder, console, brief
+        self._last_row: Mapping[str, Any] | None = None
         self._hold = ExitStack()
         if folder and locked:
             self._hold.enter_context(locks.lock_folder(folder))
@@ -65,13 +67,15 @@ class RunLog:
         self._ending = False
         self._one = threading.RLock()
 
-    def note(self, text: str = "") -> None:
-        """A line for the console and log.txt, from any thread. Control characters of what it quotes become escapes."""
+    def note(self, text: str = "", always: bool = False) -> None:
+        """A line for the console and log.txt, from any thread. Control characters of what it quotes become escapes.
+        `always`: a brief log shows it, too."""
         text = _CONTROL.sub(lambda found: escaped(found[0]), text)
         with self._one:
             self._bar.clear()
             try:
-                self._print(text)
+                if always or not self._brief or text.startswith("warning"):
+                    self._print(text)
             finally:  # also where the reader of the output has gone: log.txt alone tells why the run ends
                 self.file_only(text)
 
@@ -114,6 +118,7 @@ class RunLog:
 
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
+        self._last_row = row
         self.note(self._training_line.format(**row))
         if left:
             self.note(f"  ETA: {left}")
@@ -123,6 +128,8 @@ class RunLog:
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
         """Write a row of validation.csv and its lines."""
+        if self._brief and self._console:
+            self._print(self._brief_line(row))
         self.note(VALIDATION_LINE.format(**row))
         if row["loss"] != "":
             self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
@@ -131,6 +138,13 @@ class RunLog:
         shown = {tag: row[name] for tag, name in VALIDATION_TAGS.items() if row[name] != ""}
         if row["iteration"] >= 0:
             self._publish(shown, row)
+
+    def _brief_line(self, row: Mapping[str, Any]) -> str:
+        """Return a validation in a line; row 0 is of the initial weights, and the others follow a row of training."""
+        loss = f", loss {row['loss']:.3f}" if row["loss"] != "" else ""
+        trained = f"  training loss {self._last_row['loss_avg']:.3f}," if self._last_row and row["iteration"] else ""
+        name = f"epoch {row['epoch']:5.2f}:" if row["iteration"] >= 0 else f"{row['name']}:"
+        return f"{name}{trained}  validation {row['val_acc']:.1f}% of {row['val_size']}{loss}"
 
     def progress(self, done: int, total: int, text: str) -> None:
         """A bar on a terminal; nothing elsewhere."""

@@ -32,21 +32,21 @@ from harness.training.start import FreshStart, LoadedCheckpoint, Resume, last_up
 from harness.training.validator import Validator
 
 
-def main(argv: list[str], extended_by_restore: bool = False) -> int:
+def main(argv: list[str]) -> int:
     """A new run; with --restore-path, the same as restore.py. On a signal, prints the command that repeats or resumes the
-    call. `extended_by_restore`: a complete run is not extended by the call's own options, but by restore.py."""
-    start_or_resume(argv, extended_by_restore)
+    call."""
+    start_or_resume(argv)
     return 0
 
 
-def start_or_resume(argv: list[str], extended_by_restore: bool = False, listener: Listener | None = None) -> Path:
+def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
     """Carry out the call; return the run directory. `listener`: follows the training."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, repeated = _run_to_resume(argv)
         if folder is None:
             return run_training(argv, "train", FreshStart(), listener)
     with hints.resumable("train", argv, alone=not repeated):
-        return run_training(argv, "train", Resume(folder, argv, "train", repeated, extended_by_restore), listener)
+        return run_training(argv, "train", Resume(folder, argv, "train", repeated), listener)
 
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:

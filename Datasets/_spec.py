@@ -125,6 +125,9 @@ class DataSource(Protocol):
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         """Every image once, in order; the last batch is filled up with zero images labelled -1."""
 
+    def training_in_order(self) -> DataSource:
+        """Return this data set with the training images in the place of the validation images."""
+
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """A stream that ends after each of its stages in turn; the last one is whole."""
 

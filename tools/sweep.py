@@ -54,7 +54,7 @@ from harness.commands import answers, cli, hints
 from harness.options.configs import ConfigFile, Entry
 from harness.options.sections import flag
 from harness.processes import launch
-from harness.reports import validations
+from harness.run import validations
 from harness.run.resolve import prepare
 
 MAX_TRIALS = 1000
@@ -378,7 +378,7 @@ class Sweep:
         except OSError:
             rows = []
         if table == "validation.csv":
-            rows = validations.ranked(rows, lambda row: sign * float(row[column]))[:1]
+            rows = validations.ranked(rows, cost=lambda row: sign * float(row[column]))[:1]
         row = rows[-1] if rows else None
         return Result(state=state, row=row, value=float(row[column]) if row else math.nan)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,12 @@ class BinarySource:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
         gather = Gatherer(self._validation, self._layout, request.dataset_cache)
         return small_images.validation_stream(gather, self.spec.validation_images, request)
+
+    def training_in_order(self) -> BinarySource:
+        source = copy.copy(self)
+        source._validation = self._train
+        source.spec = replace(self.spec, validation_images=self.spec.train_images)
+        return source
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         return whole_stream(self, request, training)

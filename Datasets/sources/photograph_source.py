@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,12 @@ class PhotographSource:
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
         return photograph_stream.validation_stream(self._validation, request, self.spec.labels, self.tolerance)
+
+    def training_in_order(self) -> PhotographSource:
+        source = copy.copy(self)
+        source._validation = self._train
+        source.spec = replace(self.spec, validation_images=self.spec.train_images)
+        return source
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Reading, decoding, augmenting and batching of training; validation is one stage."""

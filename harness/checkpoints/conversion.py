@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from base.errors import OptionError
 from base.fields import short
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor
 from emulator.plan.number_formats import FP32
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from harness.run.run import Run
 
 Values = Mapping[str, np.ndarray]
+MAX_FITTED = 50_000  # images whose features --fit-classifier keeps in memory
 
 
 class SlotUnits(NamedTuple):
@@ -229,6 +231,28 @@ def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint)
 def classifier(run: Run) -> str:
     """The name of the last layer with a kernel."""
     return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
+
+
+def check_fitting(run: Run) -> None:
+    """OptionError if --fit-classifier cannot fit the run's classifier to its data."""
+    if not run.options.training.fit_classifier:
+        return
+    images, last = run.data_source.spec.train_images, run.trace.operations[-1]
+    if last.kind != "dense":
+        raise OptionError(
+            f"--fit-classifier needs a network that ends with a dense layer, not with {last.kind}; leave it out"
+        )
+    if run.options.dataset.random_data:
+        raise OptionError("--fit-classifier needs images to learn from, and those of this run are random; leave it out")
+    if images > MAX_FITTED:
+        raise OptionError(f"--fit-classifier takes at most {MAX_FITTED:,} training images, not {images:,}; leave it out")
+    if run.cluster.size > 1:
+        raise OptionError(f"--fit-classifier works in one process, and {run.cluster.size} were started; leave it out")
+
+
+def classifier_shape(run: Run) -> tuple[int, ...]:
+    """The shape of its kernel: [features, classes] where it is a dense layer."""
+    return next(v.shape for v in run.trace.variables if v.name == f"{classifier(run)}/kernel")
 
 
 def _other_classifier(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:

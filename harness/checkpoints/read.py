@@ -21,6 +21,7 @@ from emulator.plan.checkpoint_tensors import STEP
 from harness.checkpoints import find, manifest, npz_weights, run_record
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates_in_name
 from harness.checkpoints.manifest import ITERATION
+from harness.run import validations
 from harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
@@ -45,14 +46,20 @@ def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoin
     return newest, warnings
 
 
-def load_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the newest whole checkpoint of a run folder, its tensors, and a warning for each newer damaged one."""
-    return load_newest_of(find.run_checkpoints(folder, option), f"{option} {folder}")
+def load_network_in(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, Tensors, list[str]]:
+    """As `load_network`, of the numbered checkpoints of a run folder."""
+    return load_network(find.run_checkpoints(folder, option), f"{option} {folder}")
 
 
-def load_newest_of(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkpoint, Tensors, list[str]]:
-    """As `load_latest`, of these checkpoints. `option` names them in errors."""
+def load_network(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkpoint, Tensors, list[str]]:
+    """Return the whole checkpoint that stands for some, its tensors, and a warning for each damaged one before it: the best
+    validated one of a run with --keep-best-ckpt, else the newest. `option` names them in errors."""
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
+    folder = find.run_folder(Path(ordered[-1].prefix))
+    recorded = run_record.options(folder) if len(ordered) > 1 else {}
+    if recorded.get("keep_best_ckpt"):
+        ranked = [row["name"] for row in validations.ranked(validations.of_run(folder), recorded.get("best_by", "accuracy"))]
+        ordered.sort(key=lambda each: -ranked.index(each.name) if each.name in ranked else -math.inf)
     ((newest, values),), warnings = load_each(ordered, option, lambda each: (each, tensors(each)), limit=1)
     return newest, values, warnings
 
@@ -60,7 +67,7 @@ def load_newest_of(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Chec
 def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
     """Return the checkpoint of `--init-path`, its tensors, and a warning for each newer damaged one in its folder."""
     place = find.init_checkpoint(path)
-    return load_latest(place, "--init-path") if isinstance(place, Path) else (place, tensors(place), [])
+    return load_network_in(place, "--init-path") if isinstance(place, Path) else (place, tensors(place), [])
 
 
 def usable_checkpoints(

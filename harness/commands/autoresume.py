@@ -12,7 +12,7 @@ from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.diagnostics import numerics
 from harness.processes import folders
-from harness.reports import validations
+from harness.run import validations
 from harness.run.run import Run
 
 

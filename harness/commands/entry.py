@@ -18,7 +18,7 @@ from harness.commands import answers
 from harness.commands.cli import Parsed
 from harness.evaluation import inference_record
 from harness.options import sources
-from harness.options.sections import RunOptions, with_trait
+from harness.options.sections import with_trait
 from harness.reports import profile
 from harness.run import rules
 from harness.run.recorded_arguments import changed_data, other_class_names
@@ -89,13 +89,6 @@ def _answer(run: Run, warnings: list[str], origin: Start, training: bool, compil
 
         compiled(run) if compiled else compile_only.report(run, training)
         raise Answered
-
-
-def only_asks(options: RunOptions) -> bool:
-    """Return whether a call is answered by `start` or `parse`, and trains nothing."""
-    main = options.main
-    asked = main.help or main.explain or main.dry_run or main.summary
-    return asked or options.dataset.dataset_benchmark or options.device.compile_only
 
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:

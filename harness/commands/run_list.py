@@ -20,7 +20,7 @@ from base.storage.tables import Row, Table, run_table
 from harness.checkpoints import find, manifest, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import STAGING_PREFIX
-from harness.reports import validations
+from harness.run import validations
 from harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
@@ -120,7 +120,10 @@ def _summary(folder: Path, name: str) -> RunSummary:
     damage = damage or _damage(folder)
     running = locks.is_locked(folder)
     validated = _validated(folder)
-    updates, best = _updates(folder, running), next(iter(validations.ranked(validated)), None)
+    updates, best = (
+        _updates(folder, running),
+        next(iter(validations.ranked(validated, recorded.get("best_by", "accuracy"))), None),
+    )
     trained = bool(updates or recorded.get(RUN_ID) or (running and not validated) or damage)
     total = recorded.get("total_iterations") if trained else None
     checkpoints = validations.by_update(validated, updates)

@@ -26,7 +26,7 @@ def open_run_log(
     """The log in `folder`, or on the console alone. `values`: the record for arguments.json, unless that comes later;
     `head`: lines on the work that is about to run; `locked`: as of a log."""
     how = vintage(run.options.main.release)
-    log = RunLog(folder, console, locked, how.throughput, how.names_validations)
+    log = RunLog(folder, console, locked, how.throughput, how.names_validations, run.options.logging.brief)
     log.file_only(f"Command line: {command_line()}")
     if folder:
         log.note(f" Saving to {folder}")

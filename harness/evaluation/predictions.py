@@ -66,7 +66,8 @@ def list_photographs(given: Sequence[str]) -> Photographs:
 
 
 def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
-    """Print the most probable classes of every photograph of --predict, by the newest checkpoint that is whole, or write
+    """Print the most probable classes of every photograph of --predict, by the checkpoint that stands for those selected, or
+    write
     them into --output."""
     log = RunLog(None)
     for note in run.notes:
@@ -94,7 +95,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 def load_weights(run: Run, selected: Sequence[Checkpoint]) -> tuple[Checkpoint, Tensors, list[str]]:
     """Return the newest whole checkpoint, its tensors, and warnings of damaged ones and of its values."""
-    checkpoint, values, warnings = read.load_newest_of(selected, f"--restore-path {run.options.main.restore_path}")
+    checkpoint, values, warnings = read.load_network(selected, f"--restore-path {run.options.main.restore_path}")
     return checkpoint, values, [*warnings, *compatibility.value_warnings(run, values, checkpoint)]
 
 

@@ -46,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="validation.py's options of data set and model, such as --data-dir, go before the recorded ones",
     )  # fmt: skip
     add = own.add_argument
-    add("path", nargs="?", metavar="RUN", help="a run folder, of which the newest whole checkpoint counts, a checkpoint as "
+    add("path", nargs="?", metavar="RUN", help="a run folder (its newest checkpoint, or the best one of a run with "
+        "--keep-best-ckpt), a checkpoint as "
         f"in RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(npz_weights.BUNDLED)}")  # fmt: skip
     add("--to", action="append", default=[], metavar="FORMAT", help=f"one or more of {', '.join(FORMATS)}, with commas")
     add("--output", metavar="DIR", help="where the files go (default: a folder export in the run's)")

@@ -99,7 +99,7 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
     parsed = answers.parse(list(words), SCRIPT, recorded, folder)
     _check_given(parsed)
     run, without_data = _prepared(parsed.options)
-    checkpoint, values, left_out = read.load_newest_of(selected, f"--restore-path {path}")
+    checkpoint, values, left_out = read.load_network(selected, f"--restore-path {path}")
     expected = compatibility.expected_model_tensors(run)
     compatibility.check_shapes(compatibility.shapes_of_values(values), expected, checkpoint)
     for fault in compatibility.invalid_tensor(values, expected):

@@ -336,6 +336,13 @@ class TrainingOptions:
     adam_beta2: float = opt(0.999, "decay of the second moment", check=below_one)
     adam_epsilon: float = opt(1e-7, "added to the root of the second moment", check=above(0))
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
+    fit_classifier: bool = opt(
+        False,
+        "before the first update, fit the classifier to the features of the training images: logistic regression, with its "
+        "penalty chosen by cross-validation",
+        needs="--init-path",
+        traits=(NOT_IN_GRAPH,),
+    )
     frozen_norm_statistics: str = opt(
         "moving",
         "batch norms with no trained variable normalise with their moving statistics, as validation does, or with those of "
@@ -444,9 +451,17 @@ class CheckpointOptions:
     )
     keep_best_ckpt: bool = opt(
         False,
-        "with --max-ckpts-to-keep, keep the checkpoint with the best validation accuracy, too",
+        "with --max-ckpts-to-keep, keep the checkpoint with the best validation, too; it stands for the run in --predict, "
+        "exports and reports",
         traits=(NOT_IN_GRAPH,),
         needs="--max-ckpts-to-keep",
+    )
+    best_by: str = opt(
+        "accuracy",
+        "the best validation has the highest top-1 accuracy, or the lowest loss, which less chance is in with few images",
+        choices=("accuracy", "loss"),
+        traits=(NOT_IN_GRAPH,),
+        needs="--keep-best-ckpt",
     )
     patience: int = opt(
         0,
@@ -547,6 +562,11 @@ class LoggingOptions:
         None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1), traits=(LENGTH,)
     )
     logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
+    brief: bool = opt(
+        False,
+        "show a line for each validation, and warnings; log.txt has everything",
+        traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
+    )
     log_all_instances: bool = opt(
         False, "every instance prints and writes logs, each in a folder of its own", bare="true", needs="several processes"
     )

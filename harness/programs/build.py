@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -15,6 +16,7 @@ from Datasets.formats import class_names
 from Datasets.pipeline import augmentation, batching, normalisation
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
+from harness.checkpoints import conversion
 from harness.options.sections import TrainingOptions
 from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
@@ -34,6 +36,8 @@ from ipu_utils import (
     TrainingSpec,
     WorkerGroup,
 )
+from Models._layers import Layers
+from Models._segments import Segment
 
 
 def training_program(
@@ -113,6 +117,38 @@ def top_k_program(run: Run, most: int) -> InferenceProgram:
 
     score = Score(("answers",), answers, (run.validation_batch, 1 + 2 * most))
     return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run))
+
+
+def feature_program(run: Run, augmented: bool) -> InferenceProgram:
+    """Return a program whose step(k, k + 1) gives for each image of the k-th micro-batch of the training set, in order or
+    `augmented` as in training: its label, below 0 for filling, then what the classifier reads: "rows"
+    [batch, 1 + features]."""
+    features_of_image = conversion.classifier_shape(run)[0]
+
+    def rows(features: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"rows": tf.concat([tf.cast(labels[:, None], tf.float64), tf.cast(features, tf.float64)], axis=1)}
+
+    spec = _inference_spec(run, Score(("rows",), rows, (run.validation_batch, 1 + features_of_image)))
+    source = run if augmented else replace(run, data_source=run.data_source.training_in_order())
+    stream = _stream(source, source.request(run.validation_batch), training=augmented)
+    return ipu_utils.compile_inference(replace(spec, segments=_without_classifier(run.segments)), stream)
+
+
+class _WithoutClassifier:
+    """Layers whose dense layer hands its input on."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layers, name)
+
+    def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
+        return tf.reshape(x, [tf.shape(x)[0], -1])
+
+
+def _without_classifier(segments: Sequence[Segment]) -> list[Segment]:
+    return [Segment(each.name, lambda layers, x, each=each: each.apply(_WithoutClassifier(layers), x)) for each in segments]
 
 
 def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
@@ -239,10 +275,13 @@ def _inference_spec(run: Run, score: Score) -> InferenceSpec:
 
 def _loss(run: Run) -> Loss:
     """Return the loss of a training."""
-    options = run.options.training
-    counts = run.data_source.spec.class_images if options.class_weights else ()
-    weights = tuple(sum(counts) / (len(counts) * count) for count in counts)  # as scikit-learn's "balanced"
-    return Loss(options.loss, options.label_smoothing or 0.0, weights)
+    return Loss(run.options.training.loss, run.options.training.label_smoothing or 0.0, class_weights(run))
+
+
+def class_weights(run: Run) -> tuple[float, ...]:
+    """Return the factor of each class on the loss, as scikit-learn's "balanced"; () without --class-weights."""
+    counts = run.data_source.spec.class_images if run.options.training.class_weights else ()
+    return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
 
 def _validation_stream(run: Run) -> Stream:

@@ -100,7 +100,7 @@ def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | 
 def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
     """Return the answers with their images."""
     words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
-    checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_latest(folder)
+    checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_network_in(folder)
     for line in warnings:
         say(line)
     recorded = entry.recorded_options(folder, words, "validation")

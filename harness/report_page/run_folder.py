@@ -15,7 +15,8 @@ from harness.checkpoints import find, run_record
 from harness.commands import cli
 from harness.options.catalogue import every_option
 from harness.options.sections import flag, with_trait
-from harness.reports import plot, validations
+from harness.reports import plot
+from harness.run import validations
 
 Row = Mapping[str, str]
 _DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # options that decide on defaults of others
@@ -48,7 +49,7 @@ class RunFolder:
     @property
     def best(self) -> Row | None:
         """The row of the best validation; None without any."""
-        return next(iter(validations.ranked(self.validation)), None)
+        return next(iter(validations.ranked(self.validation, self.options.get("best_by", "accuracy"))), None)
 
     @property
     def done(self) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 
 from base.storage import files
 from base.storage.tables import TABLES, run_table
-from harness.reports import chart, validations
+from harness.reports import chart
 from harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
+from harness.run import validations
 from LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from emulator.plan.checkpoint_tensors import EMA
 from harness.checkpoints import find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
@@ -19,6 +22,8 @@ from harness.training.start import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
+
+_AUGMENTED_COPIES, _MOST_AUGMENTED = 4, 10_000  # of each image, and of all, whose features a classifier is fitted to
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,44 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     differing = _preprocessing_warnings(run, run_record.arguments(find.run_folder(Path(source.prefix))))
     for line in (*damaged, f"Begun with the weights of {source.prefix}", *notes, *differing):
         context.log.note(line)
+    if run.options.training.fit_classifier:
+        context.log.note(_fit_classifier(run, program), always=True)
+
+
+def _fit_classifier(run: Run, program: TrainingProgram) -> str:
+    """Fit the classifier to the features of the training images, each as it is and a few times augmented, which count as
+    much together. The penalty is chosen on the first ones, and is weaker with the others. Return a line for the log."""
+    from harness.checkpoints import conversion
+    from harness.programs import build, linear_classifier
+
+    images, (_, classes) = run.data_source.spec.train_images, conversion.classifier_shape(run)
+    of_classes = np.array(build.class_weights(run) or (1.0,) * classes)
+    labels, features = _features(run, program, images, augmented=False)
+    weights = of_classes[labels]
+    penalty, accuracy = linear_classifier.choose_penalty(features, labels, classes, weights)
+    copies = min(_AUGMENTED_COPIES, _MOST_AUGMENTED // images)
+    if copies:
+        other_labels, other_features = _features(run, program, copies * images, augmented=True)
+        weights = np.concatenate([copies * weights, of_classes[other_labels]])
+        labels, features = np.concatenate([labels, other_labels]), np.concatenate([features, other_features])
+        penalty = linear_classifier.weaker(penalty)
+    kernel, bias = linear_classifier.fit(features, labels, classes, penalty, weights)
+    layer = conversion.classifier(run)
+    fitted = {f"{layer}/kernel": kernel, f"{layer}/bias": bias}
+    program.load_initial({**fitted, **{f"{name}/{EMA}": value for name, value in fitted.items()}})
+    return f"The classifier is fitted to {images} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}"
+
+
+def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels and features of training images, in order or `augmented`: int [n], float32 [n, features]."""
+    from harness.programs import build
+
+    with build.feature_program(run, augmented) as features:
+        features.load(program.values())
+        features.rewind()
+        rows = np.concatenate([features.step(k, k + 1)["rows"] for k in range(-(-images // run.validation_batch))])
+    rows = rows[rows[:, 0] >= 0]
+    return rows[:, 0].astype(int), rows[:, 1:].astype(np.float32)
 
 
 def _preprocessing_warnings(run: Run, recorded: Mapping[str, Any]) -> list[str]:

@@ -116,6 +116,8 @@ class TrainingLoop:
             self._context.log.follow("TensorBoard", self._tensorboard)
         if resumed and self._context.run.length.is_checkpoint(resumed.updates):
             self._validator.validate(resumed, self._initial.values)
+        if not self._done and self._context.saves and self._context.run.options.training.fit_classifier:
+            self._validator.validate(Checkpoint.at(self._context.folder, 0), self._program.values())
         self._observer.catch_up(self._done)
 
     def _tensorboard(self) -> Board:

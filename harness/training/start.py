@@ -16,7 +16,7 @@ from harness.checkpoints import find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import Tensors
 from harness.cluster import membership
-from harness.commands import entry, hints
+from harness.commands import entry
 from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.team import Team
@@ -64,6 +64,7 @@ class FreshStart(Start):
             from harness.checkpoints import conversion
 
             conversion.check_initial(run, Path(given))
+            conversion.check_fitting(run)
             run_record.arguments(find.run_folder(Path(given)))  # CheckpointError if it is damaged
         folders.check(run)
         return self._unsaved_notes(run)
@@ -101,15 +102,12 @@ class FreshStart(Start):
 class Resume(Start):
     """The newest whole checkpoint of a run directory."""
 
-    def __init__(
-        self, folder: Path, argv: list[str], script: str, repeated: bool = False, extended_by_restore: bool = False
-    ) -> None:
-        """CheckpointError if the folder holds no run. `repeated`: --autoresume repeats the call that began the run;
-        `extended_by_restore`: as of `train.main`."""
+    def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
+        """CheckpointError if the folder holds no run. `repeated`: --autoresume repeats the call that began the run."""
         self._is_later = membership.call_is_of_later_instance(argv, script)
         if not self._is_later:
             find.run_checkpoints(folder)
-        self.folder, self._repeated, self._extended_by_restore = folder, repeated, extended_by_restore
+        self.folder, self._repeated = folder, repeated
         self.recorded = entry.recorded_options(folder, argv, script)
         self.total_replicas = self.recorded.get("total_replicas")
         self._values: Tensors = {}
@@ -248,10 +246,7 @@ class Resume(Start):
         stop_after = run.options.training.stop_after
         limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
-        longer = f"a larger --{larger}"
-        if self._extended_by_restore:
-            longer = hints.command("restore", *hints.restoring(self.folder), f"--{larger}", "NUMBER")
-        return _completion(self.folder, f"{self.updates} updates", lines, f"{longer} extends it")
+        return _completion(self.folder, f"{self.updates} updates", lines, f"a larger --{larger} extends it")
 
     def join(self, run: Run, team: Team) -> tuple[Run, Path, LoadedCheckpoint]:
         """Return the run as all instances name it, this instance's folder of it, and instance 0's checkpoint."""

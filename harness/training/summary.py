@@ -34,7 +34,8 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
 
-    note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, plot.run_title(run.options.values()))}")
+    picture = plot.write_run_svg(folder, plot.run_title(run.options.values()))
+    note(f"The run is in {folder}; its picture: {picture}", always=True)
     _write_page(context)
     if not context.team.is_first:  # instance 0's folder is the one to resume
         return
@@ -66,7 +67,7 @@ def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str)
     """Log the end of a call that ends early. `call`: the command line that resumes the run as long as it has
     saved nothing; `changed`: options with which resuming is no repetition."""
     run, folder, log, writer = context.run, context.folder, context.log, context.writer
-    log.note(f"Stopped: {reason}")
+    log.note(f"Stopped: {reason}", always=True)
     try:
         writer.wait_until_finished()
     except (SaveError, OSError) as error:  # of a task that tells of a checkpoint in a log that takes no more
@@ -74,11 +75,14 @@ def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str)
     if not run.options.logging.logs or run.cluster.instance:
         return
     if writer.latest:
-        log.note(f"The newest checkpoint is {writer.latest}.")
+        log.note(f"The newest checkpoint is {writer.latest}.", always=True)
         again = hints.command("restore", *hints.resuming(run, folder)) if writer.has_saved else call
-        log.note(f"Go on:           {' '.join([again, *[commands.in_shell(changed)] * bool(changed)])}")
+        log.note(f"Go on:           {' '.join([again, *[commands.in_shell(changed)] * bool(changed)])}", always=True)
     else:
         logging = run.options.logging
         in_the_way = logging.logs_path and not logging.autoresume
         again = "; delete it before the same call" if in_the_way else "; make the same call" if changed else ""
-        log.note(f"There is no checkpoint in {folder}{again}{f' with {commands.in_shell(changed)}' if changed else ''}")
+        log.note(
+            f"There is no checkpoint in {folder}{again}{f' with {commands.in_shell(changed)}' if changed else ''}",
+            always=True,
+        )

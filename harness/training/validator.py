@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
 from harness.programs import compiled
-from harness.reports import validations
+from harness.run import validations
 from harness.run.run import Run
 from harness.training.run_dir import TrainingContext
 
@@ -78,7 +78,8 @@ class Validator:
     @property
     def best(self) -> Mapping[str, Any] | None:
         """The row of the best checkpoint, averages aside."""
-        return next(iter(validations.ranked(self._ordered)), None)
+        by = self._context.run.options.checkpoint.best_by
+        return next(iter(validations.ranked(self._ordered, by)), None)
 
     @property
     def unbeaten(self) -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ short=${SHORT:+--image-size 64 --batch-size 8 --epochs 2}
 
 $python test/helpers/clothing.py "$runs/pictures"
 $python tools/finetune.py "$runs/pictures" --logs-path "$runs/own" $short
-$python tools/export.py "$runs/own/network" --to savedmodel,tflite,frozen --output "$runs/exported"
+$python tools/export.py "$runs/own" --to savedmodel,tflite,frozen --output "$runs/exported"
 $python tools/runs.py "$runs"
 mv "$runs/pictures" "$runs/moved"
-$python validation.py --restore-path "$runs/own/network" --predict "$runs/moved/Bag/001.png"
+$python validation.py --restore-path "$runs/own" --predict "$runs/moved/Bag/001.png"

@@ -132,10 +132,10 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     (folder / f"ckpt-{target}.manifest.json").unlink(missing_ok=True)
     copied(folder, 2, target, *COPIES[copy])
     good, name = (4 if target == 6 else 6), f"ckpt-{target}"
-    chosen, values, (warning,) = read.load_latest(folder)
+    chosen, values, (warning,) = read.load_network_in(folder)
     assert chosen.updates == good and name in warning and "left out" in warning
     assert_same_bits(values, variables(folder, good))
-    shown = read.load_newest_of(find.select(folder), "--restore-path")  # for --predict
+    shown = read.load_network(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
     assert read.find_latest(folder) == (chosen, [warning])
     begun = read.load_init_path(folder)
@@ -174,7 +174,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
         return [spoil(chance, folder) for _ in range(chance.randint(1, 4))] and folder
 
     def restore(folder: Path) -> None:
-        chosen, values, warnings = read.load_latest(folder)
+        chosen, values, warnings = read.load_network_in(folder)
         assert write.fingerprint(values) == wanted[chosen.updates]
         assert all("\n" not in warning for warning in warnings)
 
@@ -250,7 +250,7 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     state = run_record.state(Checkpoint.at(folder, 6))
     others = {**state, run_record.RECORDED: {**state[run_record.RECORDED], RUN_ID: "another"}}
     write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), others)
-    for found, *_, (warning,) in (read.find_latest(folder), read.load_latest(folder), read.load_init_path(folder)):
+    for found, *_, (warning,) in (read.find_latest(folder), read.load_network_in(folder), read.load_init_path(folder)):
         assert found.updates == 4 and "ckpt-6" in warning and "of run another" in warning
     with pytest.raises(CheckpointError, match="of run another"):
         read.tensors(Checkpoint.at(folder, 6))

@@ -1,19 +1,19 @@
-"""Fine-tuning on a folder of pictures: the look before it, its stages, and the same call again."""
+"""Fine-tuning on a folder of pictures: the survey, the training, and the same call again."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Result, rows, run
+from commands import Result, run
 from PIL import Image
 
 from base.errors import DataError
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.finetuning import stages, survey
+from harness.checkpoints import read
+from harness.finetuning import survey
+from harness.run import validations
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 all the same
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
@@ -34,10 +34,10 @@ def finetuned(*words: object) -> Result:
     return run("finetune", *words)
 
 
-# --- The look --------------------------------------------------------------------------------------------------
+# --- The survey --------------------------------------------------------------------------------------------------
 
 
-def test_a_look_names_what_lies_in_the_folder(tmp_path):
+def test_survey_names_what_is_in_the_folder(tmp_path):
     top = write_pictures(tmp_path / "pictures", 12)
     tags = Image.Exif()
     tags[0x0112] = 6
@@ -62,7 +62,7 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
     assert "warning: classes of fewer than 10 pictures: blue (3), green (3)" in few
 
 
-def test_folders_that_nothing_can_be_learnt_from(tmp_path):
+def test_survey_rejects_folders_without_something_to_learn(tmp_path):
     one = write_pictures(tmp_path / "one", 2)
     shutil.rmtree(one / "green")
     same = write_pictures(tmp_path / "same", 2)
@@ -85,34 +85,16 @@ def test_folders_that_nothing_can_be_learnt_from(tmp_path):
         assert refused.code == 2 and refused.err.count("\n") == 1 and not refused.out
 
 
-# --- The stages ------------------------------------------------------------------------------------------------
-
-
-def test_options_of_length_and_rate_are_the_networks():
-    given = ["--epochs", "3", "--image-size", "64", "--seed", "5"]
-    first = stages.words(stages.CLASSIFIER, given, Path("p"), Path("l"), None)
-    assert first[-4:] == ["--image-size", "64", "--seed", "5"] and "--epochs" not in first
-    assert stages.words(stages.NETWORK, given, Path("p"), Path("l"), None)[-6:] == given
-
-
-def test_the_network_goes_on_with_the_classifier_s_weights(tmp_path):
-    """Whatever weights the call gives the first stage."""
-    given, best = ["--init-path", "mine.npz", "--seed", "5"], Checkpoint(str(tmp_path / "ckpt-3"))
-    words = stages.words(stages.NETWORK, given, Path("p"), Path("l"), best)
-    assert [words[k + 1] for k, word in enumerate(words) if word == "--init-path"] == [best.prefix]
-    for stage in (stages.CLASSIFIER, stages.NETWORK):
-        assert stages.words(stage, given, Path("p"), Path("l"), None)[-4:] == given
+# --- The training ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("PICTURES --config quickstart", "--config"),
         ("PICTURES --restore-path x", "--restore-path"),
         ("PICTURES --epoch-count 3", "--epoch-count"),
         ("PICTURES --epochs many", "epochs is 'many'"),
         ("PICTURES --distributed", "--distributed"),
-        ("PICTURES --data-dir elsewhere", "--data-dir"),
         ("PICTURES --no-validation", "--no-validation"),
         ("PICTURES --init-path nowhere", "--init-path nowhere"),
         ("PICTURES --ckpts-per-epoch 0 --image-size 96 --batch-size 4", "--ckpts-per-epoch 0"),
@@ -126,45 +108,60 @@ def test_wrong_options_are_refused_before_anything_is_trained(words, named, tmp_
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
 
 
-def test_another_programs_page_stays(tmp_path):
-    (tmp_path / "mine/network").mkdir(parents=True)
-    (tmp_path / "mine/report.html").write_text("mine")
-    kept = finetuned(write_pictures(tmp_path / "p"), "--logs-path", tmp_path / "mine")
-    assert kept.code == 2 and "report.html" in kept.err and (tmp_path / "mine/report.html").read_text() == "mine"
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--model squeezenet --dataset fashion-mnist", "relu"),
+        ("--model-size 8 --dataset cifar-10 --generated-data", "random"),
+    ],
+)
+def test_a_classifier_that_cannot_be_fitted_is_refused(words, named, tmp_path):
+    words = (*words.split(), "--no-validation", "--micro-batch-size", 2, "--iterations", 1)
+    begun = run("train", *words, "--logs-path", tmp_path / "begun")
+    assert begun.code == 0, begun.err
+    refused = run("train", *words, "--logs-path", tmp_path / "l", "--init-path", tmp_path / "begun", "--fit-classifier")
+    assert refused.code == 2 and "--fit-classifier" in refused.err and named in refused.err and not (tmp_path / "l").exists()
 
 
-def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
+def test_the_run_stands_for_its_best_weights_and_the_same_call_resumes(tmp_path):
     top = write_pictures(tmp_path / "pictures")
     logs = top / "logs"  # as of a call in the folder of pictures itself
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
     assert done.code == 0, done.err
-    assert "are left out: logs\n" in done.out
-    best = stages.best(logs / "network")
-    assert best.accuracy > 50 and best.pictures == 4
-    assert f"The best weights: {best.checkpoint.prefix}, {best.accuracy:.2f}% of 4 validation pictures" in done.out
+    assert done.out.count("\n") <= 30
+    lines = validations.of_run(logs)
+    best = validations.ranked(lines, "loss")[0]
+    assert [row["name"] for row in lines] == ["ckpt-0", "ckpt-4", "ckpt-8"] and float(lines[0]["val_acc"]) > 70
+    assert f"{float(best['val_acc']):.1f}% of 4 validation pictures, {best['name']}" in done.out
+    checkpoint = read.load_network_in(logs)[0]
+    assert checkpoint.name == best["name"]
+    kept = {file.stem for file in logs.glob("ckpt-*.index")}
+    assert {best["name"], "ckpt-8"} <= kept and len(kept) <= 3  # the best one before the last validation, too
     page = (logs / "report.html").read_text()
-    assert best.checkpoint.name in page and "Confusion matrix" in page and f"\n{logs / 'report.html'}\n" in done.out
-    assert len(rows(logs / "classifier" / "training.csv")) and (logs / "network" / "ckpt").is_dir()
+    assert best["name"] in page and "Confusion matrix" in page
+    named = run("validation", "--restore-path", logs, "--predict", top / "green" / "3.png").out
+    assert best["name"] in named and named.splitlines()[2].split()[-1] == "green"
     others = shutil.copytree(top, tmp_path / "others")
     (others / "blue" / "0.png").unlink()
     refused = finetuned(others, *call[1:])
     assert refused.code == 2 and "is of other data than these (16 train images, now " in refused.err, refused.err
-    shutil.rmtree(logs / "network")  # as if it had been killed between the stages
+    before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file() and file.suffix != ".html"}
     again = finetuned(*call)
-    assert f"The run in {logs / 'classifier'} is complete" in again.out
-    longer = re.search(r"restore\.py --restore-path \S+/classifier --(epochs|patience) NUMBER extends it", again.out)
-    assert longer, again.out  # as --epochs and --patience of the call are the network's
-    assert stages.best(logs / "network") == best
-    before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file()}
+    assert again.code == 0 and "are left out: logs\n" in again.out
     for question in ("--dry-run", "--explain"):
-        asked = finetuned(*call, question)
-        assert asked.code == 0 and "The best weights" not in asked.out and "The report" not in asked.out
-    assert before == {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file()}
-    named = run("validation", "--restore-path", best.checkpoint.prefix, "--predict", top / "green" / "3.png").out
-    assert named.splitlines()[2].split()[-1] in COLOURS  # by name; eight updates on sixteen pictures promise no more
-    with Path(f"{best.checkpoint.prefix}.data-00000-of-00001").open("r+b") as file:
+        assert finetuned(*call, question).code == 0
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    longer = finetuned(*call, "--epochs", 3)
+    assert longer.code == 0 and validations.of_run(logs)[-1]["name"] == "ckpt-12", longer.err
+
+
+def test_a_damaged_best_checkpoint_leaves_the_newest(tmp_path):
+    pictures, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
+    done = finetuned(pictures, *SMALL, "--iterations", 2, "--abs-learning-rate", 1, "--logs-path", logs)
+    assert done.code == 0, done.err
+    assert read.load_network_in(logs)[0].name == "ckpt-0"  # such a rate spoils the network
+    with (logs / "ckpt-0.data-00000-of-00001").open("r+b") as file:
         file.write(bytes(64))
-    other = stages.best(logs / "network")
-    assert other.checkpoint != best.checkpoint and other.accuracy <= best.accuracy
-    assert f"warning: checkpoint {best.checkpoint.name} is damaged and left out" in capsys.readouterr().out
+    chosen, _, (warning,) = read.load_network_in(logs)
+    assert chosen.name == "ckpt-2" and "ckpt-0 is damaged and left out" in warning

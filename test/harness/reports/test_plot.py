@@ -10,8 +10,9 @@ from figures import SVG, checked
 from base.errors import OptionError
 from base.process import command_line
 from base.storage.tables import TRAINING_COLUMNS
-from harness.reports import chart, plot, validations
+from harness.reports import chart, plot
 from harness.reports.plot import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
+from harness.run import validations
 from tools import compare_runs
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")

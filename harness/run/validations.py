@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from base.storage.tables import run_table
+
 Row = Mapping[str, Any]
+
+
+def of_run(folder: Path) -> list[Row]:
+    """Return the rows of a run folder; none before the first validation."""
+    return run_table(folder, "validation.csv").read()
 
 
 def by_update(rows: Iterable[Row], most: int | None = None) -> list[Row]:
@@ -16,11 +24,6 @@ def by_update(rows: Iterable[Row], most: int | None = None) -> list[Row]:
     return sorted(own, key=lambda row: int(row["iteration"]))
 
 
-def ranked(rows: Iterable[Row], cost: Callable[[Row], float] = lambda row: -float(row["val_acc"])) -> list[Row]:
-    """Return the rows, the lowest cost (the best accuracy) first; of equal ones the lowest loss, and the earliest."""
-    return sorted(rows, key=lambda row: (cost(row), _loss(row)))
-
-
 def _loss(row: Row) -> float:
     """Return the loss, infinity where a row has none."""
     try:
@@ -28,6 +31,16 @@ def _loss(row: Row) -> float:
     except (KeyError, ValueError):
         return math.inf
     return math.inf if math.isnan(loss) else loss
+
+
+COSTS: Mapping[str, Callable[[Row], float]] = {"accuracy": lambda row: -float(row["val_acc"]), "loss": _loss}  # of --best-by
+
+
+def ranked(rows: Iterable[Row], by: str = "accuracy", cost: Callable[[Row], float] | None = None) -> list[Row]:
+    """Return the rows, the best one first: `by` accuracy or loss, or the lowest `cost`; of equal ones the lowest loss, and
+    the earliest."""
+    cost = cost or COSTS[by]
+    return sorted(rows, key=lambda row: (cost(row), _loss(row)))
 
 
 def best(ordered: Sequence[Row]) -> Row | None:

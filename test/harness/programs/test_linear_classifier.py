@@ -1,0 +1,51 @@
+"""The fit of a linear classifier, against the conditions of its optimum in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.programs.linear_classifier import choose_penalty, fit
+
+ONES = np.ones(90)  # weights of samples
+
+
+def clusters(samples: int, features: int, classes: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(5)
+    labels = np.arange(samples) % classes
+    centres = random.normal(size=(classes, features))
+    return (centres[labels] + spread * random.normal(size=(samples, features))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize(("samples", "features", "penalty"), [(60, 8, 0.1), (24, 100, 0.01)])
+def test_solution_is_the_optimum(samples, features, penalty):
+    """Where the gradient of mean_i w_i CE_i + penalty / 2 |W|^2 on standardised features vanishes."""
+    x, labels = clusters(samples, features, 3, 2.0)
+    weights = np.array([1.0, 0.5, 2.0])[labels]
+    kernel, bias = fit(x, labels, 3, penalty, weights)
+    deviation = x.std(0, dtype=np.float64)
+    standardised = (x - x.mean(0, dtype=np.float64)) / deviation
+    logits = x.astype(np.float64) @ kernel + bias
+    probabilities = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities /= probabilities.sum(1, keepdims=True)
+    of_logits = weights[:, None] * (probabilities - np.eye(3)[labels]) / weights.sum()
+    np.testing.assert_allclose(standardised.T @ of_logits + penalty * kernel * deviation[:, None], 0, atol=2e-4)
+    np.testing.assert_allclose(of_logits.sum(0), 0, atol=2e-4)
+
+
+def test_cross_validation_sees_noise_and_structure():
+    clear, labels = clusters(90, 20, 3, 0.5)
+    noise = np.random.default_rng(1).normal(size=(90, 20)).astype(np.float32)
+    (weak, high), (strong, low) = choose_penalty(clear, labels, 3, ONES), choose_penalty(noise, labels, 3, ONES)
+    assert high > 95 and low < 60 and strong > weak
+    kernel, bias = fit(clear, labels, 3, weak, ONES)
+    np.testing.assert_array_equal((clear @ kernel + bias).argmax(1), labels)
+
+
+def test_constant_features_and_single_samples():
+    x, labels = clusters(30, 6, 2, 0.3)
+    x[:, 2] = 7
+    kernel, _ = fit(x, labels, 2, 0.1, ONES[:30])
+    assert np.isfinite(kernel).all() and not kernel[2].any()
+    penalty, accuracy = choose_penalty(x[:2], labels[:2], 2, ONES[:2])
+    assert np.isnan(accuracy) and np.isfinite(fit(x[:2], labels[:2], 2, penalty, ONES[:2])[0]).all()
