@@ -67,9 +67,14 @@ def argument(argv: list[str], name: str, script: str) -> str | None:
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
-    """argv as (full flag, its arguments); prefixes are completed, negative numbers are arguments."""
+    """argv as (full flag, its arguments); prefixes are completed, negative numbers are arguments. --lr RATE is the rate, as
+    people type it, and --lr NAME the schedule."""
     found: list[tuple[str, list[str]]] = []
-    for token in argv:
+    for token, following in zip(argv, [*argv[1:], ""]):
+        if token == "--lr" and _is_number(following):
+            token = "--abs-learning-rate"
+        elif token.startswith("--lr=") and _is_number(token[5:]):
+            token = f"--abs-learning-rate={token[5:]}"
         if not token.startswith("-") or _is_number(token):
             if found:
                 found[-1][1].append(token)

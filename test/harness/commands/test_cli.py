@@ -397,6 +397,8 @@ def test_every_flag_has_a_no_form():
     [
         ("--micro-batch 8", "micro_batch_size", 8),
         ("--lr cosine", "lr_schedule", "cosine"),
+        ("--lr 1e-3", "abs_learning_rate", 1e-3),
+        ("--lr=0.2", "abs_learning_rate", 0.2),
         ("--lr-s=cosine", "lr_schedule", "cosine"),
         ("--base-l -3", "base_learning_rate_exponent", -3.0),
         ("--no-val", "validation", False),
@@ -479,7 +481,6 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("--model resnet50", "--model resnet --model-size 50?"),
         ("--model efficientnet_b0", "--model efficientnet --model-size B0?"),
         ("--lr-schedule cosin", "--lr-schedule 'cosin' cosine?"),
-        ("--lr 0.1", "--abs-learning-rate 0.1"),
         ("--dataset cfar-10", "--dataset 'cfar-10' cifar-10 or cifar-100?"),
         ("--data-dir /x/foo", "--data-dir /x/foo"),
         ("--model-size 21", "--model-size 21 20?"),
