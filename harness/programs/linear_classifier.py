@@ -22,11 +22,11 @@ _STEPS = 200  # of L-BFGS, at most
 def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weights: np.ndarray) -> tuple[float, float]:
     """Return the penalty with the lowest loss over the held-out folds, and the accuracy there in per cent, NaN where there
     are too few samples for folds. Arguments as of `fit`."""
-    x, _ = _coordinates(features)
     if np.bincount(labels, minlength=classes).max() < 2:
         return 1.0, float("nan")
-    fold = _folds(labels, classes)
-    x, labels, weights, fold = (each[:: -(-len(x) // MAX_SEARCHED)] for each in (x, labels, weights, fold))
+    searched = np.argsort(labels, kind="stable")[:: -(-len(labels) // MAX_SEARCHED)]  # class by class
+    x, labels, weights = _coordinates(features[searched])[0], labels[searched], weights[searched]
+    fold = np.arange(len(x)) % FOLDS
     solutions: list[np.ndarray | None] = [None] * FOLDS
     best = (np.inf, PENALTIES[0], 0.0)
     for penalty in PENALTIES:
@@ -68,16 +68,6 @@ def _coordinates(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     deviation[deviation < 1e-6 * max(1.0, deviation.max(initial=0))] = np.inf  # a constant feature tells nothing
     u, s, axes = np.linalg.svd(x / deviation, full_matrices=False)
     return u * s, axes.T / deviation[:, None]
-
-
-def _folds(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return each sample's fold: those of a class go to the folds in turn, each class beginning where the last one ended."""
-    fold, begun = np.zeros(len(labels), int), 0
-    for label in range(classes):
-        (places,) = np.nonzero(labels == label)
-        fold[places] = (begun + np.arange(len(places))) % FOLDS
-        begun += len(places)
-    return fold
 
 
 def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

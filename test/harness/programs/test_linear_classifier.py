@@ -42,6 +42,16 @@ def test_cross_validation_sees_noise_and_structure():
     np.testing.assert_array_equal((clear @ kernel + bias).argmax(1), labels)
 
 
+def test_cross_validation_of_many_samples_sees_all_classes(monkeypatch):
+    """Samples in turn or in blocks by class; every fifth of them is searched."""
+    monkeypatch.setattr("harness.programs.linear_classifier.MAX_SEARCHED", 40)
+    x, labels = clusters(200, 20, 5, 3.0)
+    in_turn = choose_penalty(x, labels, 5, np.ones(200))
+    by_class = np.argsort(labels, kind="stable")
+    assert in_turn == choose_penalty(x[by_class], labels[by_class], 5, np.ones(200))
+    assert 30 < in_turn[1] < 90
+
+
 def test_constant_features_and_single_samples():
     x, labels = clusters(30, 6, 2, 0.3)
     x[:, 2] = 7
