@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emulator.plan.checkpoint_tensors import EMA
+from emulator.plan.checkpoint_tensors import EMA, FP32_COPY
 from harness.checkpoints import find, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
@@ -92,7 +92,8 @@ def _fit_classifier(run: Run, program: TrainingProgram) -> str:
     kernel, bias = linear_classifier.fit(features, labels, classes, penalty, weights)
     layer = conversion.classifier(run)
     fitted = {f"{layer}/kernel": kernel, f"{layer}/bias": bias}
-    program.load_initial({**fitted, **{f"{name}/{EMA}": value for name, value in fitted.items()}})
+    copies = {f"{name}/{copy}": value for name, value in fitted.items() for copy in (EMA, FP32_COPY)}  # where there are any
+    program.load_initial({**fitted, **copies})
     return f"The classifier is fitted to {images} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}"
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from base.errors import DataError
 from harness.checkpoints import read
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import survey
 from harness.run import validations
 
@@ -121,6 +122,18 @@ def test_a_classifier_that_cannot_be_fitted_is_refused(words, named, tmp_path):
     assert begun.code == 0, begun.err
     refused = run("train", *words, "--logs-path", tmp_path / "l", "--init-path", tmp_path / "begun", "--fit-classifier")
     assert refused.code == 2 and "--fit-classifier" in refused.err and named in refused.err and not (tmp_path / "l").exists()
+
+
+def test_the_fp32_copy_of_the_classifier_is_fitted_too(tmp_path):
+    """Updates move the copy, not the narrower weight."""
+    network = ("--model", "resnet", "--model-size", 10, "--precision", "16.16", "--offload-fp32-weight-copy")
+    words = (write_pictures(tmp_path / "p", 4), *network, *SMALL, "--image-size", 32, "--no-validation", "--iterations", 1)
+    assert run("train", *words, "--logs-path", tmp_path / "begun").code == 0
+    fitted = run("train", *words, "--logs-path", tmp_path / "l", "--init-path", tmp_path / "begun", "--fit-classifier")
+    assert fitted.code == 0, fitted.err
+    values = read.tensors(Checkpoint(str(tmp_path / "l" / "ckpt-0")))
+    copies = {name: value for name, value in values.items() if name.endswith(("dense/kernel/fp32", "dense/bias/fp32"))}
+    assert copies and all(np.allclose(values[name[:-5]], value, rtol=1e-3, atol=1e-6) for name, value in copies.items())
 
 
 def test_the_run_stands_for_its_best_weights_and_the_same_call_resumes(tmp_path):
