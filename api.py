@@ -93,7 +93,9 @@ class TrainedNetwork:
         except BaseException:
             self.close()  # an interrupted program gives no more answers
             raise
-        return np.asarray(found, np.float32).reshape(len(images), -1)
+        if not found:
+            return np.zeros([0, self._loaded[0].data_source.spec.num_classes], np.float32)
+        return np.asarray(found, np.float32)
 
     def evaluate(self, data: RunPath | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
         """Return accuracy and loss on the run's validation set, or on `data`: the columns of validation.csv, with "val_acc"

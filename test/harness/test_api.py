@@ -66,6 +66,7 @@ def test_predict_is_what_the_command_predicts_for_files_and_arrays(trained, tmp_
     assert found.dtype == np.float32 and found.tobytes() == network.predict(images).tobytes()
     network.close()
     assert found[:1].tobytes() == network.predict(files[0]).tobytes()
+    assert network.predict([]).shape == network.predict(images[:0]).shape == (0, found.shape[1])
     succeed("validation", "--restore-path", run.folder, "--predict", *files, "--output", tmp_path / "p.json")
     for answer, probabilities in zip(json.loads((tmp_path / "p.json").read_text()), found):
         for best in answer["top"]:
