@@ -73,12 +73,13 @@ def _survey(folder: Path, options: RunOptions) -> survey.Survey:
 
 
 def _for_these_pictures(pictures: survey.Survey) -> list[str]:
-    """The options that the folder asks for: damaged files are skipped, and a folder with pictures for validation is not
-    split."""
+    """The options that the folder asks for: damaged files are skipped, classes of few pictures count as much as others, and
+    a folder with pictures for validation is not split."""
     for bad in pictures.bad:
         print(f"left out: {escaped(str(bad.file))} {bad.reason}")
     skipped = ["--skip-bad-records", str(len(pictures.bad))] * bool(pictures.bad)
-    return skipped + ["--validation-split", "0"] * bool(pictures.listing.validation)
+    whole = ["--validation-split", "0"] * bool(pictures.listing.validation)
+    return [*skipped, "--class-weights", "balanced", *whole]
 
 
 def _report(run: Path) -> None:
@@ -94,11 +95,15 @@ def _finished(run: Path) -> None:
     rows, path = validations.of_run(run), command_line.as_value(run)
     if rows:
         best, first = run_folder.read(run).best, rows[0]
-        alone = f"; the classifier alone: {float(first['val_acc']):.1f}%" if int(first["iteration"]) == 0 else ""
-        accuracy = f"{float(best['val_acc']):.1f}% of {best['val_size']} validation pictures"
-        print(f"Best:             {accuracy}, {best['name']}{alone}")
+        alone = f"; the classifier alone: {_accuracy(first)}" if int(first["iteration"]) == 0 else ""
+        print(f"Best:             {best['name']}, {_accuracy(best)} of {best['val_size']} validation pictures{alone}")
     print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite')}")
+
+
+def _accuracy(row: validations.Row) -> str:
+    loss = f" (loss {float(row['loss']):.3f})" if row["loss"] else ""
+    return f"{float(row['val_acc']):.1f}%{loss}"
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

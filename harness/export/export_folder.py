@@ -48,9 +48,9 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
 
     The texts go first: by them `check` recognises this export when a call was killed in between.
     """
-    shutil.copyfile(PROGRAM, staging / PROGRAM.name)
     finished = [path.name for path in staging.iterdir()]
-    for name, text in texts.items():
+    written = {**texts, PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
+    for name, text in written.items():
         with files.naming(folder / name):
             (staging / name).write_text(text, encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
             shutil.rmtree(place)
         else:
             place.unlink(missing_ok=True)
-    for name in (*texts, *finished):
+    for name in (*written, *finished):
         os.replace(staging / name, folder / name)
 
 

@@ -146,7 +146,7 @@ def test_the_run_stands_for_its_best_weights_and_the_same_call_resumes(tmp_path)
     lines = validations.of_run(logs)
     best = validations.ranked(lines, "loss")[0]
     assert [row["name"] for row in lines] == ["ckpt-0", "ckpt-4", "ckpt-8"] and float(lines[0]["val_acc"]) > 70
-    assert f"{float(best['val_acc']):.1f}% of 4 validation pictures, {best['name']}" in done.out
+    assert f"{best['name']}, {float(best['val_acc']):.1f}%" in done.out
     checkpoint = read.load_network_in(logs)[0]
     assert checkpoint.name == best["name"]
     kept = {file.stem for file in logs.glob("ckpt-*.index")}
@@ -171,7 +171,7 @@ def test_the_run_stands_for_its_best_weights_and_the_same_call_resumes(tmp_path)
 
 def test_a_damaged_best_checkpoint_leaves_the_newest(tmp_path):
     pictures, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
-    done = finetuned(pictures, *SMALL, "--iterations", 2, "--abs-learning-rate", 1, "--logs-path", logs)
+    done = finetuned(pictures, *SMALL, "--iterations", 2, "--lr", 1, "--best-by", "accuracy", "--logs-path", logs)
     assert done.code == 0, done.err
     assert read.load_network_in(logs)[0].name == "ckpt-0"  # such a rate spoils the network
     with (logs / "ckpt-0.data-00000-of-00001").open("r+b") as file:

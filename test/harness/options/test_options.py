@@ -57,7 +57,7 @@ DEFAULTS = {
     "lars_skip_list": ("beta", "gamma", "bias"), "lamb_beta1": 0.9, "lamb_beta2": 0.999, "lamb_epsilon": 1e-06,
     "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-07, "lamb_skip_list": ("beta", "gamma", "bias"),
     "ckpts_per_epoch": 1, "epochs_per_ckpt": 0, "ckpt_epochs_offset": 0.0, "patience": 0, "safety_ckpt_minutes": "10",
-    "mtbf_hours": 24.0, "validation": True, "shards": 1, "replicas": 1, "pipeline_schedule": "Interleaved",
+    "mtbf_hours": 24.0, "best_by": "accuracy", "ema": 0.0, "validation": True, "shards": 1, "replicas": 1, "pipeline_schedule": "Interleaved",
     "max_cross_replica_buffer_size": 10485760, "all_reduce_format": "fp32", "min_remote_tensor_size": 128,
     "precision": "16.16", "format_scaling": "fixed", "stochastic_rounding": "ON", "batches_per_step": 1000,
     "device": "auto", "select_ipu": ("AUTO",), "memory_check": True, "on_demand": True, "fold": "auto",

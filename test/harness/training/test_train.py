@@ -19,9 +19,9 @@ from commands import arguments, assert_same_bits, moved, rows, run, succeed, tim
 
 from base import plugins
 from harness.commands import cli
+from harness.run import validations
 from harness.run.resolve import prepare
 from harness.training.meter import TimeLeft
-from harness.training.validator import Validator
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
@@ -302,8 +302,8 @@ def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validate
 def test_the_best_of_equal_accuracies_has_the_lowest_loss():
     """As in the report, the list of runs and cnn finetune; --patience counts from the first of them."""
     rows = [{"name": f"ckpt-{n}", "iteration": n, "val_acc": 75.0, "loss": loss} for n, loss in ((3, 0.65), (9, 0.61))]
-    validator = Validator(None, {row["name"]: row for row in rows})
-    assert (validator.best["name"], validator.unbeaten["name"], validator.without_gain) == ("ckpt-9", "ckpt-3", 1)
+    assert (validations.ranked(rows)[0]["name"], validations.best(rows)["name"]) == ("ckpt-9", "ckpt-3")
+    assert validations.without_gain(rows) == 1
 
 
 def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):
