@@ -44,7 +44,7 @@ AXES = {
     "weights": ("--weight-avg-exp 0.5", "--weight-decay 0", "--clip-grad-norm 1", "--ema 0.9"),
 }
 GRID = list(covering(AXES))
-RATES = {"LARS": 0.03, "Adam": 0.001, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others
+RATES = {"LARS": 0.03, "Adam": 0.0003, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others
 
 
 def words(row: Row) -> list[str]:

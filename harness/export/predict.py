@@ -84,6 +84,14 @@ def prepared(photo: str | Path, about: dict[str, Any]) -> np.ndarray:
     return np.rint(np.stack(bands, -1)).astype(np.uint8)
 
 
+def _prepared(photo: str, about: dict[str, Any]) -> np.ndarray:
+    """As `prepared`; ends the program with a line that names a photo which cannot be read."""
+    try:
+        return prepared(photo, about)
+    except (OSError, SyntaxError) as error:  # Pillow's SyntaxError is of a broken PNG
+        sys.exit(f"predict.py: {photo}: {error}")
+
+
 def main() -> None:
     """Print the likeliest classes of each photo, in percent."""
     folder = Path(__file__).resolve().parent
@@ -97,7 +105,7 @@ def main() -> None:
     about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
     labels = (folder / "labels.txt").read_text(encoding="utf-8").split("\n")
     try:
-        images = np.stack([prepared(photo, about) for photo in arguments.photos])
+        images = np.stack([_prepared(photo, about) for photo in arguments.photos])
         rows = opened(folder / arguments.model)(images)
     except (OSError, ImportError) as error:
         sys.exit(f"predict.py: {error}")
