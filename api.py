@@ -173,7 +173,7 @@ def train(
 def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork:
     """Fine-tune published weights on a folder with a folder of images for each class; return the network with its best
     weights. `options`: those of `cnn finetune`."""
-    options = {"logs_path": f"logs/finetune_{Path(folder).resolve().name}", **options}
+    options = {"logs_path": finetuning.default_run(folder), **options}
     with _errors(quiet):
         finetuning.main([str(folder), *_words(options)])
         return load(options["logs_path"])

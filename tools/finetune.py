@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     for name in sources.given_arguments(given, "train"):
         if name in _NOT_HERE:
             raise OptionError(f"command line: {flag(name)} is not for cnn finetune: {_NOT_HERE[name]}")
-    folder, run = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
+    folder, run = Path(options.folder), Path(options.logs_path or default_run(options.folder))
     pictures = _survey(folder, cli.parse(_words(folder, run, given), "train").options)
     for line in pictures.lines:
         print(line)
@@ -58,6 +58,11 @@ def main(argv: list[str]) -> int:
         _report(run)
         _finished(run)
     return code
+
+
+def default_run(folder: str | os.PathLike) -> str:
+    """Return the run folder of a fine-tuning on a folder of pictures, unless the call names one."""
+    return f"logs/finetune_{Path(folder).resolve().name}"
 
 
 def _words(folder: Path, run: Path, given: Sequence[str]) -> list[str]:

@@ -53,7 +53,7 @@ def check_run_folder(folder: Path, option: str = "--restore-path") -> None:
 
 
 def nothing_in(folder: Path, looked_for: str, option: str = "--restore-path") -> CheckpointError:
-    """The error of a folder without checkpoints, which may be around runs, as those of cnn finetune and cnn sweep are."""
+    """The error of a folder without checkpoints, which may be around runs, as that of cnn sweep is."""
     return CheckpointError(f"{option} {folder} holds no checkpoint (looked for {looked_for}){runs_in(folder)}")
 
 

@@ -58,10 +58,10 @@ def load_network(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkp
     folder = find.run_folder(Path(ordered[-1].prefix))
     recorded = run_record.options(folder) if len(ordered) > 1 else {}
     if recorded.get("keep_best_ckpt"):
-        ranked = [row["name"] for row in validations.ranked(validations.of_run(folder), recorded.get("best_by", "accuracy"))]
+        ranked = [row["name"] for row in validations.ranked_for(recorded, validations.of_run(folder))]
         ordered.sort(key=lambda each: -ranked.index(each.name) if each.name in ranked else -math.inf)
-    ((newest, values),), warnings = load_each(ordered, option, lambda each: (each, tensors(each)), limit=1)
-    return newest, values, warnings
+    ((chosen, values),), warnings = load_each(ordered, option, lambda each: (each, tensors(each)), limit=1)
+    return chosen, values, warnings
 
 
 def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:

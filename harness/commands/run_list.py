@@ -122,7 +122,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
     validated = _validated(folder)
     updates, best = (
         _updates(folder, running),
-        next(iter(validations.ranked(validated, recorded.get("best_by", "accuracy"))), None),
+        next(iter(validations.ranked_for(recorded, validated)), None),
     )
     trained = bool(updates or recorded.get(RUN_ID) or (running and not validated) or damage)
     total = recorded.get("total_iterations") if trained else None

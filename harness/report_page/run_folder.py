@@ -49,7 +49,7 @@ class RunFolder:
     @property
     def best(self) -> Row | None:
         """The row of the best validation; None without any."""
-        return next(iter(validations.ranked(self.validation, self.options.get("best_by", "accuracy"))), None)
+        return next(iter(validations.ranked_for(self.options, self.validation)), None)
 
     @property
     def done(self) -> int:

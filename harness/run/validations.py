@@ -43,6 +43,11 @@ def ranked(rows: Iterable[Row], by: str = "accuracy", cost: Callable[[Row], floa
     return sorted(rows, key=lambda row: (cost(row), _loss(row)))
 
 
+def ranked_for(recorded: Mapping[str, Any], rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of a run with these recorded options, the best one first, as its --best-by says."""
+    return ranked(rows, recorded.get("best_by", "accuracy"))
+
+
 def best(ordered: Sequence[Row]) -> Row | None:
     """Return the row with the best accuracy, the first of equals: an equal one is no gain to be patient for."""
     return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
