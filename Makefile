@@ -6,7 +6,7 @@
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 36 minutes on two slow cores
 # make kernels compile the kernels in C++, if there is a compiler; the other targets do so at their first call
 # make bench   this harness beside Keras and PyTorch, in an environment of its own; SHORT=1 for some rows in three rounds
-# make lint    ruff
+# make lint    ruff, and tools/wording.py on all that people read
 #
 # PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
 # GPU=1 takes TensorFlow for NVIDIA cards, in .venv-gpu (docs/gpu.md).
@@ -46,6 +46,7 @@ bench: $(VENV)/.kernels $(PEERS)/.peers
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) tools/wording.py
 
 setup: $(VENV)/.kernels
 
