@@ -27,12 +27,12 @@ from harness.checkpoints import compatibility, find
 from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
 from harness.checkpoints.read import Tensors
 from harness.commands import entry
-from harness.evaluation import inference_record, predictions
-from harness.evaluation.predictions import Predictor
-from harness.evaluation.weights import SavedWeights
+from harness.evaluation import inference_record, photo_predictions
+from harness.evaluation.photo_predictions import Predictor
+from harness.evaluation.saved_weights import SavedWeights
 from harness.options.sections import flag
 from harness.planning import plan_options
-from harness.reports import chart, plot
+from harness.reports import chart, training_chart
 from harness.run.run import Run
 from harness.training.run_dir import Listener
 from tools import finetune as finetuning
@@ -125,8 +125,10 @@ class TrainedNetwork:
         words = ["--restore-path", str(self.path), "--predict", "images"]
         with _errors():
             found = validation.saved_weights(words)
-            run = entry.start(words, "validation", _Weights(found.checkpoints, found.folder, found.recorded), training=False)
-            checkpoint, values, warnings = predictions.load_weights(run, found.checkpoints)
+            run = entry.checked_run(
+                words, "validation", _Weights(found.checkpoints, found.folder, found.recorded), training=False
+            )
+            checkpoint, values, warnings = photo_predictions.load_weights(run, found.checkpoints)
         for line in (*run.notes, *warnings):
             print(line)
         return run, checkpoint, values
@@ -212,8 +214,8 @@ class Svg(str):
 
 def compare(runs: Mapping[str, RunPath | TrainedNetwork], title: str = "") -> Svg:
     """Return the loss, accuracy and learning-rate curves of runs, by label, in one picture, as `cnn compare` draws it."""
-    rows = [(label, *plot.tables(_folder(run))) for label, run in runs.items()]
-    return Svg(chart.figure(plot.comparison_panels(rows), title))
+    rows = [(label, *training_chart.tables(_folder(run))) for label, run in runs.items()]
+    return Svg(chart.figure(training_chart.comparison_panels(rows), title))
 
 
 def _folder(run: RunPath | TrainedNetwork) -> Path:

@@ -7,12 +7,12 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("inference_embedded.py")
+    early_exit.install("inference_embedded.py")
     from harness.commands import answers
 
-    answers.begin("inference_embedded")
+    answers.answer_early("inference_embedded")
 
 import secrets
 import sys
@@ -30,8 +30,8 @@ from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.cluster.cluster import ALONE
 from harness.commands import answers, entry, run_log
+from harness.evaluation.saved_weights import SavedWeights
 from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
-from harness.evaluation.weights import SavedWeights
 from harness.options import sources
 from harness.options.releases import vintage
 from harness.options.sections import RunOptions
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     origin = ServedWeights(selected, folder, recorded)
-    run = entry.start(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
+    run = entry.checked_run(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
     return _serve(run, checkpoint, training_global_batch(run, recorded))
 
 

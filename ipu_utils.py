@@ -11,15 +11,15 @@ import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from emulator.inference.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
-from emulator.inference.program import InferenceProgram, InferenceSpec, Score
-from emulator.numerics.program import ObservationSpec, ObservingProgram
-from emulator.program.executor import Metrics, TrainingProgram
+from emulator.inference.inference_program import InferenceProgram, InferenceSpec, Score
+from emulator.numerics.observing_program import ObservationSpec, ObservingProgram
 from emulator.program.forward_backward import Features
-from emulator.program.group import WorkerGroup
 from emulator.program.loss_scale import LossScale
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import Stream
-from emulator.program.training import Optimiser, TrainingSpec
+from emulator.program.training_program import Metrics, TrainingProgram
+from emulator.program.training_spec import Optimiser, TrainingSpec
+from emulator.program.worker_group import WorkerGroup
 
 __all__ = (
     "IMAGE",

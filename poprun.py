@@ -7,9 +7,9 @@ python poprun.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("poprun")
+    early_exit.install("poprun")
 
 import argparse
 import os

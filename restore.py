@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("restore.py")
+    early_exit.install("restore.py")
     from harness.commands import answers
 
-    answers.begin("restore")
+    answers.answer_early("restore")
 
 import sys
 from pathlib import Path

@@ -8,12 +8,12 @@ python train.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("train.py")
+    early_exit.install("train.py")
     from harness.commands import answers
 
-    answers.begin("train")
+    answers.answer_early("train")
 
 import sys
 from dataclasses import replace
@@ -22,7 +22,7 @@ from pathlib import Path
 from harness.commands import answers, entry, hints
 from harness.options import sources
 from harness.processes.team import Team
-from harness.programs import compiled
+from harness.programs import build_or_load
 from harness.training import summary
 from harness.training.initial_state import initial_state
 from harness.training.loop import TrainingLoop
@@ -64,7 +64,7 @@ def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
 
 def run_training(argv: list[str], script: str, start: FreshStart | Resume, listener: Listener | None = None) -> Path:
     """Carry out the run that the call asks for, by all instances of a team; return the run directory."""
-    run = entry.start(argv, script, start)
+    run = entry.checked_run(argv, script, start)
     report = start.completion_report(run)
     if report is not None:
         print(report, end="")
@@ -84,7 +84,7 @@ def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> N
     last = last_update(context.run, done)
     context.mlperf.log_init_start()
     recording = context.team.broadcast_json(bool(context.profile))  # the instances cut their host steps alike
-    with compiled.training_program(context.run, context.log, done, recording, context.team.group) as program:
+    with build_or_load.training_program(context.run, context.log, done, recording, context.team.group) as program:
         initial = initial_state(context, program, loaded)
         profiler = UpdateProfiler(context, program, recording, done, last)
         with Validator(context, initial.validated) as validator:

@@ -10,12 +10,12 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("validation.py")
+    early_exit.install("validation.py")
     from harness.commands import answers
 
-    answers.begin("validation")
+    answers.answer_early("validation")
 
 import os
 import sys
@@ -31,12 +31,12 @@ from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.cluster import membership
 from harness.commands import answers, entry, run_log
-from harness.evaluation import predictions
+from harness.evaluation import photo_predictions
+from harness.evaluation.saved_weights import SavedWeights
 from harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
-from harness.evaluation.weights import SavedWeights
 from harness.options import sources
 from harness.processes.team import Team
-from harness.programs import compiled
+from harness.programs import build_or_load
 from harness.reports import profile
 from harness.run.run import Run
 from log import RunLog
@@ -49,9 +49,9 @@ def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda r
     """Validate what --restore-path names, or random weights, one after another by the instances of a team. `on_row` takes
     the row of each."""
     origin = saved_weights(argv)
-    run = entry.start(argv, "validation", origin, training=False)
+    run = entry.checked_run(argv, "validation", origin, training=False)
     if run.options.checkpoint.predict:
-        predictions.predict(run, origin.checkpoints)
+        photo_predictions.predict(run, origin.checkpoints)
         return 0
     with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
         team.rendezvous(run)
@@ -94,7 +94,7 @@ def _validate(
     team.before_exit = stopped  # where another instance is lost
     with Signals() as signals, profile.copied_output(request), closing(log):
         try:
-            with compiled.validation_program(run, log) as program:
+            with build_or_load.validation_program(run, log) as program:
                 if team.group:
                     signals.defer_until_agreed(program.stop)
                 if team.is_first:

@@ -7,9 +7,9 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 from __future__ import annotations
 
 if __name__ == "__main__":  # before a slow import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("weight_avg.py")
+    early_exit.install("weight_avg.py")
 
 import argparse
 import os

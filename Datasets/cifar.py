@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats.binary import BinaryFiles, RecordLayout
+from Datasets.formats.binary_records import BinaryFiles, RecordLayout
 from Datasets.sources import locate
-from Datasets.sources.binary import BinarySource
+from Datasets.sources.small_image_source import BinarySource
 
 BINARY_FILES = {
     "cifar-10": BinaryFiles(

@@ -15,8 +15,8 @@ from base.errors import DataError
 from base.storage import cache, input_files
 from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import idx
-from Datasets.formats.binary import RecordLayout
-from Datasets.sources.binary import BinarySource
+from Datasets.formats.binary_records import RecordLayout
+from Datasets.sources.small_image_source import BinarySource
 
 _EMBEDDED = DataSpec(
     name="fashion-mnist",

@@ -11,7 +11,7 @@ from Datasets.formats import class_names
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
 from Datasets.sources import image_folder, locate
-from Datasets.sources.photograph_source import PhotographSource, open_shards
+from Datasets.sources.photo_source import PhotographSource, open_shards
 
 _LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
 _WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"

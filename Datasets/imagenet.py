@@ -11,7 +11,7 @@ from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import class_names
 from Datasets.formats.tfrecord import part, shards
 from Datasets.sources import locate
-from Datasets.sources.photograph_source import PhotographSource, open_shards
+from Datasets.sources.photo_source import PhotographSource, open_shards
 
 _FOLDER = "imagenet-data"
 _TRAIN = "train-?????-of-?????"

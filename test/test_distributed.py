@@ -27,7 +27,7 @@ from base.errors import OptionError
 from benchmarks import links
 from Datasets.formats.tfrecord import RecordIndex
 from emulator.plan import number_formats
-from emulator.program import group
+from emulator.program import worker_group
 from harness.cluster.cluster import Cluster
 from harness.cluster.membership import TF_CONFIG
 from harness.processes import consistency, job_token, launch
@@ -223,9 +223,9 @@ def test_sums_in_narrow_formats_round_once_an_addition(size, wire, tmp_path):
 
 def test_gradients_go_through_buffers_of_the_size_asked_for():
     sizes = {"a": 60, "b": 30, "c": 30, "d": 200, "e": 1}
-    assert group.buckets(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
-    assert group.buckets(list(sizes), sizes, 0) == [[name] for name in sizes]
-    assert group.buckets(list(sizes), sizes, 10**6) == [list(sizes)]
+    assert worker_group.buckets(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert worker_group.buckets(list(sizes), sizes, 0) == [[name] for name in sizes]
+    assert worker_group.buckets(list(sizes), sizes, 10**6) == [list(sizes)]
 
 
 # Failures
@@ -377,7 +377,7 @@ INTRUDER = """
 import sys
 from base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
-from emulator.program.group import WorkerGroup
+from emulator.program.worker_group import WorkerGroup
 from harness.processes.heartbeat import Heartbeat
 from harness.cluster.cluster import Cluster
 group = WorkerGroup([sys.argv[1], sys.argv[3]], 1)
@@ -405,7 +405,7 @@ import os, sys, time
 from base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
 import tensorflow.compat.v1 as tf
-from emulator.program.group import WorkerGroup
+from emulator.program.worker_group import WorkerGroup
 group = WorkerGroup(sys.argv[1:3], int(sys.argv[3]))
 group.join("tests")
 print(group.all_gather(sys.argv[3]), group.all_gather_flag(sys.argv[3] == "1"), group.all_reduce_sum({"a": 1.5}))
@@ -433,7 +433,7 @@ STALLED = """
 import sys
 from base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
-from emulator.program.group import WorkerGroup
+from emulator.program.worker_group import WorkerGroup
 from harness.cluster.cluster import Cluster
 from harness.processes import heartbeat, team
 each = team.Team(Cluster(sys.argv[1:3], int(sys.argv[3])), timeout=1.0)

@@ -86,7 +86,7 @@ TENSORFLOW = (
     "emulator.program",
     "emulator.inference",
 )
-TENSORFLOW += ("emulator.numerics.program",)
+TENSORFLOW += ("emulator.numerics.observing_program",)
 TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "optimisers"))
 
 
@@ -252,5 +252,5 @@ def test_scripts_in_folders_find_the_project(folder):
         for name, text in scripts.items()
         if "\nfrom base" in text
         and "\nif __name__ ==" in text
-        and not re.search(r"sys\.path\.insert\(0, |\n    import begin\b", text)
+        and not re.search(r"sys\.path\.insert\(0, |\n    import bootstrap\b", text)
     ]

@@ -22,7 +22,7 @@ AXES = {
         "16.32",
         "16.16 --offload-fp32-weight-copy",
         "8.16 --stochastic-rounding all --automatic-loss-scaling --loss-scaling 1e5 --loss-scaling-period 2",
-        "8.32 --master-format e5m2 --slot-format bf16 --format-scaling",
+        "8.32 --master-format e5m2 --slot-format bf16 --format-scaling --loss-scaling 8",
         "bf16.32",
         "bf16.16 --stochastic-rounding all",
     ),

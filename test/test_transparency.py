@@ -20,8 +20,8 @@ from base.errors import OptionError
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan
-from emulator.program import executor, update
-from emulator.program.executor import TrainingProgram
+from emulator.program import update
+from emulator.program.training_program import TrainingProgram
 from harness.commands import cli
 from harness.programs import build
 from harness.programs.build import training_program
@@ -458,4 +458,3 @@ def test_layouts_that_cannot_be(words, named, pictures):
 def test_what_the_faults_change_is_what_runs():
     """The seeded faults patch names that the programs use."""
     assert build.ipu_utils is ipu_utils
-    assert executor.TrainingProgram is TrainingProgram

@@ -6,7 +6,7 @@ python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replic
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import sys
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.process import command_line
-from harness.reports import chart, output, plot
+from harness.reports import chart, output, training_chart
 
 
 def main(argv: list[str]) -> int:
     """Draw the runs."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.PENS)}")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(training_chart.PENS)}")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="the runs' names (default: the folders')")
     parser.add_argument("--title", default="", help="above the picture")
     parser.add_argument("--output", metavar="FILE", default="compared.svg", help="(default: %(default)s)")
@@ -29,15 +29,15 @@ def main(argv: list[str]) -> int:
     labels = arguments.labels or [folder.resolve().name for folder in folders]
     if len(labels) != len(folders):
         parser.error(f"--labels: {len(labels)} labels for {len(folders)} runs")
-    if len(folders) > len(plot.PENS):
-        parser.error(f"{len(folders)} runs: {len(plot.PENS)} fit into a picture")
+    if len(folders) > len(training_chart.PENS):
+        parser.error(f"{len(folders)} runs: {len(training_chart.PENS)} fit into a picture")
     for folder in folders:
         if not (folder / "training.csv").exists():
             began = (folder / "arguments.json").exists()
             what = "has no rows yet" if began else "is not a run's folder"
             parser.error(f"{folder} {what}: it has no training.csv")
-    runs = [(label, *plot.tables(folder)) for label, folder in zip(labels, folders)]
-    picture = chart.figure(plot.comparison_panels(runs), arguments.title)
+    runs = [(label, *training_chart.tables(folder)) for label, folder in zip(labels, folders)]
+    picture = chart.figure(training_chart.comparison_panels(runs), arguments.title)
     output.write_atomically(arguments.output, picture, output.PICTURE)
     print(arguments.output)
     return 0

@@ -56,9 +56,9 @@ def _begin(prog: str) -> None:
     signal end the command in one line from now on."""
     looked_there = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     sys.path[: int(looked_there)] = [HERE]
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin(prog)
+    early_exit.install(prog)
     from base.process import commands
 
     if prog != "cnn" and not commands.in_checkout():  # a checkout's scripts may be called as well

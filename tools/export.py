@@ -8,7 +8,7 @@ cnn export efficientnet-lite0 --to onnx
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import sys
 from collections.abc import Mapping

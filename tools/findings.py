@@ -14,7 +14,7 @@ after -- is added to every training.
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import sys

@@ -7,7 +7,7 @@ cnn finetune pictures --logs-path logs/pets --epochs 20 --image-size 192
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import os
@@ -27,7 +27,7 @@ from harness.commands import answers, cli, hints
 from harness.finetuning import survey
 from harness.options import sources
 from harness.options.sections import RunOptions, flag
-from harness.report_page import page, run_folder
+from harness.report_page import run_folder, run_page
 from harness.run import data, validations
 from tools import report
 
@@ -90,9 +90,9 @@ def _for_these_pictures(pictures: survey.Survey) -> list[str]:
 def _report(run: Path) -> None:
     """Write the page on the best weights, with the pictures that they get wrong; a line where that fails."""
     try:
-        report.main([command_line.as_value(run), "--html", command_line.as_value(run / page.FILE)])
+        report.main([command_line.as_value(run), "--html", command_line.as_value(run / run_page.FILE)])
     except Exception as error:  # the weights are there, whatever is wrong with it
-        print(f"warning: {run / page.FILE} is not written: {bounds.reason(error)}")
+        print(f"warning: {run / run_page.FILE} is not written: {bounds.reason(error)}")
 
 
 def _finished(run: Path) -> None:

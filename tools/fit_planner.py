@@ -10,7 +10,7 @@ logarithms, with bounds. Leave-one-out: each row predicted by constants that wer
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import math
 import re

@@ -11,7 +11,7 @@ training.
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import sys

@@ -15,7 +15,7 @@ may ask for is run), with at most 1 GiB of arrays. timm's config.json beside the
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import os
@@ -32,37 +32,37 @@ from base.fields import check_fields
 from base.process import command_line
 from Datasets.formats import preprocessing
 from Datasets.formats.class_names import IMAGENET_CLASSES
-from harness.checkpoints import npz_weights
+from harness.checkpoints import weights_file
 from harness.commands import hints
 from harness.options.sections import DatasetOptions
-from tools import architectures, foreign, weight_files
+from tools import architectures, weight_files, weight_names
 from tools.architectures import Description, ImportFailure
 
 IMAGENET = preprocessing.UNIT_MEAN, preprocessing.UNIT_DEVIATION
-WRONG = (ImportFailure, npz_weights.NpzError)
+WRONG = (ImportFailure, weights_file.NpzError)
 
 
 def main(argv: list[str]) -> int:
     """The command line: 0, or one line for a file that is no such thing."""
     arguments = _parse(argv)
-    suffix = "_imported" if arguments.source.suffix == npz_weights.SUFFIX else ""
-    output = arguments.output or Path(f"{arguments.source.stem}{suffix}{npz_weights.SUFFIX}")
-    if output.suffix != npz_weights.SUFFIX:
-        raise ImportFailure(f"--output {output} must end in {npz_weights.SUFFIX}")
+    suffix = "_imported" if arguments.source.suffix == weights_file.SUFFIX else ""
+    output = arguments.output or Path(f"{arguments.source.stem}{suffix}{weights_file.SUFFIX}")
+    if output.suffix != weights_file.SUFFIX:
+        raise ImportFailure(f"--output {output} must end in {weights_file.SUFFIX}")
     if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
-    if npz_weights.is_own(arguments.source):
+    if weights_file.is_own(arguments.source):
         raise ImportFailure(f"{arguments.source} needs no import: give it to --init-path or --restore-path as it is")
     try:
         described = _described(arguments)
-        match = foreign.identify(weight_files.arrays(arguments.source), described, arguments.ema)
+        match = weight_names.identify(weight_files.arrays(arguments.source), described, arguments.ema)
         values = cast(match.values, arguments.half)
     except ImportFailure as error:
         raise ImportFailure(f"{arguments.source}: {error}") from None
-    if os.path.lexists(output) and not npz_weights.is_own(output):
+    if os.path.lexists(output) and not weights_file.is_own(output):
         raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
     recorded = options(match, described, arguments.symmetric_input)
-    npz_weights.write(output, values, recorded)
+    weights_file.write(output, values, recorded)
     report(match, described, output, recorded)
     return 0
 
@@ -102,7 +102,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def options(match: foreign.Match, described: Description, symmetric: bool) -> dict[str, Any]:
+def options(match: weight_names.Match, described: Description, symmetric: bool) -> dict[str, Any]:
     """The options recorded with the weights, so that no others are needed."""
     values = dict(match.options)
     module = plugins.load("Models", values["model"])
@@ -123,7 +123,7 @@ def options(match: foreign.Match, described: Description, symmetric: bool) -> di
     return {**values, **pictures, "precision": "32.32"}  # the precision of their training
 
 
-def _constants(match: foreign.Match, described: Description) -> tuple[Sequence[float], Sequence[float]] | None:
+def _constants(match: weight_names.Match, described: Description) -> tuple[Sequence[float], Sequence[float]] | None:
     """Return the means and deviations of channels that the call, or the file, gives."""
     given = bool(described.mean and described.deviation)
     return (described.mean, described.deviation) if given else match.constants
@@ -148,7 +148,7 @@ def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
     return arrays
 
 
-def report(match: foreign.Match, described: Description, output: Path, recorded: dict[str, Any]) -> None:
+def report(match: weight_names.Match, described: Description, output: Path, recorded: dict[str, Any]) -> None:
     """Print the network, notes and the next command."""
     network, path = match.options, command_line.as_value(output)
     print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(match.values)} variables")

@@ -7,7 +7,7 @@ python tools/paper.py --svg docs/paper.svg   and a picture of accuracy against p
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import math
 import re
@@ -23,7 +23,7 @@ from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.planning.plan_options import run_of
 from harness.reports import chart, output
 from harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
-from harness.reports.prediction import MIB
+from harness.reports.predicted_rate import MIB
 from tools import fit_planner
 
 BOTTOM = 78.0  # % of the picture

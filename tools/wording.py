@@ -35,7 +35,7 @@ AVOIDED = {  # pattern: what we write instead
     r"pictures?": "image, photo, chart",
     r"photographs?": "photo",
 }
-_AVOIDED = [(re.compile(rf"\b({pattern})\b", re.IGNORECASE), instead) for pattern, instead in AVOIDED.items()]
+_AVOIDED = tuple((re.compile(rf"\b({pattern})\b", re.IGNORECASE), instead) for pattern, instead in AVOIDED.items())
 
 
 class Passage(NamedTuple):
@@ -120,6 +120,7 @@ def faults(passage: Passage) -> Iterator[str]:
 
 
 def _files(names: list[str]) -> list[Path]:
+    """Return the files to check; this one is none of them, as it names the words."""
     roots = [Path(name) for name in names] or [
         *ROOT.glob("*.md"),
         *ROOT.glob("*.py"),
@@ -130,6 +131,7 @@ def _files(names: list[str]) -> list[Path]:
 
 
 def main() -> int:
+    """Check or list; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="*", help="files or folders; all of the project by default")
     parser.add_argument("--list", action="store_true", help="print every message of the program")

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets._spec import ReadRequest
-from Datasets.pipeline import augmentation, batching, normalisation, policies
+from Datasets.pipeline import augmentation, auto_augment, batching, normalisation
 
 _SIDE = 32
 
@@ -23,7 +23,7 @@ def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dat
     def read(position: tf.Tensor) -> Element:
         record, epoch = batching.record_and_epoch(position, size, request.seed)
         pixels, label = _gathered(gather, record)
-        pixels = _changed(pixels, policies.draw(record, epoch, request), request)
+        pixels = _changed(pixels, auto_augment.draw(record, epoch, request), request)
         cuts = augmentation.random_cuts(record, epoch, request.seed) if request.augment else None
         return _preprocessed(pixels, cuts, request) | {"label": label, "position": position}
 
@@ -61,7 +61,7 @@ def _changed(pixels: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -
         return pixels
 
     def change(each: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        return tf.cast(tf.round(policies.changed(tf.cast(each[0], tf.float32), each[1], request)), tf.uint8)
+        return tf.cast(tf.round(auto_augment.changed(tf.cast(each[0], tf.float32), each[1], request)), tf.uint8)
 
     return tf.map_fn(change, (pixels, drawn), fn_output_signature=tf.uint8)
 

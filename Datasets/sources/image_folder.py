@@ -18,7 +18,7 @@ from base.errors import DataError
 from base.storage import input_files
 from Datasets.formats import class_names, image_headers, split_names
 from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.sources import picture_files, split_folders
+from Datasets.sources import image_tree, split_folders
 from Datasets.sources.split_folders import Splits, listed
 
 _TESTED_TOGETHER = 16  # files opened at once: the time goes into waiting for the disc
@@ -81,7 +81,7 @@ def classes_of(top: Path, train: Path | None = None, validation: Path | None = N
     """Return the classes of the tree in the order of their labels."""
     splits = split_folders.find(top, train, validation)
     found = _class_folders(splits.train, splits.class_folders).items()
-    return _ordered([name for name, folders in found if any(map(picture_files.holds_pictures, folders))], splits.train)
+    return _ordered([name for name, folders in found if any(map(image_tree.holds_pictures, folders))], splits.train)
 
 
 def _class_folders(split: Path, folders: list[str]) -> dict[str, list[Path]]:
@@ -107,7 +107,7 @@ def _ordered(names: list[str], train: Path) -> tuple[str, ...]:
 def pictures_by_class(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
     """Return the pictures of one split, class by class in the order of the labels, sorted by name; and the files that are
     none."""
-    folders = _class_folders(folder, picture_files.names(folder, folders=True))
+    folders = _class_folders(folder, image_tree.names(folder, folders=True))
     found = {name: _class_files(there) for name, there in folders.items()}
     unknown = sorted(name for name, (pictures, _) in found.items() if pictures and name not in classes)
     if unknown:
@@ -121,8 +121,8 @@ def _class_files(folders: list[Path]) -> tuple[list[Path], list[Path]]:
     pictures: list[Path] = []
     others: list[Path] = []
     for folder in folders:
-        for file in picture_files.files(folder):
-            (pictures if picture_files.is_picture(file) else others).append(file)
+        for file in image_tree.files(folder):
+            (pictures if image_tree.is_picture(file) else others).append(file)
     return pictures, others
 
 
@@ -135,7 +135,7 @@ def damaged(pictures: list[Picture]) -> list[BadFile]:
 
 def is_tree(folder: Path) -> bool:
     """Return whether a folder in this one holds a picture."""
-    return any(picture_files.holds_pictures(folder / name) for name in picture_files.names(folder, folders=True))
+    return any(image_tree.holds_pictures(folder / name) for name in image_tree.names(folder, folders=True))
 
 
 def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], seed: int, option: str) -> Listing:
@@ -197,5 +197,5 @@ def _loose(top: Path, splits: Splits) -> list[Path]:
     """The folders of training and validation, and those named like splits beside them, with pictures in no class folder."""
     places, beside = [splits.train, *[splits.validation] * bool(splits.validation)], splits.train.parent
     if splits.train != top:
-        places += [beside / name for name in picture_files.names(beside, folders=True) if split_names.split_of(name)]
-    return [place for place in dict.fromkeys(places) if picture_files.has_loose(place)]
+        places += [beside / name for name in image_tree.names(beside, folders=True) if split_names.split_of(name)]
+    return [place for place in dict.fromkeys(places) if image_tree.has_loose(place)]

@@ -25,10 +25,10 @@ _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
 def infer(data_dir: str, source: str = "--data-dir") -> str:
     """The data set's name: a folder of class folders whatever it is called, else from the text of the path."""
     from Datasets.formats import tfrecord
-    from Datasets.sources import picture_files
+    from Datasets.sources import image_tree
 
     folder = Path(data_dir)
-    if folder.is_dir() and not tfrecord.shard_names(folder, "train") and picture_files.named_below(folder):
+    if folder.is_dir() and not tfrecord.shard_names(folder, "train") and image_tree.named_below(folder):
         return "imagefolder"
     for text, name in _NAMES_IN_PATHS:
         if text in data_dir.lower():

@@ -13,7 +13,7 @@ from pathlib import Path
 from base.errors import DataError
 from Datasets.formats.class_names import normal
 from Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
-from Datasets.sources import picture_files
+from Datasets.sources import image_tree
 
 SPLITS_HINT = "give --train-dir and --validation-dir the folders of the splits"
 CLASSES_HINT = "where these are classes, give --train-dir the folder around them"
@@ -32,7 +32,7 @@ class Splits:
     @property
     def class_folders(self) -> list[str]:
         """The folders of training's classes, those without pictures too."""
-        return _besides(picture_files.names(self.train, folders=True), self.train, self.apart)
+        return _besides(image_tree.names(self.train, folders=True), self.train, self.apart)
 
 
 def find(top: Path, train: Path | None = None, validation: Path | None = None) -> Splits:
@@ -44,7 +44,7 @@ def find(top: Path, train: Path | None = None, validation: Path | None = None) -
         return Splits(train, validation, validation)
     here, filled = _entered(top, validation)
     notes = (f"the classes are the folders in {here}",) * (here != top)
-    inner = {name: [normal(below) for below in picture_files.filled(here / name)] for name in filled}
+    inner = {name: [normal(below) for below in image_tree.filled(here / name)] for name in filled}
     by_split: dict[str | None, list[str]] = defaultdict(list)
     for name in filled:
         by_split[split_of(name) if inner[name] else None].append(name)
@@ -72,15 +72,15 @@ def find(top: Path, train: Path | None = None, validation: Path | None = None) -
 
 
 def _classes_in(split: Path) -> set[str]:
-    return {normal(name) for name in picture_files.filled(split)}
+    return {normal(name) for name in image_tree.filled(split)}
 
 
 def _entered(top: Path, apart: Path | None) -> tuple[Path, list[str]]:
     """The first folder from `top` on that holds more than one folder of folders, and its folders with pictures."""
     here = top
     while True:
-        filled = _besides(picture_files.filled(here), here, apart)
-        if len(filled) != 1 or picture_files.has_loose(here) or not picture_files.filled(here / filled[0]):
+        filled = _besides(image_tree.filled(here), here, apart)
+        if len(filled) != 1 or image_tree.has_loose(here) or not image_tree.filled(here / filled[0]):
             return here, filled
         if split_of(filled[0]) in (VALIDATION, TEST):
             raise DataError(f"{here} has pictures in {filled[0]} alone, and none for training; {SPLITS_HINT}")
@@ -89,8 +89,8 @@ def _entered(top: Path, apart: Path | None) -> tuple[Path, list[str]]:
 
 def _same_inside(split: Path) -> Path:
     """A split's folder, or the one of the same split that is all of it, as in train/train."""
-    filled = picture_files.filled(split)
-    if len(filled) == 1 and split_of(filled[0]) == split_of(split.name) and picture_files.filled(split / filled[0]):
+    filled = image_tree.filled(split)
+    if len(filled) == 1 and split_of(filled[0]) == split_of(split.name) and image_tree.filled(split / filled[0]):
         return _same_inside(split / filled[0])
     return split
 
@@ -130,7 +130,7 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
             )
     widest = max(map(set, inner.values()), key=len, default=set())
     alike = len(inner) > 1 and len(widest) > 1 and all(len(widest & {*each}) > 1 for each in inner.values())
-    if alike and not any(picture_files.has_loose(here / name) for name in inner):
+    if alike and not any(image_tree.has_loose(here / name) for name in inner):
         raise DataError(
             f"{listed([*inner])} in {here} hold folders of the same names ({listed(sorted(widest))}): for splits "
             f"{SPLITS_HINT}; {CLASSES_HINT}"

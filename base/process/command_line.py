@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from base import errors, plugins, version
 from base.fields import decimal_number, escaped, short
-from base.process import commands, orphans, signals, startup, tf_runtime
+from base.process import commands, early_exit, orphans, signals, tf_runtime
 
 _UNLIMITED = 999_999_999
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
@@ -110,7 +110,7 @@ def run(
     the process becomes one that does nothing for as many seconds, if any, and ends with the exit code.
     """
     prog = commands.prog(prog)
-    startup.begun(prog)
+    early_exit.mark_begun(prog)
     for stream, handling in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=handling)  # a terminal without our characters must not end a run
@@ -184,9 +184,9 @@ def _reported(prog: str, error: Exception, wrong: Errors, failures: Errors) -> i
     except failures as error:
         return report(error, 1)
     except ModuleNotFoundError as error:
-        if startup.missing_package_message(error) is None:
+        if early_exit.missing_package_message(error) is None:
             raise
-        return report(startup.missing_package_message(error), 1)
+        return report(early_exit.missing_package_message(error), 1)
     except (MemoryError, ImportError, RuntimeError) as error:
         if tf_runtime.starved_message(error) is None:
             raise

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from base.fields import escaped
-from base.process import startup
+from base.process import early_exit
 
 URGENT = (signal.SIGINT, signal.SIGTERM)  # which mean "at once" when they come again
 STANDARD_OUTPUT = "standard output"  # the name of it as a file that an error names
@@ -63,7 +63,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if _in_main_thread():
-            self._earlier = {number: signal.signal(number, self._handle) for number in startup.stop_signals()}
+            self._earlier = {number: signal.signal(number, self._handle) for number in early_exit.stop_signals()}
             outer = [getattr(handler, "__self__", None) for handler in self._earlier.values()]
             self._outer = next((one for one in outer if isinstance(one, Signals)), None)
         return self

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
-from emulator.inference.program import logits_of
+from emulator.inference.inference_program import logits_of
 from emulator.layers.portable_layers import PortableLayers
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.runtime import named_faults, new_graph, session_config
-from emulator.program.weights import ProgramVariables, VariableHandles
+from emulator.program.variables import ProgramVariables, VariableHandles
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment

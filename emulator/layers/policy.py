@@ -89,7 +89,7 @@ class PrecisionPolicy:
         narrow = self._cast(value, used)
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
 
-    def cast_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def round_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Cast an updated weight, or with a name a slot, to its storage format; stochastic rounding unless switched off."""
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)

@@ -27,7 +27,7 @@ from emulator.program.forward_backward import (
 )
 from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
-from emulator.program.training import TrainingSpec
+from emulator.program.training_spec import TrainingSpec
 
 REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results that are reduced by their maximum, not their mean
 RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag

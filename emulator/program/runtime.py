@@ -27,9 +27,9 @@ from emulator.plan import timings
 from emulator.plan.plan import PlanError
 from emulator.plan.timings import PhaseEnd
 from emulator.program.forward_backward import Features
-from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
-from emulator.program.weights import VariableHandles
+from emulator.program.variables import VariableHandles
+from emulator.program.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,11 +16,11 @@ from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, AccumulationLoop
 from emulator.program.cells import StageOrder
 from emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
-from emulator.program.group import buckets, elements
 from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
-from emulator.program.training import Move, TrainingSpec
-from emulator.program.weights import ProgramVariables
+from emulator.program.training_spec import Move, TrainingSpec
+from emulator.program.variables import ProgramVariables
+from emulator.program.worker_group import buckets, elements
 from Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
 
 Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # a variable and its slots after an update

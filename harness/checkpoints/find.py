@@ -10,7 +10,7 @@ from pathlib import Path
 
 from base.process.command_line import as_value
 from base.process.commands import in_shell
-from harness.checkpoints import npz_weights
+from harness.checkpoints import weights_file
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
 _MAX_NAMED, _MAX_LISTED = 3, 12
@@ -74,7 +74,7 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
     """`--restore-path` of a validation: all checkpoints of a folder (numbered first, then averages in its ckpt/ folder), the
     checkpoints with a common prefix, or weights in a .npz file. `by_prefix` False: for one network, of which a name that
     only begins like another's is a mistake."""
-    file = npz_weights.located(path)
+    file = weights_file.located(path)
     if file:
         return [Checkpoint(str(file))]
     path = _run_folder_of_averages(path)
@@ -89,7 +89,7 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
     checkpoints = in_order(path.parent.glob(f"{glob.escape(path.name)}*.index"))
     if not checkpoints:
         _check_own_format("--restore-path", path)
-        own = ", ".join(npz_weights.BUNDLED)
+        own = ", ".join(weights_file.BUNDLED)
         raise CheckpointError(
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
             f"{beside(path) or f'; weights that come with the project: {own}'}"
@@ -103,10 +103,10 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
 def init_checkpoint(path: Path) -> Checkpoint | Path:
     """`--init-path`: a checkpoint, or a folder that has some. CheckpointError for neither; weights in a .npz file are read,
     so that damaged ones are refused before anything is written."""
-    file = npz_weights.located(path)
+    file = weights_file.located(path)
     if file:
-        npz_weights.options(file)
-        npz_weights.arrays(file)
+        weights_file.options(file)
+        weights_file.arrays(file)
         return Checkpoint(str(file))
     if os.path.isdir(path) and numbered(path):
         return path
@@ -115,7 +115,7 @@ def init_checkpoint(path: Path) -> Checkpoint | Path:
     _check_own_format("--init-path", path)
     raise CheckpointError(
         f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, a "
-        f".safetensors of cnn export, or {' or '.join(npz_weights.BUNDLED)}{beside(path)}"
+        f".safetensors of cnn export, or {' or '.join(weights_file.BUNDLED)}{beside(path)}"
     )
 
 
@@ -131,7 +131,7 @@ def _index(path: Path) -> Path:
 
 def run_folder(path: Path) -> Path:
     """The place of a restore path's options: the run folder, or the .npz file itself."""
-    file = npz_weights.located(path)
+    file = weights_file.located(path)
     if file:
         return file
     if os.path.isdir(path):
@@ -148,6 +148,6 @@ def _run_folder_of_averages(path: Path) -> Path:
 
 def _check_own_format(option: str, path: Path) -> None:
     """Refuse a file of another project, which has to be imported first."""
-    if path.suffix in npz_weights.FOREIGN:
+    if path.suffix in weights_file.FOREIGN:
         command = f"python tools/import_weights.py {in_shell([as_value(path)])}"
         raise CheckpointError(f"{option} {path}: weights of another project have to be imported first: {command}")

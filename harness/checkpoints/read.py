@@ -18,7 +18,7 @@ from base import bounds
 from base.fields import short
 from base.process import tf_runtime
 from emulator.plan.checkpoint_tensors import STEP
-from harness.checkpoints import find, manifest, npz_weights, run_record
+from harness.checkpoints import find, manifest, run_record, weights_file
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates_in_name
 from harness.checkpoints.manifest import ITERATION
 from harness.run import validations
@@ -111,9 +111,9 @@ def _load_each(
 def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
     """Return every tensor of a checkpoint by name; DamagedCheckpoint for one that is damaged, or of another run or update
     than its name says. `verify`: compare the files with their manifest first."""
-    file = npz_weights.located(Path(checkpoint.prefix))
+    file = weights_file.located(Path(checkpoint.prefix))
     if file:
-        return npz_weights.arrays(file)
+        return weights_file.arrays(file)
     if verify:
         _check_manifest(checkpoint)
     with _reader(checkpoint) as reader:
@@ -127,7 +127,7 @@ def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
 def shapes(checkpoint: Checkpoint) -> Shapes:
     """Return the shapes of the tensors by name, or raise the error of `tensors`. No more of the files than their lengths is
     compared with the manifest."""
-    if npz_weights.located(Path(checkpoint.prefix)):
+    if weights_file.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
     _check_manifest(checkpoint, digests=False)
     with _reader(checkpoint) as reader:

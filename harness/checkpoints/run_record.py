@@ -10,7 +10,7 @@ from typing import Any
 
 from base import bounds
 from base.storage import input_files, run_files
-from harness.checkpoints import find, manifest, npz_weights
+from harness.checkpoints import find, manifest, weights_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import ASKED, RUN_ID, invalid_option
 
@@ -52,9 +52,9 @@ def run_id(folder: Path) -> str | None:
 
 
 def _located(folder: Path) -> tuple[Path, dict[str, Any]]:
-    file = npz_weights.located(folder)
+    file = weights_file.located(folder)
     if file:
-        return file, _checked(file, npz_weights.options(file))
+        return file, _checked(file, weights_file.options(file))
     for checkpoint in reversed(find.numbered(folder)):
         with suppress(CheckpointError):
             recorded = state(checkpoint).get(RECORDED)

@@ -33,7 +33,7 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
     return command_line.run(call.removeprefix("python "), with_option, argv, (WrongInput,), (FloatingPointError, Failure))
 
 
-def begin(script: str) -> None:
+def answer_early(script: str) -> None:
     """Answer the process's call, or refuse its options, and exit; return if it asks for a run."""
     try:
         argv = bare_word.as_option(sys.argv[1:], script)

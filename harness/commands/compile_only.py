@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from harness.commands import run_log
 from harness.options.releases import vintage
-from harness.programs import compiled
-from harness.reports import compilation
-from harness.reports.compilation import Compilation
+from harness.programs import build_or_load
+from harness.reports import build_time
+from harness.reports.build_time import Compilation
 from harness.run.run import Run
 from log import RunLog
 
@@ -24,12 +24,12 @@ def report(run: Run, training: bool) -> None:
     for line in (*run.notes, *head(run)):
         log.note(line)
     if training:
-        program = compiled.training_program(run, log)
+        program = build_or_load.training_program(run, log)
         _profile(run, log, program)
         megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
         _report(run, log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
     if not training or (run.options.checkpoint.validation and run.data_source.spec.validation_images):
-        program = compiled.validation_program(run, log)
+        program = build_or_load.validation_program(run, log)
         if not training:
             _profile(run, log, program)
         _report(run, log, program, "validation")
@@ -39,7 +39,7 @@ def report(run: Run, training: bool) -> None:
 def _profile(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram) -> None:
     """Log where the time went, if --profile-compilation asks."""
     if run.options.device.profile_compilation:
-        for line in Compilation(program.phase_ends, compilation.target(None, os.environ)).report():
+        for line in Compilation(program.phase_ends, build_time.target(None, os.environ)).report():
             log.note(line)
 
 

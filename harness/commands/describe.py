@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulator.plan import schedules
 from emulator.plan.plan import ExecutionPlan
-from harness.reports import plot, prediction
+from harness.reports import predicted_rate, training_chart
 from harness.run.run import Run
 
 MAX_DRAWN = 1024  # micro-batches that a timeline is laid out for
@@ -21,7 +21,7 @@ def run(run: Run, done: int = 0) -> str:
     return "\n".join(
         [
             run.summary(),
-            *prediction.lines(run),
+            *predicted_rate.lines(run),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
             f"Host steps of {in_step} update{'s' * (in_step > 1)}; a log line "
             + (
@@ -34,7 +34,7 @@ def run(run: Run, done: int = 0) -> str:
             "Number formats:",
             *run.plan.precision.table(),
             "Learning rate:",
-            plot.text_curve(run.learning_rate, length.iterations, length.epochs),
+            training_chart.text_curve(run.learning_rate, length.iterations, length.epochs),
         ]
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from base import host_limits
 from base.errors import Answered, OptionError
 from base.fields import ONE_CALL
-from harness.checkpoints import find, npz_weights, run_record
+from harness.checkpoints import find, run_record, weights_file
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.cluster import membership
 from harness.commands import answers
@@ -21,17 +21,17 @@ from harness.options import sources
 from harness.options.sections import with_trait
 from harness.reports import profile
 from harness.run import rules
+from harness.run.origin import Origin
 from harness.run.recorded_arguments import changed_data, other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
-from harness.run.start import Start
 
 # options of which one at least is given by whoever gives them all
-TELLING = ("config", "model", "dataset", "data_dir", "train_dir")
+NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
 
 
-def start(
-    argv: list[str], script: str, origin: Start | None = None, training: bool = True,
+def checked_run(
+    argv: list[str], script: str, origin: Origin | None = None, training: bool = True,
     compiled: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
     """The run that a call asks for, checked as far as it can be before anything is built; Answered if the call asked for
@@ -39,7 +39,7 @@ def start(
 
     `origin`: the run or the weights that the call starts from. `compiled`: the work of --compile-only, if not the usual.
     """
-    origin = origin or Start()
+    origin = origin or Origin()
     parsed = answers.parse(argv, script, origin.recorded, origin.folder)
     run, warnings = _prepared(parsed, origin, training)
     _answer(run, warnings, origin, training, compiled)
@@ -54,7 +54,7 @@ def start(
     return run
 
 
-def _prepared(parsed: Parsed, origin: Start, training: bool) -> tuple[Run, list[str]]:
+def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list[str]]:
     """The run, and warnings of where it starts from."""
     notes = (*parsed.notes, *origin.check_source(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
@@ -66,7 +66,7 @@ def _prepared(parsed: Parsed, origin: Start, training: bool) -> tuple[Run, list[
     return run, warnings
 
 
-def _answer(run: Run, warnings: list[str], origin: Start, training: bool, compiled: Callable[[Run], None] | None) -> None:
+def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
     """Answered, if the call asks for something else than a run."""
     main = run.options.main
     if run.options.dataset.dataset_benchmark:
@@ -109,8 +109,8 @@ def other_pictures(run: Run, recorded: Mapping[str, Any]) -> list[str]:
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:
-    names_network = any(sources.argument(argv, name, script) for name in TELLING)
-    if npz_weights.located(file):
+    names_network = any(sources.argument(argv, name, script) for name in NETWORK_OPTIONS)
+    if weights_file.located(file):
         if names_network:
             return
         raise CheckpointError(
@@ -126,11 +126,11 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
         raise CheckpointError(f"{lost} give them, as --model, --dataset and --config")
 
 
-def _other_names(run: Run, origin: Start) -> list[str]:
+def _other_names(run: Run, origin: Origin) -> list[str]:
     """A line where the classes of data that only name predictions are not those that the weights know; OptionError where
     they are to be validated."""
     if not run.options.checkpoint.predict:
-        inference_record.check_names(run, origin.folder, origin.recorded)
+        inference_record.check_class_names(run, origin.folder, origin.recorded)
         return []
     if not other_class_names(origin.recorded, run.data_source.spec):
         return []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("gc-info")
+    early_exit.install("gc-info")
 
 import argparse
 import os

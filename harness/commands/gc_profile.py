@@ -7,9 +7,9 @@ gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("gc-profile")
+    early_exit.install("gc-profile")
 
 import argparse
 import os

@@ -55,12 +55,12 @@ def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
 
 def training_head(run: Run) -> list[str]:
     """Return the log lines on the network and the plan that are about to be trained."""
-    from harness.reports import prediction
+    from harness.reports import predicted_rate
 
     names = " ".join(v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name))
     return [
         run.summary(),
-        *prediction.lines(run),
+        *predicted_rate.lines(run),
         "Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "),
         f"Total Parameters:{run.trace.parameters}",
     ]

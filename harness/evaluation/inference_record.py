@@ -12,7 +12,7 @@ from base import bounds
 from base.errors import OptionError
 from base.fields import short
 from base.storage import files, input_files
-from harness.checkpoints import find, npz_weights, run_record
+from harness.checkpoints import find, run_record, weights_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
 from harness.run.run import Run
@@ -52,7 +52,7 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     return known or (() if recorded.get(CLASSES) and not spec.class_names else class_names.for_spec(spec))
 
 
-def check_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
+def check_class_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
     """OptionError where the data have as many classes as the weights know, and others: their labels would mean others."""
     if not other_class_names(recorded, run.data_source.spec):
         return
@@ -66,7 +66,7 @@ def check_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
 
 def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names beside the weights of a run's folder, or with those of a .npz file, whose options are `recorded`."""
-    if npz_weights.located(folder):
+    if weights_file.located(folder):
         return tuple(recorded.get(NAMES) or ())
     try:
         found = bounds.json_value(input_files.content(folder / FILE, _MAX_BYTES))[NAMES]

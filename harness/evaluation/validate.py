@@ -13,8 +13,8 @@ from base.process.signals import Signals
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.processes.team import Team
-from harness.reports import compilation, profile
-from harness.reports.compilation import Compilation
+from harness.reports import build_time, profile
+from harness.reports.build_time import Compilation
 from harness.run.run import Run
 from log import RunLog
 
@@ -104,7 +104,7 @@ def training_global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
 def record_profile(run: Run, program: InferenceProgram, request: profile.ProfileRequest | None, log: RunLog) -> None:
     """Record the compilation and one micro-batch, if that is asked for."""
     if run.options.device.profile_compilation:
-        compiled = Compilation(program.phase_ends, compilation.target(log.folder, os.environ))
+        compiled = Compilation(program.phase_ends, build_time.target(log.folder, os.environ))
         program.rewind()
         program.step(0, 1)
         compiled.over("first micro-batch")

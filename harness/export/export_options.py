@@ -11,7 +11,7 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import short
 from base.process import command_line
-from harness.checkpoints import find, npz_weights
+from harness.checkpoints import find, weights_file
 from harness.export.file_formats import FORMATS
 from harness.options import sources
 
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add = own.add_argument
     add("path", nargs="?", metavar="RUN", help="a run folder (its newest checkpoint, or the best one of a run with "
         "--keep-best-ckpt), a checkpoint as "
-        f"in RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(npz_weights.BUNDLED)}")  # fmt: skip
+        f"in RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(weights_file.BUNDLED)}")  # fmt: skip
     add("--to", action="append", default=[], metavar="FORMAT", help=f"one or more of {', '.join(FORMATS)}, with commas")
     add("--output", metavar="DIR", help="where the files go (default: a folder export in the run's)")
     add(
@@ -84,7 +84,7 @@ def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
     """Return what is to be exported."""
     path = first or flag
     if not path:
-        bundled = " or ".join(npz_weights.BUNDLED)
+        bundled = " or ".join(weights_file.BUNDLED)
         raise OptionError(f"nothing to export: give a run folder, a checkpoint, a .npz file or {bundled} first")
     if None not in (first, flag) and first != flag:
         raise OptionError(f"{short(first)} and --restore-path {short(flag)} are two networks; export one, then the other")
@@ -107,5 +107,5 @@ def _format(word: str) -> str:
 
 def _beside(path: Path) -> Path:
     """Return the folder for an export that names none: the run's, or for a file of weights the working directory's."""
-    file = npz_weights.located(path)
+    file = weights_file.located(path)
     return Path(f"{path.stem}-{FOLDER}") if file else find.run_folder(path) / FOLDER

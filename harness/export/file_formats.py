@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
-from harness.checkpoints import npz_weights
+from harness.checkpoints import weights_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -220,7 +220,7 @@ def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
 
 
 def _write_safetensors(content: Content, path: Path) -> None:
-    npz_weights.write(path, dict(content.values), dict(content.recorded))
+    weights_file.write(path, dict(content.values), dict(content.recorded))
 
 
 def _safetensors_runner(path: Path) -> Runner:

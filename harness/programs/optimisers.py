@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from emulator.native import library
-from emulator.program.training import Move, Optimiser
+from emulator.program.training_spec import Move, Optimiser
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, named_by
 

@@ -15,7 +15,7 @@ from harness.checkpoints import find, run_record
 from harness.commands import cli
 from harness.options.catalogue import every_option
 from harness.options.sections import flag, with_trait
-from harness.reports import plot
+from harness.reports import training_chart
 from harness.run import validations
 
 Row = Mapping[str, str]
@@ -44,7 +44,7 @@ class RunFolder:
     @property
     def network(self) -> str:
         """Model, size and data set for people; the folder's name where nothing records them."""
-        return plot.run_title(self.options) or self.name
+        return training_chart.run_title(self.options) or self.name
 
     @property
     def best(self) -> Row | None:

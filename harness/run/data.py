@@ -13,8 +13,8 @@ from base import plugins
 from base.errors import DataError, OptionError
 from base.fields import short
 from Datasets._spec import DataSource, OpenRequest
-from Datasets.sources.catalogue import published_spec, table
 from Datasets.sources.locate import infer
+from Datasets.sources.registry import published_spec, table
 from harness.options.sections import DatasetOptions
 
 SPLIT_FOLDERS = ("train_dir", "validation_dir")

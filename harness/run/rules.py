@@ -13,13 +13,13 @@ from dataclasses import replace
 from base import plugins
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
-from Datasets.sources.catalogue import published_spec
+from Datasets.sources.registry import published_spec
 from emulator.native import library
-from emulator.plan import process_memory
+from emulator.plan import host_memory
+from emulator.plan.host_memory import gigabytes
 from emulator.plan.number_formats import BF16, FP16, FP32
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
-from emulator.plan.process_memory import gigabytes
 from emulator.plan.trace import Trace
 from harness.cluster import membership
 from harness.options.sections import RECORDED, DatasetOptions, RunOptions, flag
@@ -401,7 +401,7 @@ def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
     """Warn where a limit of this machine is below the predicted host memory. OptionError where it is so far below that the
     system would kill the run, unless --no-memory-check is given."""
     needed, processes = run.memory, run.cluster.neighbours
-    limit, hopeless = process_memory.find_exceeded_limit(needed, limits, processes)
+    limit, hopeless = host_memory.find_exceeded_limit(needed, limits, processes)
     if limit is None:
         return []
     smaller = "a smaller --micro-batch-size or --valid-batch-size, or a smaller --image-size"
@@ -410,7 +410,7 @@ def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
             "a smaller --micro-batch-size with a larger --gradient-accumulation-count, --fold 1, --enable-recomputation, or "
             "a smaller --image-size"
         )
-    if needed.records and process_memory.find_exceeded_limit(replace(needed, records=0), [limit], processes)[0] is None:
+    if needed.records and host_memory.find_exceeded_limit(replace(needed, records=0), [limit], processes)[0] is None:
         smaller = "--no-dataset-cache"
     shared = f" in each of the {processes} processes here" if limit.shared and processes > 1 else ""
     message = (

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from base.process import tf_runtime
 from Datasets._spec import DataSource, ReadRequest
 from emulator.native import library
-from emulator.plan import machine, process_memory
+from emulator.plan import host_memory, machine
+from emulator.plan.host_memory import HostMemory
 from emulator.plan.number_formats import FP16
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
 from harness.cluster.cluster import ALONE, Cluster
 from harness.options.sections import RunOptions
@@ -204,9 +204,9 @@ class Run:
             predicting = bool(options.checkpoint.predict)
             records = 0 if predicting else self._cached_records(spec.validation_images)
             batch = (1 if predicting else self.validation_batch) * (2 if self.mirrors else 1)
-            return process_memory.inference(self.trace, self.plan.precision, batch, self.image_numbers, records)
+            return host_memory.inference(self.trace, self.plan.precision, batch, self.image_numbers, records)
         validated = self.validation_batch if options.checkpoint.validation else 0
-        return process_memory.training(
+        return host_memory.training(
             self.trace,
             self.plan,
             slots=options.training.slots,

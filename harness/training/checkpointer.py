@@ -14,7 +14,7 @@ from harness.checkpoints.write import SaveError
 from harness.cluster.cluster import host_of
 from harness.diagnostics.divergence import Divergence
 from harness.options.sections import AUTO
-from harness.processes import failures
+from harness.processes import checkpoint_interval
 from harness.training.meter import Meter
 from harness.training.run_dir import TrainingContext
 
@@ -69,7 +69,7 @@ class Checkpointer:
     def _safety_interval(self) -> float:
         """Return the seconds between safety checkpoints; 0: never."""
         options, addresses = self._context.run.options.checkpoint, self._context.team.cluster.addresses
-        return failures.safety_interval(options, len({*map(host_of, addresses)}) or 1, self._blocked_seconds)
+        return checkpoint_interval.safety_interval(options, len({*map(host_of, addresses)}) or 1, self._blocked_seconds)
 
     def _note_blocked(self, seconds: float) -> None:
         """Note how long a checkpoint has held training; log, once, the interval that follows from it."""

@@ -108,6 +108,6 @@ class TimeLeft:
         if not since < done < self._last:
             return ""
         left = (now - began) / (done - since) * (self._last - done)
-        from harness.reports import prediction
+        from harness.reports import predicted_rate
 
-        return prediction.duration(left / 3600) if left >= 60 else ""
+        return predicted_rate.duration(left / 3600) if left >= 60 else ""

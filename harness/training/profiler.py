@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.reports import compilation, profile
-from harness.reports.compilation import Compilation, FirstUpdates
+from harness.reports import build_time, profile
+from harness.reports.build_time import Compilation, FirstUpdates
 from harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class UpdateProfiler:
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
         if context.run.options.device.profile_compilation:
-            trace = compilation.target(context.folder, os.environ) if context.team.is_first else None
+            trace = build_time.target(context.folder, os.environ) if context.team.is_first else None
             self._first_updates = FirstUpdates(Compilation(program.phase_ends, trace), first)
 
     @property
@@ -49,11 +49,11 @@ class UpdateProfiler:
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
         """Carry out the update, and write when its cells and operations ran."""
-        from harness.reports import plot
+        from harness.reports import training_chart
 
         run, request = self._context.run, self._request
         profiled = self._program.profile(learning_rate, request.operations, report)
-        title = f"{plot.run_title(run.options.values())}: update {update + 1} of {run.name}"
+        title = f"{training_chart.run_title(run.options.values())}: update {update + 1} of {run.name}"
         self._note(profile.write(request, run.plan, title, profiled.cells, profiled.operations, profiled.most_alive))
         return profiled.metrics
 

@@ -21,10 +21,10 @@ from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.run.data import recorded_places
+from harness.run.origin import Origin
 from harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
 from harness.run.resolve import learning_rate
 from harness.run.run import Run
-from harness.run.start import Start
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
 
@@ -43,7 +43,7 @@ class LoadedCheckpoint:
         return self.checkpoint.updates
 
 
-class FreshStart(Start):
+class FreshStart(Origin):
     """A new run: initial weights, or those of --init-path."""
 
     def check_source(self, options: RunOptions) -> list[str]:
@@ -99,7 +99,7 @@ class FreshStart(Start):
         return []
 
 
-class Resume(Start):
+class Resume(Origin):
     """The newest whole checkpoint of a run directory."""
 
     def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:

@@ -19,7 +19,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
     if context.log.folder is None and not context.team.is_first:
         return
-    from harness.reports import plot, prediction
+    from harness.reports import predicted_rate, training_chart
 
     validated, best = validator.newest, validator.best
     if validated:
@@ -28,13 +28,13 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
         note(f"Final {accuracy}" if final else f"Newest {accuracy}, of {validated['name']}; the run has done {done} updates")
         if float(best["val_acc"]) > float(validated["val_acc"]):
             note(f"Best validation top-1 accuracy: {float(best['val_acc']):.2f}%, of {best['name']}")
-    for line in prediction.compared(run, host_throughput):
+    for line in predicted_rate.compared(run, host_throughput):
         note(line)
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
 
-    picture = plot.write_run_svg(folder, plot.run_title(run.options.values()))
+    picture = training_chart.write_run_svg(folder, training_chart.run_title(run.options.values()))
     note(f"The run is in {folder}; its picture: {picture}", always=True)
     _write_page(context)
     if not context.team.is_first:  # instance 0's folder is the one to resume
@@ -55,12 +55,12 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 def _write_page(context: TrainingContext) -> None:
     """Write the run's page from the rows alone; a warning if that fails."""
-    from harness.report_page import page
+    from harness.report_page import run_page
 
     try:
-        context.log.note(f"Its page:        {page.write(context.folder)}")
+        context.log.note(f"Its page:        {run_page.write(context.folder)}")
     except Exception as error:  # whatever is wrong with it, the run is done
-        context.log.note(f"warning: {context.folder / page.FILE} is not written: {bounds.reason(error)}")
+        context.log.note(f"warning: {context.folder / run_page.FILE} is not written: {bounds.reason(error)}")
 
 
 def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:

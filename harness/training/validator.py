@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
-from harness.programs import compiled
+from harness.programs import build_or_load
 from harness.run import validations
 from harness.run.run import Run
 from harness.training.run_dir import TrainingContext
@@ -39,7 +39,7 @@ class Validator:
     @cached_property
     def _program(self) -> InferenceProgram:
         """Built when the first checkpoint comes."""
-        return self._built.enter_context(compiled.validation_program(self._context.run, self._context.log))
+        return self._built.enter_context(build_or_load.validation_program(self._context.run, self._context.log))
 
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
         """Validate a checkpoint, unless its row is there or no validation is wanted."""

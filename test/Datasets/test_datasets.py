@@ -24,7 +24,7 @@ from Datasets._spec import OpenRequest
 from Datasets.formats import idx, tfrecord
 from Datasets.pipeline import augmentation
 from Datasets.sources import generated
-from Datasets.sources.catalogue import published_spec
+from Datasets.sources.registry import published_spec
 from harness.run.recorded_arguments import changed_data, data_identity
 from tools.datasets import rebuild_fashion_mnist
 
@@ -255,7 +255,7 @@ def test_expansion_is_repeated_only_after_damage(tmp_path):
 def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
     script = (
         "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
-        "from Datasets.sources.catalogue import published_spec; "
+        "from Datasets.sources.registry import published_spec; "
         "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
         "print(source.spec.train_images, published_spec('imagenet').train_images, "
         "'tensorflow' in sys.modules)"

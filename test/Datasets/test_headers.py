@@ -18,7 +18,7 @@ from streams import opened, request, take
 from base.errors import DataError
 from Datasets.formats import image_headers, tfrecord
 from Datasets.pipeline import decoding, image_files
-from Datasets.sources.catalogue import published_spec
+from Datasets.sources.registry import published_spec
 
 FORMATS = image_headers.FORMATS
 

@@ -20,7 +20,7 @@ from streams import joined, opened, request, take
 from base.errors import DataError
 from Datasets import imagefolder
 from Datasets.formats import class_names, tf_example
-from Datasets.pipeline import decoding, photograph_stream
+from Datasets.pipeline import decoding, photo_stream
 from Datasets.sources import generated, image_folder, locate
 from harness.commands import cli
 from harness.run import data
@@ -326,9 +326,9 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
         got = session.run(decoding.whole(tf.constant(content))).astype(float)
         zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(content, 1, "any"))
         element = {"payload": payload, "expected": zero, "record": zero, "epoch": zero, "position": zero}
-        element |= photograph_stream._drawn(zero, zero, request())
+        element |= photo_stream._drawn(zero, zero, request())
         crops = [
-            session.run(photograph_stream._prepared(element, request(), range(1, 2), distort)["image"])
+            session.run(photo_stream._prepared(element, request(), range(1, 2), distort)["image"])
             for distort in (False, True)
         ]
     assert got.shape == wanted.shape

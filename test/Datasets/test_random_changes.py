@@ -15,7 +15,7 @@ from splitmix import reference_bits
 from streams import assert_equal, joined, opened, small, take
 
 from base import draws
-from Datasets.pipeline import policies
+from Datasets.pipeline import auto_augment
 
 SIDE = 48
 ALL = {"policy": "rand", "colour_jitter": 0.4, "random_erasing": 0.5}
@@ -31,7 +31,7 @@ def picture() -> np.ndarray:
 def changed(name: str, amount: float) -> np.ndarray:
     with tf.Graph().as_default(), tf.Session() as session:
         image = tf.constant(picture(), tf.float32)
-        return session.run(policies.OPERATIONS[name].change(image, tf.constant(float(amount))))
+        return session.run(auto_augment.OPERATIONS[name].change(image, tf.constant(float(amount))))
 
 
 # --- Operations ------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_a_flat_channel_stays():
     flat = np.full((SIDE, SIDE, 3), 77, np.float32)
     with tf.Graph().as_default(), tf.Session() as session:
         for name in ("autocontrast", "equalize"):
-            found = session.run(policies.OPERATIONS[name].change(tf.constant(flat), tf.constant(0.0)))
+            found = session.run(auto_augment.OPERATIONS[name].change(tf.constant(flat), tf.constant(0.0)))
             np.testing.assert_array_equal(found, flat)
 
 
@@ -78,7 +78,7 @@ def warped(image: np.ndarray, matrix: np.ndarray, shift: tuple[float, float]) ->
     y, x = np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2
     places = np.einsum("ij,jhw->ihw", matrix, np.stack([x, y])) + np.array(shift)[:, None, None] + (SIDE - 1) / 2
     first = np.floor(places).astype(int)
-    framed = np.full((3 * SIDE, 3 * SIDE, 3), policies.FILL)
+    framed = np.full((3 * SIDE, 3 * SIDE, 3), auto_augment.FILL)
     framed[SIDE : 2 * SIDE, SIDE : 2 * SIDE] = image
     total = np.zeros(image.shape)
     for dx in (0, 1):
@@ -111,7 +111,7 @@ def test_warps_equal_float64(name):
 @pytest.mark.parametrize(("policy", "count"), [("trivial", 1), ("rand", 2)])
 def test_each_policy_is_what_its_draws_say(policy, count):
     """Which operations, of which amounts, in which order; draws by SplitMix64 in plain Python."""
-    asked, table = small(image_size=SIDE, policy=policy, magnitude=7.0), list(policies.OPERATIONS.values())
+    asked, table = small(image_size=SIDE, policy=policy, magnitude=7.0), list(auto_augment.OPERATIONS.values())
     key, expected = draws.key(asked.seed, "data/policy"), []
     with tf.Graph().as_default(), tf.Session() as session:
         first = tf.constant(picture(), tf.float32)
@@ -122,16 +122,16 @@ def test_each_policy_is_what_its_draws_say(policy, count):
                 size = each.most * (0.7 if policy == "rand" else int(31 * level) / 30)
                 image = each.change(image, tf.constant(-size if each.signed and sign < 0.5 else size, tf.float32))
             expected.append(image)
-        drawn = policies.draw(tf.range(12), tf.constant(2), asked)
-        found = tf.map_fn(lambda each: policies.changed(first, each, asked), drawn)
+        drawn = auto_augment.draw(tf.range(12), tf.constant(2), asked)
+        found = tf.map_fn(lambda each: auto_augment.changed(first, each, asked), drawn)
         np.testing.assert_allclose(*session.run([found, tf.stack(expected)]), atol=1e-3)
 
 
 def test_jitter_stays_within_its_bound_and_takes_all_of_it():
     flat, asked = np.full((4, 4, 3), 100, np.float32), small(image_size=4, colour_jitter=0.4)
     with tf.Graph().as_default(), tf.Session() as session:
-        drawn = policies.draw(tf.range(300), tf.zeros(300, tf.int32), asked)
-        many = tf.map_fn(lambda each: policies.changed(tf.constant(flat), each, asked), drawn, tf.float32)
+        drawn = auto_augment.draw(tf.range(300), tf.zeros(300, tf.int32), asked)
+        many = tf.map_fn(lambda each: auto_augment.changed(tf.constant(flat), each, asked), drawn, tf.float32)
         found = session.run(many)[:, 0, 0, 0]  # contrast and saturation leave a grey image
     assert 60 - 1e-3 <= found.min() < 62 and 138 < found.max() <= 140 + 1e-3
 
@@ -140,13 +140,13 @@ def test_erased_rectangles_are_inside_and_as_large_as_drawn():
     side, probability = 64, 0.3
     asked = small(image_size=side, random_erasing=probability)
     with tf.Graph().as_default(), tf.Session() as session:
-        drawn = policies.draw(tf.range(400), tf.zeros(400, tf.int32), asked)
+        drawn = auto_augment.draw(tf.range(400), tf.zeros(400, tf.int32), asked)
         blank = tf.zeros([side, side, 3])
-        images = tf.map_fn(lambda each: policies.changed(blank, each, asked), drawn, tf.float32)
-        corners = tf.map_fn(lambda each: tf.stack(policies.erased_rectangle(each[10:], side)), drawn, tf.float32)
+        images = tf.map_fn(lambda each: auto_augment.changed(blank, each, asked), drawn, tf.float32)
+        corners = tf.map_fn(lambda each: tf.stack(auto_augment.erased_rectangle(each[10:], side)), drawn, tf.float32)
         drawn, images, corners = session.run([drawn, images, corners])
-    erased = images[..., 0] == policies.FILL
-    assert np.isin(images, (0, policies.FILL)).all() and (images == images[..., :1]).all()
+    erased = images[..., 0] == auto_augment.FILL
+    assert np.isin(images, (0, auto_augment.FILL)).all() and (images == images[..., :1]).all()
     assert abs(erased.any((1, 2)).mean() - probability) < 0.07  # 3 deviations
     for mask, corner, numbers in zip(erased, corners.astype(int), drawn):
         top, left, height, width = corner

@@ -16,9 +16,9 @@ from PIL import Image
 from Datasets._spec import ReadRequest
 from Datasets.formats import class_names
 from Datasets.pipeline import decoding, image_files
-from Datasets.sources.catalogue import published_spec
+from Datasets.sources.registry import published_spec
 from emulator.plan.trace import CountingLayers, Shape
-from harness.checkpoints import npz_weights
+from harness.checkpoints import weights_file
 
 LITE = {"batch_norm": True, "group_norm": False, "se": False, "use_relu6": True, "fix_stem_head": True}
 LITE_WORDS = "--batch-norm --no-se --use-relu6 --fix-stem-head"
@@ -87,11 +87,11 @@ def test_relu6_cuts_off_at_six():
 
 @pytest.fixture(scope="module")
 def kept():
-    return npz_weights.arrays(npz_weights.BUNDLED["efficientnet-lite0"])
+    return weights_file.arrays(weights_file.BUNDLED["efficientnet-lite0"])
 
 
 def test_bundled_weights_are_small_and_licensed(kept):
-    path = npz_weights.BUNDLED["efficientnet-lite0"]
+    path = weights_file.BUNDLED["efficientnet-lite0"]
     assert path.stat().st_size < 10e6
     assert "Apache License 2.0" in (path.parent / "LICENCE.md").read_text()
     assert {str(value.dtype) for name, value in kept.items() if "moving" not in name} == {"float16"}
@@ -152,7 +152,7 @@ def flipped(content: bytes) -> bytes:
 @pytest.mark.parametrize("damage", [lambda content: content[:100_000], lambda content: b"hello", flipped])
 def test_a_broken_file_of_weights_is_one_line(tmp_path, damage, drawn):
     path = tmp_path / "broken.npz"
-    path.write_bytes(damage(npz_weights.BUNDLED["efficientnet-lite0"].read_bytes()))
+    path.write_bytes(damage(weights_file.BUNDLED["efficientnet-lite0"].read_bytes()))
     words = f"--model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --seed 1"
     result = run("validation", *words.split(), "--restore-path", path, "--predict", drawn)
     assert result.code == 2 and str(path) in result.err and result.err.count("\n") == 1
@@ -164,8 +164,8 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path):
             return (Path.touch, (tmp_path / "sprung",))
 
     np.savez(tmp_path / "trap.npz", a=np.array([Trap()], object))
-    with pytest.raises(npz_weights.NpzError):
-        npz_weights.arrays(tmp_path / "trap.npz")
+    with pytest.raises(weights_file.NpzError):
+        weights_file.arrays(tmp_path / "trap.npz")
     assert not (tmp_path / "sprung").exists()
 
 

@@ -23,11 +23,11 @@ from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.trace import trace
 from emulator.program.runtime import new_graph, session_config
 from Models import _segments
-from tools import architectures, foreign
+from tools import architectures, weight_names
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4}
 slow = pytest.mark.slow
-KERAS, RESNET, TIMM, _ = foreign.LAYOUTS
+KERAS, RESNET, TIMM, _ = weight_names.LAYOUTS
 
 
 def network(name, **changes):
@@ -110,7 +110,7 @@ def test_equals_the_recorded_network_of_timm(name, model, size):
     values = generated.weights(
         {key: v.shape for key, v in values.items() if key not in projected}, int(record["weight_seed"])
     )
-    values |= foreign.identities(shapes(segments, side), values)
+    values |= weight_names.identities(shapes(segments, side), values)
     for dtype in TOLERANCE:
         assert_close(run(segments, values, images, dtype=dtype)[0], record["inference"], dtype)
 
@@ -134,7 +134,7 @@ def filled_in(theirs, values, options):
     for layer in theirs.layers:
         for weight in layer.weights:
             name = f"{layer.name}/{weight.name}"
-            ours = foreign.clean(name)
+            ours = weight_names.clean(name)
             if KERAS.ours(ours, options):
                 weight.assign(KERAS.value_back(ours, values[KERAS.ours(ours, options)]))
 
@@ -149,7 +149,7 @@ def test_efficientnet_equals_keras(size, side, keras_in_float64):
     segments, options = network("efficientnet", model_size=size)
     wanted = shapes(segments, side)
     places = {f"{layer.name}/{w.name}": w.shape for layer in theirs.layers for w in layer.weights}
-    found = {KERAS.ours(foreign.clean(n), options): KERAS.value(n, np.empty(s)).shape for n, s in places.items()}
+    found = {KERAS.ours(weight_names.clean(n), options): KERAS.value(n, np.empty(s)).shape for n, s in places.items()}
     assert {name: shape for name, shape in found.items() if name} == wanted
 
     images = generated.pictures(3, side, seed=31)

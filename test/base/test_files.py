@@ -16,9 +16,9 @@ import log
 from base.errors import OptionError
 from base.storage import locks, tables
 from base.storage.tables import Table
-from harness.checkpoints import npz_weights
+from harness.checkpoints import weights_file
 from harness.export import export_folder
-from harness.reports import plot
+from harness.reports import training_chart
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ WRITERS = {
     "log.txt": lambda file: log.RunLog(file.parent),
     "training.csv": append_row,
     ".lock": lock,
-    "training.svg": lambda file: plot.write_run_svg(file.parent),
+    "training.svg": lambda file: training_chart.write_run_svg(file.parent),
     "arguments.json": lambda file: log.write_arguments(file.parent, {}),
 }
 
@@ -83,7 +83,7 @@ def no_room() -> Iterator[None]:
     [
         (".lock", lock),
         ("rows.csv", lambda file: Table(file, ("iteration",), 0).append({"iteration": 1})),
-        ("weights.npz", lambda file: npz_weights.write(file, {"a": np.ones(99)}, {})),
+        ("weights.npz", lambda file: weights_file.write(file, {"a": np.ones(99)}, {})),
         ("labels.txt", lambda file: export_folder.put(file.parent, file.parent, {file.name: "ant\n"})),
     ],
 )
@@ -94,7 +94,7 @@ def test_an_error_of_a_full_disk_names_the_file(folder, name: str, write: Callab
 
 
 def test_weights_that_do_not_fit_leave_the_earlier_ones(folder):
-    npz_weights.write(folder / "a.npz", {"a": np.ones(99)}, {})
+    weights_file.write(folder / "a.npz", {"a": np.ones(99)}, {})
     with no_room(), pytest.raises(OSError, match="File too large"):
-        npz_weights.write(folder / "a.npz", {"a": np.zeros(99)}, {})
-    assert npz_weights.arrays(folder / "a.npz")["a"].all() and os.listdir(folder) == ["a.npz"]
+        weights_file.write(folder / "a.npz", {"a": np.zeros(99)}, {})
+    assert weights_file.arrays(folder / "a.npz")["a"].all() and os.listdir(folder) == ["a.npz"]

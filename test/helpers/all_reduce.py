@@ -29,7 +29,7 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
     from emulator.layers.policy import PrecisionPolicy
     from emulator.plan import number_formats
     from emulator.plan.precision import SINGLE
-    from emulator.program.group import WorkerGroup
+    from emulator.program.worker_group import WorkerGroup
 
     group = WorkerGroup(addresses, instance)
     options = group.begin_call_sequence()

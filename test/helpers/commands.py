@@ -19,7 +19,7 @@ import restore
 import train
 import validation
 import weight_avg
-from emulator.program.executor import TrainingProgram
+from emulator.program.training_program import TrainingProgram
 from harness.commands import answers
 from harness.programs import build, program_cache
 from harness.run.run import Run

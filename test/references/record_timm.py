@@ -32,7 +32,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from references.generated import pictures, weights  # noqa: E402
 
-from tools import foreign  # noqa: E402
+from tools import weight_names  # noqa: E402
 
 ABSENT = ("torchvision", "safetensors", "huggingface_hub")
 NETWORKS = {  # file -> name in timm, options here, side
@@ -84,7 +84,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to run."""
 
 
-def filled(network: Any, layout: foreign.Layout, options: Any) -> dict[str, tuple[int, ...]]:
+def filled(network: Any, layout: weight_names.Layout, options: Any) -> dict[str, tuple[int, ...]]:
     """Generated weights put in; the names and shapes of its variables."""
     import torch
 
@@ -103,8 +103,8 @@ def record(name: str, folder: Path) -> None:
     import torch
 
     theirs, asked, side = NETWORKS[name]
-    layout = next(lay for lay in foreign.LAYOUTS if lay.mark in timm.create_model(theirs).state_dict())
-    options = foreign.plugins.load("Models", layout.model).Options(**asked)
+    layout = next(lay for lay in weight_names.LAYOUTS if lay.mark in timm.create_model(theirs).state_dict())
+    options = weight_names.plugins.load("Models", layout.model).Options(**asked)
     images = torch.from_numpy(pictures(COUNT, side, PICTURE_SEED)).permute(0, 3, 1, 2).double()
     networks = [timm.create_model(theirs) for _ in range(2)]
     if name in ("resnet18", "resnet34"):

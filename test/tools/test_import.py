@@ -21,8 +21,8 @@ from timm_networks import recorded
 from base import plugins
 from base.process import command_line
 from Datasets.formats import preprocessing
-from harness.checkpoints import npz_weights
-from tools import foreign, import_weights, keras_layers
+from harness.checkpoints import weights_file
+from tools import import_weights, keras_layers, weight_names
 from tools.architectures import UNKNOWN, ImportFailure
 
 ROOT = plugins.ROOT
@@ -70,7 +70,7 @@ def refused(tool, *words: object) -> str:
 def test_networks_of_timm_are_recognised_and_take_every_weight(name):
     model, size = NETWORKS[name]
     theirs = state(name)
-    found = foreign.identify(theirs)
+    found = weight_names.identify(theirs)
     assert (found.options["model"], found.options["model_size"]) == (model, size)
     assert found.without == ()
     wanted = {variable.name: variable.shape for variable in traced(model, "imagenet", size, **BATCH_NORM).variables}
@@ -83,7 +83,7 @@ def test_networks_of_timm_are_recognised_and_take_every_weight(name):
 
 def test_places_and_axes():
     theirs = state("resnet50")
-    found = foreign.identify(theirs).values
+    found = weight_names.identify(theirs).values
     np.testing.assert_array_equal(
         found["all/b3/4/2/conv/conv2d/kernel"][1, 2, 5, 7], theirs["layer3.4.conv2.weight"][7, 5, 1, 2]
     )
@@ -91,7 +91,7 @@ def test_places_and_axes():
     np.testing.assert_array_equal(found["all/b2/0/p/batch_norm/gamma"], theirs["layer2.0.downsample.1.weight"])
     np.testing.assert_array_equal(found["all/b0/batch_norm/moving_variance"], theirs["bn1.running_var"])
     b0 = state("efficientnet_b0")
-    found = foreign.identify(b0).values
+    found = weight_names.identify(b0).values
     np.testing.assert_array_equal(
         found["all/block1a/b/conv/conv2d/kernel"][1, 2, 0, 7], b0["blocks.0.0.conv_dw.weight"][7, 0, 1, 2]
     )
@@ -105,7 +105,7 @@ def test_places_and_axes():
 )
 def test_whatever_stands_before_the_names_is_taken_off(prefix):
     theirs = state("resnet18")
-    found = foreign.identify({f"{prefix}{k}": v for k, v in theirs.items()} | {"loss.weight": np.ones(3)})
+    found = weight_names.identify({f"{prefix}{k}": v for k, v in theirs.items()} | {"loss.weight": np.ones(3)})
     assert np.array_equal(found.values["all/b0/batch_norm/gamma"], theirs["bn1.weight"])
     assert any("loss.weight" in note for note in found.notes)
 
@@ -117,11 +117,11 @@ def test_the_average_is_taken_unless_told_otherwise(places):
     theirs = state("resnet18")
     both = {f"{place}{k}": v + 3 * k.endswith("bn1.bias") * n for n, place in enumerate(places) for k, v in theirs.items()}
     for average, added in ((True, 3), (False, 0)):
-        found = foreign.identify(both, average=average)
+        found = weight_names.identify(both, average=average)
         assert np.array_equal(found.values["all/b0/batch_norm/beta"], theirs["bn1.bias"] + added)
         assert places[average].strip(".") in found.notes[0]
     with pytest.raises(ImportFailure, match="holds 2 networks"):
-        foreign.identify({f"{place}{k}": v for place in ("student.", "teacher.") for k, v in theirs.items()})
+        weight_names.identify({f"{place}{k}": v for place in ("student.", "teacher.") for k, v in theirs.items()})
 
 
 @pytest.mark.parametrize(
@@ -139,26 +139,28 @@ def test_the_width_of_groups_is_recognised_by_shapes(name, wider, deeper, groups
             shape[0] *= 1 + (place in wider)
             shape[1:2] = [each * (1 + (place in deeper)) for each in shape[1:2]]
         theirs[key] = np.zeros(shape, np.float32)
-    asked = foreign.identify(theirs).options
+    asked = weight_names.identify(theirs).options
     assert (asked["model"], asked["convolution_groups"], asked["group_dim"]) == ("resnext", groups, width)
 
 
 def test_other_numbers_of_classes_and_none():
     theirs = state("resnet50")
     ten = {**theirs, "fc.weight": theirs["fc.weight"][:10], "fc.bias": theirs["fc.bias"][:10]}
-    assert foreign.identify(ten).values["all/fc1/dense/kernel"].shape == (2048, 10)
-    none = foreign.identify({name: value for name, value in theirs.items() if not name.startswith("fc.")})
+    assert weight_names.identify(ten).values["all/fc1/dense/kernel"].shape == (2048, 10)
+    none = weight_names.identify({name: value for name, value in theirs.items() if not name.startswith("fc.")})
     assert none.without == ("all/fc1/dense/kernel", "all/fc1/dense/bias")
-    recorded = [import_weights.options(match, UNKNOWN, False).get("num_classes") for match in (foreign.identify(ten), none)]
+    recorded = [
+        import_weights.options(match, UNKNOWN, False).get("num_classes") for match in (weight_names.identify(ten), none)
+    ]
     assert recorded == [10, None]  # without --num-classes the command that is printed would want 1,000
 
 
 def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
     """Our EfficientNet-Lite0 by the names of the package that it was published in."""
-    layout = foreign.LAYOUTS[3]
-    blocks = [block.name for block in foreign.plugins.load("Models", "efficientnet").blocks(options)]
+    layout = weight_names.LAYOUTS[3]
+    blocks = [block.name for block in weight_names.plugins.load("Models", "efficientnet").blocks(options)]
     parts = {"a": ("_expand_conv", "_bn0"), "b": ("_depthwise_conv", "_bn1"), "c": ("_project_conv", "_bn2")}
-    kinds = {ours: theirs for theirs, ours in foreign.NORM.items()} | {"kernel": "weight", "bias": "bias"}
+    kinds = {ours: theirs for theirs, ours in weight_names.NORM.items()} | {"kernel": "weight", "bias": "bias"}
     found = {}
     for name, value in kept.items():
         _, block, *rest, kind = name.split("/")
@@ -171,17 +173,17 @@ def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
 
 
 def test_the_bundled_weights_come_back(tool, tmp_path):
-    bundled = npz_weights.BUNDLED["efficientnet-lite0"]
-    kept, asked = npz_weights.arrays(bundled), npz_weights.options(bundled)
-    options = foreign.plugins.load("Models", "efficientnet").Options(model_size="B0", **foreign.LITE)
+    bundled = weights_file.BUNDLED["efficientnet-lite0"]
+    kept, asked = weights_file.arrays(bundled), weights_file.options(bundled)
+    options = weight_names.plugins.load("Models", "efficientnet").Options(model_size="B0", **weight_names.LITE)
     np.savez(tmp_path / "theirs.npz", **underscored(kept, options))
     code, out, err = tool("theirs.npz", "--half", "--symmetric-input", "--output", "lite.npz")
     assert code == 0, err
     assert "EfficientNet in PyTorch: efficientnet B0, 247 variables" in out
-    made = npz_weights.arrays(tmp_path / "lite.npz")
+    made = weights_file.arrays(tmp_path / "lite.npz")
     assert made.keys() == kept.keys()
     assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
-    assert npz_weights.options(tmp_path / "lite.npz") == asked
+    assert weights_file.options(tmp_path / "lite.npz") == asked
     assert tool("theirs.npz", "--output", "lite.npz")[0] == 0  # an import may be made anew
     assert "needs no import" in refused(tool, "lite.npz")
 
@@ -210,7 +212,7 @@ def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
     for source in ("b0.npz", "b0.h5"):
         code, out, _ = tool(source, "--output", f"ours-{source[3:]}.npz")
         assert code == 0 and out.startswith("EfficientNet of Keras: efficientnet B0, 311 variables\n")
-        results.append(npz_weights.arrays(tmp_path / f"ours-{source[3:]}.npz"))
+        results.append(weights_file.arrays(tmp_path / f"ours-{source[3:]}.npz"))
     one, other = results
     assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
     np.testing.assert_array_equal(
@@ -243,7 +245,7 @@ def test_the_constants_of_keras_are_recorded(tool, tmp_path, in_keras, layers, m
             }
             file.attrs["model_config"] = json.dumps(settings)
     assert tool("b0.h5")[0] == 0
-    recorded = npz_weights.options(tmp_path / "b0.npz")
+    recorded = weights_file.options(tmp_path / "b0.npz")
     np.testing.assert_allclose(recorded["image_mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(recorded["image_std"], deviation, rtol=1e-5)
     assert recorded["normalise_input"] is False
@@ -271,9 +273,9 @@ def test_imagenets_own_weights_of_keras(in_keras):
     """They hold deviations where variances belong, and a layer without weights divides once more."""
     usual = {"normalization/mean": np.float32(preprocessing.UNIT_MEAN)}
     odd = in_keras | usual | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION)}
-    assert "image_mean" not in import_weights.options(foreign.identify(odd), UNKNOWN, False)
+    assert "image_mean" not in import_weights.options(weight_names.identify(odd), UNKNOWN, False)
     right = odd | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION) ** 2}
-    assert import_weights.options(foreign.identify(right), UNKNOWN, False)["normalise_input"] is True
+    assert import_weights.options(weight_names.identify(right), UNKNOWN, False)["normalise_input"] is True
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
@@ -315,7 +317,7 @@ def test_a_name_decides_padding_and_epsilon(tool, tmp_path, words, folder, file,
         (tmp_path / "config.json").write_text(json.dumps(folder))
     code, _, err = tool(file, *words, "--output", "out.npz")
     assert code == 0, err
-    recorded = npz_weights.options(tmp_path / "out.npz")
+    recorded = weights_file.options(tmp_path / "out.npz")
     assert (recorded["norm_epsilon"], recorded.get("symmetric_padding", False)) == expected
 
 
@@ -327,11 +329,11 @@ def test_a_config_beside_the_file_is_obeyed(tool, tmp_path):
     config.write_text(json.dumps(about))
     code, out, err = tool("m.npz", "--output", "out.npz")
     assert code == 0 and "0.95" in out, err
-    recorded = npz_weights.options(tmp_path / "out.npz")
+    recorded = weights_file.options(tmp_path / "out.npz")
     found = [recorded[name] for name in ("image_mean", "image_std", "image_size", "normalise_input")]
     assert found == [[0.5, 0.5, 0.5], [0.25, 0.5, 1], 176, False]
     assert tool("m.npz", "--output", "out.npz", "--image-mean", 0, 0, 0, "--image-std", 1, 1, 1)[0] == 0
-    assert npz_weights.options(tmp_path / "out.npz")["image_std"] == [1, 1, 1]
+    assert weights_file.options(tmp_path / "out.npz")["image_std"] == [1, 1, 1]
     for changes, named in (
         ({"architecture": "resnetaa50"}, "resnetaa50"),
         ({"architecture": "tf_efficientnet_b0"}, "tf_efficientnet_b0"),
@@ -350,7 +352,7 @@ def test_a_file_of_safetensors_answers(tmp_path):
     """The commands themselves: import, then --predict with nothing else given."""
     safetensors = pytest.importorskip("safetensors.numpy")
     _, shapes = recorded("resnet18")
-    layout = foreign.LAYOUTS[1]
+    layout = weight_names.LAYOUTS[1]
     ours = {layout.ours(name, None): layout.value(name, np.empty(shape)).shape for name, shape in shapes.items()}
     values = generated.weights(ours, 3)
     theirs = {name: np.ascontiguousarray(layout.value_back(name, values[layout.ours(name, None)])) for name in shapes}
@@ -359,7 +361,7 @@ def test_a_file_of_safetensors_answers(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "a ResNet of torchvision or timm: resnet 18, 107 variables" in done.stdout
-    assert npz_weights.options(tmp_path / "model.npz")["symmetric_padding"] is True  # as PyTorch pads
+    assert weights_file.options(tmp_path / "model.npz")["symmetric_padding"] is True  # as PyTorch pads
     noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     shown = succeed("validation", "--restore-path", tmp_path / "model.npz", "--predict", tmp_path / "noise.png")

@@ -8,7 +8,7 @@ import sys
 import pytest
 from instances import ROOT
 
-from harness.processes.failures import lost_share
+from harness.processes.checkpoint_interval import lost_share
 from tools.simulate_groups import Group, simulated
 
 

@@ -10,9 +10,9 @@ Files are stored as they are: JPEG, PNG, GIF, BMP or WebP. An interrupted conver
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("convert")
+    early_exit.install("convert")
 
 import argparse
 import os

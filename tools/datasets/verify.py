@@ -10,9 +10,9 @@ Exit code 0: all is well. 1: something is damaged. 2: wrong input.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import startup
+    from base.process import early_exit
 
-    startup.begin("verify")
+    early_exit.install("verify")
 
 import argparse
 import os
@@ -32,8 +32,8 @@ from base.process.progress import Progress
 from base.storage import input_files
 from base.storage.input_files import Slices
 from Datasets.formats import class_names, conversion_info, image_headers, tf_example, tfrecord
-from Datasets.formats.binary import RecordFile, RecordLayout
-from Datasets.sources import catalogue, image_folder, locate
+from Datasets.formats.binary_records import RecordFile, RecordLayout
+from Datasets.sources import image_folder, locate, registry
 
 if TYPE_CHECKING:
     from Datasets.pipeline import decoding
@@ -153,13 +153,13 @@ def check_shard(file: Path, labels: range, picture_fault: Callable[[bytes], str 
 
 
 def _binaries(folder: Path) -> Work | None:
-    for name, known in catalogue.table("BINARY_FILES").items():
+    for name, known in registry.table("BINARY_FILES").items():
         wanted = (*known.train, *known.validation)
         for place in (folder, *locate.folders_called(known.folder, folder)):
             there = [place / file for file in wanted if (place / file).is_file()]
             if there:
                 missing = [f"{place / file}: is missing" for file in wanted if place / file not in there]
-                check = partial(check_binary, layout=known.layout, classes=catalogue.published_spec(name).num_classes)
+                check = partial(check_binary, layout=known.layout, classes=registry.published_spec(name).num_classes)
                 return Work(f"{name} binary files", there, check, missing)
     return None
 

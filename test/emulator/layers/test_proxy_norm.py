@@ -13,9 +13,9 @@ from commands import program
 from emulator.layers import proxy_norm
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.precision import OFF, by_name
-from emulator.program.executor import TrainingProgram
 from emulator.program.runtime import new_graph
-from emulator.program.weights import ProgramVariables
+from emulator.program.training_program import TrainingProgram
+from emulator.program.variables import ProgramVariables
 from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.run.run import Run

@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from emulator.inference.fused_layers import FusedLayers
-from emulator.inference.program import logits_of
+from emulator.inference.inference_program import logits_of
 from emulator.layers.activations import LINEAR, RELU, RELU6, SWISH
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.native import library

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator.native import library
 from emulator.program.runtime import new_graph
-from emulator.program.training import Move
+from emulator.program.training_spec import Move
 from harness.programs import optimisers
 
 SHAPES = [(3, 3, 64, 64), (7,), (1, 1, 1, 1), (0, 3), (4097,), (2, 4096)]  # more elements than a part has, fewer, none

@@ -14,7 +14,7 @@ import pytest
 
 from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
 from emulator.program import runtime
-from emulator.program.executor import TrainingProgram
+from emulator.program.training_program import TrainingProgram
 from harness.commands import cli
 from harness.programs.build import training_program
 from harness.run.resolve import prepare

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
-from emulator.program.weights import ProgramVariables
+from emulator.program.variables import ProgramVariables
 from harness.checkpoints import compatibility, conversion, read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from base import bounds, plugins
-from harness.checkpoints import npz_weights
-from harness.checkpoints.npz_weights import NpzError
-from tools import foreign, import_weights, weight_files
+from harness.checkpoints import weights_file
+from harness.checkpoints.weights_file import NpzError
+from tools import import_weights, weight_files, weight_names
 from tools.architectures import ImportFailure
 
 REFERENCES = plugins.ROOT / "test/references"
@@ -109,13 +109,13 @@ SETTINGS = {
 
 @pytest.mark.parametrize("case", NPZ)
 def test_an_archive_with_wrong_claims(tmp_path, case):
-    assert f"{tmp_path}/a.npz" in refused(npz_weights.arrays, tmp_path / "a.npz", NPZ[case])
+    assert f"{tmp_path}/a.npz" in refused(weights_file.arrays, tmp_path / "a.npz", NPZ[case])
 
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_recorded_options_that_are_none(tmp_path, case):
     content = zipped(a=npy(KERNEL), options=SETTINGS[case])
-    assert f"{tmp_path}/a.npz" in refused(npz_weights.options, tmp_path / "a.npz", content)
+    assert f"{tmp_path}/a.npz" in refused(weights_file.options, tmp_path / "a.npz", content)
 
 
 def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
@@ -125,12 +125,12 @@ def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
     }  # fmt: skip
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", options=OPTIONS, **values)
-        found = npz_weights.arrays(tmp_path / "a.npz")
+        found = weights_file.arrays(tmp_path / "a.npz")
         assert found.keys() == values.keys()
         for name, value in values.items():
             np.testing.assert_array_equal(found[name], value)
             assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
-        assert npz_weights.options(tmp_path / "a.npz") == {"asked": {"model": "resnet"}}
+        assert weights_file.options(tmp_path / "a.npz") == {"asked": {"model": "resnet"}}
 
 
 def test_a_file_without_weights(tmp_path):
@@ -325,10 +325,10 @@ def test_shapes_that_no_network_has():
     for name, shapes in wrong.items():
         for shape in shapes:
             with pytest.raises(ImportFailure):
-                foreign.identify({**theirs, name: np.broadcast_to(np.float32(0), shape)})
+                weight_names.identify({**theirs, name: np.broadcast_to(np.float32(0), shape)})
     for names in ({**theirs, "module.fc.bias": theirs["fc.bias"]}, {"a\n" + "x" * 100_000: theirs["fc.bias"]}):
         with pytest.raises(ImportFailure) as caught:
-            foreign.identify(names)
+            weight_names.identify(names)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
 
@@ -389,8 +389,8 @@ def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig):
     def read(content: bytes) -> None:
         path.write_bytes(content)
         if suffix == ".npz":
-            npz_weights.options(path)
-        foreign.identify(weight_files.arrays(path))
+            weights_file.options(path)
+        weight_names.identify(weight_files.arrays(path))
 
     count = fuzzing.rounds(*ROUNDS[suffix], pytestconfig)
     errors = (NpzError, ImportFailure)
@@ -402,7 +402,9 @@ def test_whatever_names_and_shapes_there_are(pytestconfig):
         name: {key: value.shape for key, value in state(name).items()}
         for name in ("efficientnet_b0", "resnet18", "resnet50", "resnext50")
     }
-    marks = [part for layout in foreign.LAYOUTS for part in (layout.mark, layout.classifier)] + ["layer1.0.conv2.weight"]
+    marks = [part for layout in weight_names.LAYOUTS for part in (layout.mark, layout.classifier)] + [
+        "layer1.0.conv2.weight"
+    ]
     sizes = (0, 1, 2, 3, 7, 64, 96, 1000)
 
     def make(rng: random.Random) -> dict[str, tuple[int, ...]]:
@@ -425,7 +427,9 @@ def test_whatever_names_and_shapes_there_are(pytestconfig):
 
     def read(shapes: dict[str, tuple[int, ...]]) -> None:
         one = np.ones(1, np.float32)
-        foreign.identify({key: np.lib.stride_tricks.as_strided(one, each, [0] * len(each)) for key, each in shapes.items()})
+        weight_names.identify(
+            {key: np.lib.stride_tricks.as_strided(one, each, [0] * len(each)) for key, each in shapes.items()}
+        )
 
     count = fuzzing.rounds(15, 600, pytestconfig)
     assert fuzzing.hold("names and shapes", count, make, read, ImportFailure) > 0

@@ -293,7 +293,7 @@ def test_summary_adds_up(capsys):
     """The rows of a stage sum to the stage's line, the stages to the last, and that is what the log counts."""
     words = ["--dataset", "cifar-10", "--generated-data", "--model-size", "20", "--shards", "3", "--summary"]
     with pytest.raises(Answered):
-        entry.start(words, "train")
+        entry.checked_run(words, "train")
     lines = capsys.readouterr().out.splitlines()
 
     titles = ("parameters", "moving", "multiply-adds", "activations")

@@ -19,11 +19,11 @@ import pytest
 from commands import assert_same_bits, run, succeed, timeless, variables
 
 from base import plugins
+from base.process.early_exit import BEFORE
 from base.process.signals import Signals, StopRequest, TolerantStream
-from base.process.startup import BEFORE
 from emulator.plan.plan import PlanError
 from harness.checkpoints import read
-from harness.programs import compiled
+from harness.programs import build_or_load
 
 ROOT = plugins.ROOT
 # one host step of 16 updates, each of several micro-batches: nothing is due in between
@@ -108,7 +108,7 @@ def test_a_run_that_is_stopped_before_it_resumes_names_the_whole_call(unbroken, 
 
     words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
     again = f"restore.py {' '.join(map(str, words))}"
-    for module, name in ((compiled, "training_program"), (read, "find_latest")):  # after and before its log is open
+    for module, name in ((build_or_load, "training_program"), (read, "find_latest")):  # after and before its log is open
         monkeypatch.setattr(module, name, stopped)
         result = run("restore", *words)
         assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
@@ -121,7 +121,7 @@ def test_the_log_tells_of_a_refusal_that_comes_after_its_first_lines(monkeypatch
     def refused(*_):
         raise PlanError("the shards do not suit the network")
 
-    monkeypatch.setattr(compiled, "training_program", refused)
+    monkeypatch.setattr(build_or_load, "training_program", refused)
     result = run("train", *WORDS.split(), "--logs-path", tmp_path / "run")
     assert result.code == 2 and "error: the shards do not suit the network\n" in result.err
     assert (tmp_path / "run/log.txt").read_text().endswith("\nerror: the shards do not suit the network\n")
@@ -131,7 +131,7 @@ def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypat
     def stopped(*_):
         raise StopRequest(signal.SIGTERM)
 
-    monkeypatch.setattr(compiled, "training_program", stopped)
+    monkeypatch.setattr(build_or_load, "training_program", stopped)
     folder = tmp_path / "run"
     result = run("train", *WORDS.split(), "--logs-path", folder)
     assert result.code == 143
@@ -228,9 +228,9 @@ def test_a_signal_while_a_script_imports_is_one_line(k, path):
 
 IN_A_COMMAND = """
 import os, signal, sys, threading, time
-from base.process import command_line, startup
+from base.process import command_line, early_exit
 me = os.getpid()
-startup.begin("it")
+early_exit.install("it")
 def main(words):
     %s
     return 0

@@ -15,7 +15,7 @@ from PIL import Image
 from streams import joined, take
 
 from harness.commands import cli
-from harness.evaluation import predictions
+from harness.evaluation import photo_predictions
 from harness.programs import build
 from harness.run.resolve import prepare
 
@@ -84,7 +84,7 @@ def test_both_forms_say_the_same(answered):
 
 
 def test_a_photograph_s_name_writes_nothing_else_on_a_terminal():
-    assert predictions.table("a\x1b[31m\nb\udce9.jpg", ()) == "a\\x1b[31m\\nb\\udce9.jpg"
+    assert photo_predictions.table("a\x1b[31m\nb\udce9.jpg", ()) == "a\\x1b[31m\\nb\\udce9.jpg"
 
 
 def test_what_cannot_be_read_is_left_out_by_name(answered, photographs):

@@ -24,7 +24,7 @@ from base import plugins
 from Datasets._spec import ReadRequest
 from Datasets.formats import preprocessing
 from Datasets.pipeline import image_files
-from Datasets.sources.catalogue import published_spec
+from Datasets.sources.registry import published_spec
 from harness.checkpoints import find, read
 from harness.export import comparison, export_options, file_formats, predict
 from harness.export.comparison import FP16, FP32, INT8

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from harness.options.sections import CheckpointOptions
-from harness.processes import failures
-from harness.processes.failures import best_interval, lost_share, safety_interval
+from harness.processes import checkpoint_interval
+from harness.processes.checkpoint_interval import best_interval, lost_share, safety_interval
 
 
 def simulated(interval: float, saving: float, restarting: float, between: float, failing: int = 20_000) -> float:
@@ -55,4 +55,4 @@ def test_the_option_goes_before_the_formula():
     assert safety_interval(CheckpointOptions(safety_ckpt_minutes="0"), 9, 1) == 0
     auto = CheckpointOptions(safety_ckpt_minutes="auto", **options)
     assert safety_interval(auto, 4, 0.5) == best_interval(0.5, 1800)
-    assert safety_interval(auto, 4, None) == failures._UNTIL_KNOWN
+    assert safety_interval(auto, 4, None) == checkpoint_interval._UNTIL_KNOWN

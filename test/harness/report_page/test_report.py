@@ -20,7 +20,7 @@ from PIL import Image
 
 from base import plugins
 from base.storage import tables
-from harness.report_page import evaluation, page, run_folder
+from harness.report_page import run_folder, run_page, validation_results
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (
@@ -139,7 +139,7 @@ def test_a_run_that_patience_ended_is_not_called_stopped(patience, told, plain):
     with (plain / "validation.csv").open("a") as file:
         file.writelines(f"ckpt-{i},{i},{i / 10},40,40,0.5,100,200,1.5,95,1\n" for i in (21, 22))
     (plain / "arguments.json").write_text(json.dumps({"total_iterations": 40, "patience": patience}))
-    assert page._state(run_folder.read(plain)).endswith(f"; {told}")
+    assert run_page._state(run_folder.read(plain)).endswith(f"; {told}")
 
 
 def test_the_options_that_differ_are_told(reported, trained):
@@ -151,8 +151,8 @@ def test_the_options_that_differ_are_told(reported, trained):
 
 
 @pytest.fixture(scope="module")
-def answers(trained) -> evaluation.Evaluation:
-    return evaluation.evaluate(trained, lambda line: None)
+def answers(trained) -> validation_results.Evaluation:
+    return validation_results.evaluate(trained, lambda line: None)
 
 
 def test_the_answers_agree_with_the_run_s_own_validation(reported, trained, answers):
@@ -171,14 +171,14 @@ def test_files_and_images_are_those_of_the_answers(reported, tree, answers):
     assert [Path(file).parts[:2] for file in files] == [("val", answers.names[label]) for label in answers.labels]
     wrong = [k for k in range(15) if answers.answers[k, 0] != answers.labels[k]]
     wrong.sort(key=lambda k: -answers.probabilities[k, 0])
-    assert list(answers.images) == wrong[: evaluation.WRONG] != []
+    assert list(answers.images) == wrong[: validation_results.WRONG] != []
     for place, content in answers.images.items():
         shown = np.asarray(Image.open(io.BytesIO(content)), float)
         whole = np.asarray(Image.open(tree / files[place]), float)
         means = np.abs(shown.mean((0, 1)) - whole.mean((0, 1)))
         assert shown.shape == (32, 32, 3) and means.max() < 4  # another file's is 9 or more away
     images = [attributes for tag, attributes in Page(reported).elements if tag == "img"]
-    assert [each["alt"] for each in images] == [files[k] for k in wrong[: evaluation.WRONG]]
+    assert [each["alt"] for each in images] == [files[k] for k in wrong[: validation_results.WRONG]]
 
 
 def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree, tmp_path):
@@ -198,7 +198,7 @@ def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree,
 def test_the_scores_of_classes_are_those_of_the_definitions():
     labels, answered = np.array([0, 0, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 2, 3])  # none is labelled 2, none is answered 4
     rest = np.zeros(6, int), answered[:, None], np.ones((6, 1))
-    scores, images = evaluation.Evaluation("ckpt-1", 5, (), labels, *rest).class_scores()
+    scores, images = validation_results.Evaluation("ckpt-1", 5, (), labels, *rest).class_scores()
     assert images.tolist() == [3, 2, 0, 1, 0]
     np.testing.assert_allclose(scores, [[1, 2 / 3, 0.8], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1], [0, 0, 0]])
 
@@ -210,8 +210,8 @@ def test_any_number_of_classes_makes_a_page(plain, classes):
     labels = draw.integers(0, classes, n)
     answers = (draw.integers(0, classes, n)[:, None] + np.arange(k)) % classes
     probabilities = np.tile(np.linspace(0.4, 0.1, k), (n, 1))
-    made = evaluation.Evaluation("ckpt-20", classes, (), labels, np.arange(n), answers, probabilities)
-    whole = page.render([page.Reported(run_folder.read(plain), made)])
+    made = validation_results.Evaluation("ckpt-20", classes, (), labels, np.arange(n), answers, probabilities)
+    whole = run_page.render([run_page.Reported(run_folder.read(plain), made)])
     cells = whole.count('<td class="right') + whole.count('<td class="wrong') + whole.count("<td>·</td>")
     assert cells == (classes**2 if classes in (2, 10) else 0)  # of one class nothing can be confused
     assert ("<details>" in whole) == (classes == 1000)

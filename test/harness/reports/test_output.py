@@ -11,7 +11,7 @@ from base.errors import OptionError
 from base.storage import run_files, tables
 from harness.diagnostics import numerics
 from harness.evaluation import inference_record
-from harness.report_page import page
+from harness.report_page import run_page
 from harness.reports import output, profile
 
 
@@ -35,7 +35,7 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
 
 
 def test_every_file_of_a_run_is_its_own(a_run):
-    named = (page.FILE, inference_record.FILE, numerics.RECORD, numerics.PICTURE, profile.EXECUTION,
+    named = (run_page.FILE, inference_record.FILE, numerics.RECORD, numerics.PICTURE, profile.EXECUTION,
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
     for name in run_files.NAMES:

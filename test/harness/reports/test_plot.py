@@ -10,8 +10,8 @@ from figures import SVG, checked
 from base.errors import OptionError
 from base.process import command_line
 from base.storage.tables import TRAINING_COLUMNS
-from harness.reports import chart, plot
-from harness.reports.plot import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
+from harness.reports import chart, training_chart
+from harness.reports.training_chart import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
 from harness.run import validations
 from tools import compare_runs
 
@@ -86,8 +86,8 @@ def test_early_losses_of_validation_and_outliers_do_not_flatten_the_curves():
 
 def test_a_title_is_in_words():
     known = {"model": "efficientnet", "model_size": "B0", "dataset": "fashion-mnist"}
-    assert plot.run_title(known) == "EfficientNet-B0 on Fashion-MNIST" and plot.run_title({}) == ""
-    assert plot.run_title({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
+    assert training_chart.run_title(known) == "EfficientNet-B0 on Fashion-MNIST" and training_chart.run_title({}) == ""
+    assert training_chart.run_title({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
@@ -167,4 +167,4 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best():
     rows = [{"name": str(k), "epoch": k, "val_acc": "90.0", "loss": loss} for k, loss in enumerate(losses)]
     rows.append({"name": "6", "epoch": 6, "val_acc": "89.9", "loss": "0.1"})
     assert [row["name"] for row in validations.ranked(rows)] == ["3", "4", "2", "0", "1", "5", "6"]
-    assert plot._best([], rows) == "best validation top-1: 90.00 % at epoch 3"
+    assert training_chart._best([], rows) == "best validation top-1: 90.00 % at epoch 3"

@@ -23,7 +23,7 @@ from emulator.plan import schedules, timings
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import Action
 from emulator.plan.timings import CellTiming
-from emulator.program.executor import Profile
+from emulator.program.training_program import Profile
 from harness.commands import cli, gc_profile
 from harness.programs.build import training_program
 from harness.reports import timeline

@@ -12,7 +12,7 @@ import train
 from base import host_limits, plugins
 from base.errors import Answered
 from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
-from emulator.plan import process_memory
+from emulator.plan import host_memory
 from harness.commands import answers, entry
 from harness.run.resolve import prepare
 
@@ -70,7 +70,7 @@ def machine(gigabytes: float) -> Limit:
 
 def asked(words: str, script: str = "train"):
     """The run, as a command gets it before it builds anything."""
-    return entry.start(words.split(), script, training=script == "train")
+    return entry.checked_run(words.split(), script, training=script == "train")
 
 
 @pytest.mark.parametrize("words", MEASURED)
@@ -80,7 +80,7 @@ def test_predictions_are_near_what_was_measured_and_refuse_nothing_that_ran(word
     for kind, tolerated, measured in zip((RESIDENT, ADDRESSES, DATA), (0.1, 0.22, 0.32), MEASURED[words]):
         predicted = memory.of_kind(kind) / 1e6
         assert abs(predicted / measured - 1) < tolerated, f"{kind}: {predicted:.0f} MB, measured {measured}"
-        assert not process_memory.find_exceeded_limit(memory, [Limit(kind, measured * 10**6, "measured")])[1]
+        assert not host_memory.find_exceeded_limit(memory, [Limit(kind, measured * 10**6, "measured")])[1]
 
 
 def test_what_takes_less_is_predicted_to_take_less():
@@ -141,17 +141,17 @@ def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, caps
     assert "warning: training needs about" in said and "Host memory: about" in said and "Learning rate:" in said
     compiled = []
     with pytest.raises(Answered):
-        entry.start(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
+        entry.checked_run(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
     assert compiled  # holds no activations
 
 
 def test_processes_of_one_machine_share_it(monkeypatch):
     memory = prepared(f"{R18} --micro-batch-size 8").memory
     room = machine(1.5 * memory.peak / 1e9)
-    assert process_memory.find_exceeded_limit(memory, [room])[0] is None
-    assert process_memory.find_exceeded_limit(memory, [room], sharing=2) == (room, True)
+    assert host_memory.find_exceeded_limit(memory, [room])[0] is None
+    assert host_memory.find_exceeded_limit(memory, [room], sharing=2) == (room, True)
     own = Limit(DATA, room.bytes * 2, "ulimit -d allows")
-    assert process_memory.find_exceeded_limit(memory, [own], sharing=2)[0] is None
+    assert host_memory.find_exceeded_limit(memory, [own], sharing=2)[0] is None
 
 
 GROUPS = {

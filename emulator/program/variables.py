@@ -109,13 +109,13 @@ class ProgramVariables:
         variable, own = self._variables[name], self.slots[name]
         assignments = []
         if variable.proxy:
-            value = proxy_norm.refreshed(variable.proxy, self._policy.cast_update(variable, None, value, step))
+            value = proxy_norm.refreshed(variable.proxy, self._policy.round_update(variable, None, value, step))
         if FP32_COPY in own:
             assignments.append(own[FP32_COPY].assign(value, read_value=False))
         targets = {None: (self.model[name], value), **{slot: (own[slot], new) for slot, new in slots.items()}}
         for slot, (target, new) in targets.items():
             if not variable.proxy and FP32_COPY not in own:
-                new = self._policy.cast_update(variable, slot, new, step)
+                new = self._policy.round_update(variable, slot, new, step)
             assignments.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
         return assignments
 

@@ -48,16 +48,16 @@ class PhotographSource:
         self.tolerance = tolerance
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import photograph_stream
+        from Datasets.pipeline import photo_stream
 
-        return photograph_stream.train_stream(self._train, request, self.spec.labels, self.tolerance)
+        return photo_stream.train_stream(self._train, request, self.spec.labels, self.tolerance)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import photograph_stream
+        from Datasets.pipeline import photo_stream
 
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
-        return photograph_stream.validation_stream(self._validation, request, self.spec.labels, self.tolerance)
+        return photo_stream.validation_stream(self._validation, request, self.spec.labels, self.tolerance)
 
     def training_in_order(self) -> PhotographSource:
         source = copy.copy(self)
@@ -67,11 +67,11 @@ class PhotographSource:
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Reading, decoding, augmenting and batching of training; validation is one stage."""
-        from Datasets.pipeline import photograph_stream
+        from Datasets.pipeline import photo_stream
 
         if not training:
             return whole_stream(self, request, training)
-        return photograph_stream.stages(self._train, request, self.spec.labels, self.tolerance)
+        return photo_stream.stages(self._train, request, self.spec.labels, self.tolerance)
 
     def validation_name(self, record: int) -> str:
         """The file of a validation record: of the picture, or its shard with the record's number in it."""

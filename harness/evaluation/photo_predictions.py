@@ -15,7 +15,7 @@ from base.errors import DataError
 from base.fields import escaped, short
 from base.process import tf_runtime
 from Datasets.formats import image_headers
-from Datasets.sources import picture_files
+from Datasets.sources import image_tree
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import Tensors
@@ -55,7 +55,7 @@ def list_photographs(given: Sequence[str]) -> Photographs:
             image_headers.read(path)
             paths.append(path)
             continue
-        faults = {str(file): image_headers.file_fault(file) for file in picture_files.pictures_below(Path(path))}
+        faults = {str(file): image_headers.file_fault(file) for file in image_tree.pictures_below(Path(path))}
         sound = [file for file, fault in faults.items() if not fault]
         warnings += [f"warning: photograph {file} {fault}: left out" for file, fault in faults.items() if fault]
         if not sound:

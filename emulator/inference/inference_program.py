@@ -19,7 +19,7 @@ from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
-from emulator.program.weights import ProgramVariables, VariableHandles
+from emulator.program.variables import ProgramVariables, VariableHandles
 from Models import _segments
 from Models._segments import Segment
 

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.plan.schedules import SCHEDULES
-from harness.planning import table
+from harness.planning import plan_table
 from harness.planning.planned_config import Planned
 from harness.report_page import markup
 from harness.reports import timeline
 from harness.reports.chart import ALL, BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, RED, SAND, Box, Curves, Line, Rows
-from harness.reports.prediction import MIB
+from harness.reports.predicted_rate import MIB
 
 PARTS = {
     "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",
@@ -27,11 +27,11 @@ def render(planned: Sequence[Planned]) -> str:
     """Return the whole page."""
     parts = []
     if len(planned) > 1:
-        parts += [markup.heading(1, "Plans compared"), markup.text("\n".join(table.comparison(planned)))]
+        parts += [markup.heading(1, "Plans compared"), markup.text("\n".join(plan_table.comparison(planned)))]
         parts.append(markup.charts([_rates(planned)]))
     parts += [_section(each) for each in planned]
     names = ", ".join(dict.fromkeys(each.name for each in planned))
-    return markup.page(f"Plan: {names}", [*parts, markup.paragraph(table.NOTE)])
+    return markup.page(f"Plan: {names}", [*parts, markup.paragraph(plan_table.NOTE)])
 
 
 def _section(planned: Planned) -> str:
@@ -39,7 +39,7 @@ def _section(planned: Planned) -> str:
     room, energy = prediction.room / MIB, prediction.kilowatt_hours
     facts = [
         (f"{timing.images_per_second:,.0f}", "images a second"),
-        (f"{1e3 * timing.seconds:,.1f} ms", table.unit_of_work(prediction)),
+        (f"{1e3 * timing.seconds:,.1f} ms", plan_table.unit_of_work(prediction)),
         (f"{timing.hours:,.1f}", "hours"),
         (f"{abs(room):,.0f} MiB {'left' if prediction.fits else 'too much'}", "on the fullest IPU"),
         (f"{100 * timing.idle_share:.0f} %", "idle"),
@@ -56,7 +56,7 @@ def _section(planned: Planned) -> str:
             markup.heading(2, f"{planned.name}, predicted on {prediction.system.name}"),
             markup.facts(facts),
             markup.charts(pictures),
-            markup.folded("Numbers", markup.text(table.one(planned))),
+            markup.folded("Numbers", markup.text(plan_table.one(planned))),
         ]
     )
 
@@ -117,7 +117,7 @@ def _update(prediction: Prediction) -> Rows:
         for name, seconds in prediction.update_parts.items()
         if seconds > 0
     ]
-    return _bars(f"Where the time of {table.unit_of_work(prediction)} goes", rows)
+    return _bars(f"Where the time of {plan_table.unit_of_work(prediction)} goes", rows)
 
 
 def _schedules(prediction: Prediction) -> Rows:

@@ -10,7 +10,7 @@ from harness.options.sections import RunOptions
 from harness.run.run import Run
 
 
-class Start:
+class Origin:
     """A start without recorded options."""
 
     folder: Path | None = None  # the run directory, or weights file, whose options are inherited

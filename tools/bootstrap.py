@@ -8,6 +8,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from base.process import startup
+from base.process import early_exit
 
-startup.begin(os.path.basename(sys.argv[0]))
+early_exit.install(os.path.basename(sys.argv[0]))

@@ -15,9 +15,9 @@ from base.process import command_line, tf_runtime
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
-from harness.evaluation import inference_record, predictions
+from harness.evaluation import inference_record, photo_predictions
+from harness.evaluation.saved_weights import SavedWeights
 from harness.evaluation.validate import local_micro_batches
-from harness.evaluation.weights import SavedWeights
 from harness.programs import program_cache
 from harness.run.run import Run
 from log import RunLog
@@ -104,7 +104,7 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     for line in warnings:
         say(line)
     recorded = entry.recorded_options(folder, words, "validation")
-    run = entry.start(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
+    run = entry.checked_run(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
     if run.options.dataset.random_data:
         raise DataError("the run's data are random: no answer can be right or wrong")
     if not run.data_source.spec.validation_images:
@@ -121,7 +121,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
     from harness.programs import build
 
     classes = run.data_source.spec.num_classes
-    most = min(predictions.MOST, classes)
+    most = min(photo_predictions.MOST, classes)
     values = compatibility.model_tensors(run, values, checkpoint)
     with build.top_k_program(run, most) as program:
         program.load(values)
@@ -131,7 +131,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
     if not len(records):
         raise OptionError("none of the validation images can be read")
     rows = rows[records]
-    predictions.finite(rows[:, 1 + most :], checkpoint.prefix)
+    photo_predictions.finite(rows[:, 1 + most :], checkpoint.prefix)
     return Evaluation(
         checkpoint.name, classes, tuple(inference_record.names(run, checkpoint)), rows[:, 0].astype(np.int64),
         records, rows[:, 1 : 1 + most].astype(np.int64), rows[:, 1 + most :],

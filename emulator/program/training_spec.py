@@ -19,8 +19,8 @@ from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import layer_of
 from emulator.plan.trace import Operation, Trace
 from emulator.program.forward_backward import Features
-from emulator.program.group import WorkerGroup
 from emulator.program.loss_scale import LossScale
+from emulator.program.worker_group import WorkerGroup
 from Models._layers import Variable
 from Models._segments import Segment
 

@@ -1,6 +1,6 @@
 """The time from the command to the first row: without a cached program, with one, and against TensorFlow's bare import.
 
-python benchmarks/start.py [--rounds 3] [words of a row's name]
+python benchmarks/startup_time.py [--rounds 3] [words of a row's name]
 
 Seconds differ between machines; the ratio to `python -c "import tensorflow"`, timed in the same round, differs less.
 """

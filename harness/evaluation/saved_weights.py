@@ -8,14 +8,14 @@ from typing import Any
 
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import predictions, predictions_file
+from harness.evaluation import photo_predictions, predictions_file
 from harness.options.sections import RunOptions
 from harness.processes import folders
+from harness.run.origin import Origin
 from harness.run.run import Run
-from harness.run.start import Start
 
 
-class SavedWeights(Start):
+class SavedWeights(Origin):
     """The checkpoints that --restore-path names; none: random weights."""
 
     def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ class SavedWeights(Start):
         options, warnings = run.options.checkpoint, ()
         predictions_file.check(options.output, options.predict)
         if options.predict:
-            warnings = predictions.list_photographs(options.predict).warnings
+            warnings = photo_predictions.list_photographs(options.predict).warnings
         elif run.options.logging.logs:
             folders.check(run)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

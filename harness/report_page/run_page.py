@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from base.errors import OptionError
 from base.process import commands
 from base.storage import files
-from harness.report_page import answer_sections, markup, run_folder
+from harness.report_page import markup, run_folder, validation_sections
 from harness.report_page.run_folder import RunFolder
-from harness.reports import plot
-from harness.reports.plot import number
+from harness.reports import training_chart
+from harness.reports.training_chart import number
 
 if TYPE_CHECKING:
-    from harness.report_page.evaluation import Evaluation
+    from harness.report_page.validation_results import Evaluation
 
 FILE = "report.html"
 MAX_RUNS = 16  # on one page
@@ -59,7 +59,7 @@ def _one_run(reported: Reported) -> str:
         markup.facts((value, name) for name, value in result.items()),
     ]
     return markup.page(
-        title, [*parts, *_sections(reported, 2, markup.charts(plot.run_panels(run.training, run.validation)))]
+        title, [*parts, *_sections(reported, 2, markup.charts(training_chart.run_panels(run.training, run.validation)))]
     )
 
 
@@ -76,7 +76,9 @@ def _several_runs(reported: Sequence[Reported]) -> str:
         markup.heading(2, "Results"),
         markup.table(("", *labels), figures),
         markup.heading(2, "Curves"),
-        markup.charts(plot.comparison_panels([(label, run.training, run.validation) for label, run in zip(labels, runs)])),
+        markup.charts(
+            training_chart.comparison_panels([(label, run.training, run.validation) for label, run in zip(labels, runs)])
+        ),
     ]
     for label, each in zip(labels, reported):
         parts += [markup.heading(2, label), markup.paragraph(f"{_title(each.run)}. {_state(each.run)}", "soft")]
@@ -93,7 +95,7 @@ def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
     for title, content in (
         ("Curves", curves),
         ("Averaged weights", _averages(run)),
-        ("Validation results", answer_sections.section(scored) if scored else ""),
+        ("Validation results", validation_sections.section(scored) if scored else ""),
         ("Options that differ from the defaults", _options(run)),
         ("Plan", markup.text(str(summary)) if summary else ""),
         ("Environment", _environment(run)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from base.process import progress
 from emulator.plan.timings import PhaseEnd
 from harness.programs import program_cache
-from harness.reports import compilation
+from harness.reports import build_time
 from harness.run.run import Run
 from log import RunLog
 
@@ -52,11 +52,11 @@ def _ready(
     """Return a program that is ready to run. `built`: makes it, with its place in the cache; `line`: of the log, with the
     seconds since the imports."""
     with progress.waiting("Building the program"):
-        prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
+        prepared = PhaseEnd(build_time.PREPARED, time.perf_counter())
         program_cache.import_tensorflow(run)
         from harness.programs import build  # noqa: F401  # whose time is that of the imports
 
-        imported = PhaseEnd(compilation.IMPORTED, time.perf_counter())
+        imported = PhaseEnd(build_time.IMPORTED, time.perf_counter())
         entry = program_cache.cache_entry(run, kind, recording=recording)
         program = built(entry)
         if entry:

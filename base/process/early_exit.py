@@ -13,15 +13,15 @@ BEFORE = " before it began: nothing is changed, and the same call can be made ag
 INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as imported, by `make setup`
 
 
-def begin(prog: str) -> None:
+def install(prog: str) -> None:
     """Let such a signal, or a missing package, end the process from now on at once, in one line."""
     prog = _as_called(prog)
     for number in stop_signals():
         signal.signal(number, partial(_leave, prog, BEFORE))
-    sys.excepthook = partial(_told, prog)
+    sys.excepthook = partial(_report_import_error, prog)
 
 
-def begun(prog: str) -> None:
+def mark_begun(prog: str) -> None:
     """Note that the command may have changed something when a signal comes from now on, up to its very end."""
     prog = _as_called(prog)
     for number in stop_signals():
@@ -57,7 +57,7 @@ def starved_message(error: BaseException) -> str | None:
     return tf_runtime.starved_message(error)
 
 
-def _told(prog: str, kind: type, error: BaseException, trace: object) -> None:
+def _report_import_error(prog: str, kind: type, error: BaseException, trace: object) -> None:
     reason = missing_package_message(error) or starved_message(error)
     if reason:
         print(f"{prog}: error: {reason}", file=sys.stderr)

@@ -20,7 +20,7 @@ from base.errors import DataError
 from Datasets._spec import InputStage, ReadRequest, Records
 from Datasets.formats import tf_example
 from Datasets.formats.bad_records import Tolerance
-from Datasets.pipeline import augmentation, batching, decoding, normalisation, policies, record_reader
+from Datasets.pipeline import augmentation, auto_augment, batching, decoding, normalisation, record_reader
 
 _READ_TOGETHER = 32  # payloads per call into Python
 _READERS = 4  # such calls at once: the time goes into waiting for the disc
@@ -211,7 +211,7 @@ def _prepared(element: Element, request: ReadRequest, labels: range, augment: bo
     if cropped:
         image = _flipped(image, element, request) if augment else decoding.central_crop(image, request.image_size)
         image.set_shape([request.image_size, request.image_size, 3])
-        image = policies.changed(image, element.get("changes"), request)
+        image = auto_augment.changed(image, element.get("changes"), request)
     passed_on = {name: element[name] for name in ("position", "expected", "record")}
     return {"image": image, "label": label, **passed_on}
 
@@ -222,7 +222,7 @@ def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element
         "seed": draws.seed_pairs(draws.key(request.seed, "data/box"), epoch, record),
         "flip": tf.equal(draws.uniform_below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
     }
-    changes = policies.draw(record, epoch, request)
+    changes = auto_augment.draw(record, epoch, request)
     return drawn if changes is None else {**drawn, "changes": changes}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from harness.report_page import markup
 
 if TYPE_CHECKING:
-    from harness.report_page.evaluation import Evaluation
+    from harness.report_page.validation_results import Evaluation
 
 _MATRIX = 25  # classes that a matrix is drawn for
 _LISTED = 30  # classes that are shown at once

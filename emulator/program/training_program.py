@@ -28,9 +28,9 @@ from emulator.program.runtime import (
     named_faults,
     operation_events,
 )
-from emulator.program.training import TrainingSpec
+from emulator.program.training_spec import TrainingSpec
 from emulator.program.update import HostStep
-from emulator.program.weights import STEP, ProgramVariables, VariableHandles
+from emulator.program.variables import STEP, ProgramVariables, VariableHandles
 
 OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]  # of the outfeed
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
-from Datasets.formats.binary import Gatherer, RecordLayout, checked, records_digest
+from Datasets.formats.binary_records import Gatherer, RecordLayout, checked, records_digest
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf

@@ -25,7 +25,7 @@ from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
 from emulator.program.forward_backward import Features
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
-from emulator.program.weights import ProgramVariables, VariableHandles
+from emulator.program.variables import ProgramVariables, VariableHandles
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment

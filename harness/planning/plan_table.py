@@ -10,7 +10,7 @@ from emulator.cost_model.prediction import Prediction
 from emulator.cost_model.search import keeps_micro_batch
 from emulator.plan.schedules import BACKWARD, FORWARD
 from harness.planning.planned_config import Planned, efficiencies
-from harness.reports.prediction import MIB, duration
+from harness.reports.predicted_rate import MIB, duration
 
 NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
 
