@@ -9,7 +9,7 @@
 # make lint    ruff, and tools/wording.py on all that people read
 #
 # PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
-# GPU=1 takes TensorFlow for NVIDIA cards, in .venv-gpu (docs/gpu.md).
+# GPU=1 takes TensorFlow for NVIDIA cards, in .venv-gpu (docs/installing.md).
 
 VENV ?= .venv$(if $(GPU),-gpu)
 PEERS ?= .venv-bench

@@ -48,8 +48,7 @@ OTHERS = {
                       "--kill-on-bad-exit", "--resv-ports", "--mpi"},
     "reading-a-run.md": {"--slow"},
     "measured.md": {"--slow"},
-    "installing.md": {"--build-arg", "--no-deps", "--rm"},
-    "gpu.md": {"--build-arg", "--gpus", "--rm"},
+    "installing.md": {"--build-arg", "--gpus", "--no-deps", "--rm"},
 }  # fmt: skip
 
 
