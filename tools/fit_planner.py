@@ -1,10 +1,10 @@
-"""Fits the planner's constants to published rates, and draws the errors that are left.
+"""Fit the planner's constants to published rates, and draw the remaining errors.
 
 python tools/fit_planner.py [--write] [--svg FILE]
 
-The rows are trainings whose rate was published with their layout; sources in `ROWS`. The constants are the most probable
-ones for priors that are wide (a factor of two either way) and rates that are known to 5 %: Gauss-Newton steps on
-logarithms, with bounds. Leave-one-out: each row predicted by constants that were fitted to all others.
+`ROWS` are trainings whose rate was published with their layout, and the sources. The constants are the most probable ones
+for wide priors (a factor of two either way) and rates known to 5 %. They are found by bounded Gauss-Newton steps on
+logarithms. "Left out": the row is predicted by constants that were fitted to all other rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 30
 
 
 class Row(NamedTuple):
-    """A published rate: images a second on a system, of a training given as options of train.py."""
+    """A published rate in images a second. `options` are those of train.py."""
 
     name: str
     system: str
@@ -74,7 +74,7 @@ ROWS = (
     Row("B0 G16 LN+PN", "POD16", 24_920, "--config B0-G16-LN_PN-Native_16IPU_2x8", _FIGURE),
     Row("B4 G16 LN+PN", "POD16", 4_179, "--config B4-G16-LN_PN-Native_16IPU_4x4", _FIGURE),
 )  # fmt: skip
-# trainings that are known to run
+# training configurations that are known to run
 RUNS = (
     "--config mk2_resnet50_mlperf_pod16",
     "--config mk2_resnet50_mlperf_pod16_bs20",
@@ -86,10 +86,10 @@ RUNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; write constants and picture where asked."""
-    parser = command_line.Parser(description="Fits the planner's constants to published rates.")
-    parser.add_argument("--write", action="store_true", help="put the constants into emulator/cost_model/constants.py")
-    parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
+    """Print the table. Write the constants and the chart if requested."""
+    parser = command_line.Parser(description="Fit the planner's constants to published rates.")
+    parser.add_argument("--write", action="store_true", help="write the constants to emulator/cost_model/constants.py")
+    parser.add_argument("--svg", metavar="FILE", help="draw the error of each predicted rate")
     arguments = parser.parse_args(argv)
     if arguments.svg:
         output.check(arguments.svg, output.PICTURE)
@@ -109,12 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def error(row: Row, work: Workload, values: Constants) -> float:
-    """Predicted to published rate, less 1."""
+    """Return the predicted rate divided by the published rate, minus 1."""
     return predict(work, SYSTEMS[row.system], values).timing.images_per_second / row.rate - 1
 
 
 def fit(workloads: Sequence[Workload], rows: Sequence[int], start: Constants = PRIOR) -> Constants:
-    """The most probable constants for these rows."""
+    """Return the most probable constants for these rows."""
     x = np.log([getattr(start, name) for name in NAMES])
     prior = np.log([getattr(PRIOR, name) for name in NAMES])
     low, high = np.log(np.array([BOUNDS[name] for name in NAMES]).T)
@@ -141,7 +141,7 @@ def fit(workloads: Sequence[Workload], rows: Sequence[int], start: Constants = P
 
 
 def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]) -> str:
-    """Constants, and errors of each row."""
+    """Return the constants and the errors of each row as text."""
     lines = [f"{name:16s} {getattr(fitted, name):10.4g}  (prior {getattr(PRIOR, name):g}, {BOUNDS[name][0]:g} to "
              f"{BOUNDS[name][1]:g})" for name in NAMES]  # fmt: skip
     lines += ["", f"{'training':28s} {'system':10s} {'published':>9s}  {'fitted':>7s}  {'left out':>8s}"]
@@ -157,18 +157,18 @@ def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]
 
 
 def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
-    """Return each row's errors: fitted as a bar, and left out of the fit as a dot."""
+    """Draw the errors of each row: a bar if the fit includes the row, a dot if it does not."""
     names, marks = [], [Box(0, 0, AXIS, ALL, least=1, thick=1)]
     for k, (row, work, outside) in enumerate(zip(ROWS, workloads, left_out)):
         names.append(f"{row.name}, {row.system}")
-        marks.append(Box(*sorted((0.0, 100 * error(row, work, fitted))), BLUE, k, "fitted to all rows"))
-        marks.append(Dot(100 * outside, RED, k, "fitted without the row"))
+        marks.append(Box(*sorted((0.0, 100 * error(row, work, fitted))), BLUE, k, "training included in the fit"))
+        marks.append(Dot(100 * outside, RED, k, "training left out of the fit"))
     panel = Rows("", names, marks, tick="{:+g} %", height=16, x_axis=(-25, 25))
-    return chart.figure([panel], "Errors of predicted images a second")
+    return chart.figure([panel], "Error of the predicted rate (images/s)")
 
 
 def _write(fitted: Constants) -> None:
-    """Put the constants into the module that holds them."""
+    """Write the constants to emulator/cost_model/constants.py."""
     path = plugins.ROOT / "emulator/cost_model/constants.py"
     values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
     text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)
