@@ -35,7 +35,7 @@ def commands(text: str) -> list[str]:
 
 
 def test_the_walk_of_the_recipes_is_the_one_that_is_printed():
-    printed = commands((ROOT / "docs/paper.md").read_text().split("In miniature")[1].split("\n## ")[0])
+    printed = commands((ROOT / "docs/paper.md").read_text().split("\nIn miniature")[1].split("\n## ")[0])
     walked = commands((ROOT / "test/walks/meme.sh").read_text())
     assert len(printed) == 5
     assert [command for command in printed if command not in [line.replace(" --stop-after 20", "") for line in walked]] == []

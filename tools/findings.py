@@ -1,14 +1,16 @@
-"""The three findings of "Making EfficientNet More Efficient" in miniature: group convolutions of 16 channels against
-depthwise ones, layer norm with proxy norm against group norm, half the pixels and a fine-tuning against all of them. And
-that of the article "Scaling EfficientNet to large IPU-Pod systems": a global batch eight times as large, by LARS.
+"""Train the three findings of "Making EfficientNet More Efficient" in miniature, and that of the article "Scaling
+EfficientNet to large IPU-Pod systems".
+
+The paper compares group convolutions of 16 channels with depthwise ones, layer norm and proxy norm with group norm, and
+half as many pixels and fine-tuning with all pixels. The article compares RMSProp and LARS at a large global batch.
 
 python tools/findings.py                     three seeds, 37 minutes on two slow cores; the same call resumes
 python tools/findings.py batch               global batches of 32 and 256, RMSProp and LARS: ten minutes on two slow cores
 python tools/findings.py --seeds 5 --output logs/five
 
-Trains the small twins of configs.yml (..._mini) with fewer blocks, for three epochs and in single precision, each run on
-a core of its own. As no result depends on them, the stages share one emulated IPU and nothing is recomputed. Everything
-after -- is added to every training.
+The networks are the small twins of configs.yml (..._mini) with fewer blocks, trained for three epochs in single precision.
+Each run has its own core. The stages share one emulated IPU and nothing is recomputed, because results do not depend on
+either. Arguments after -- are added to every training.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ TUNING = (
     "--lr-schedule", "cosine", "--epochs", "2", "--train-with-valid-preprocessing", "--base-learning-rate", "-11",
     "--variable-filter", "Top",
 )  # fmt: skip
-HALVED, TUNED = "half, as it is", "half, fine-tuned"
+HALVED, TUNED = "half, not fine-tuned", "half, fine-tuned"
 PASS = 32  # images
 BATCHES = {32: "-6", 256: "-7.5"}  # LARS' rate: 2^this times the batch, so as the root of the batch
 RMSPROP = (
@@ -53,7 +55,7 @@ RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B
 
 
 def train(label: str, config: str, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
-    """Train a network, or resume, and yield the result; of the half-resolution one also before and after its fine-tuning."""
+    """Train a network, or resume, and yield its result. Half resolution: yield the results before and after fine-tuning."""
     base = folder / f"{config}-{seed}"
     words = [*SHORTER, "--seed", seed, *more]
     _train(core, base, ["--config", config, *words])
@@ -84,7 +86,7 @@ def _accuracy(folder: Path) -> float:
     for row in study.rows_of(folder / "validation.csv"):
         if row["name"] == AVERAGE:
             return float(row["val_acc"])
-    raise Failed(f"{folder} has no validated {AVERAGE}: the comparison is of averages, so leave averaging and validation on")
+    raise Failed(f"{folder} has no validation of {AVERAGE}. Leave averaging and validation on: averages are compared")
 
 
 def _minutes(folder: Path) -> float:
@@ -95,7 +97,7 @@ def _minutes(folder: Path) -> float:
 
 
 def _traced(config: str) -> tuple[float, int, int]:
-    """Return millions of multiply-adds of an image, parameters, training images."""
+    """Return the multiply-adds of an image in millions, the parameters, and the number of training images."""
     run = prepare(cli.parse(["--config", config, *SHORTER], "train", environ={}).options, {})
     return run.trace.multiply_adds / 1e6, run.trace.trainable_parameters, run.data_source.spec.train_images
 
@@ -106,23 +108,23 @@ def _by_network(results: Sequence[Result], value: str) -> dict[str, list[float]]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the networks' rows, and below them the comparisons, seed by seed."""
+    """Return a table of the networks and a table of the comparisons, with a value for each seed."""
     accuracies, minutes = _by_network(results, "accuracy"), _by_network(results, "minutes")
     configs = {**RECIPES, HALVED: HALF, TUNED: HALF}
     lines = [
-        "| network | parameters | million multiply-adds of a training picture | minutes of one core "
-        "| top-1 of the average |",
+        "| network | parameters | multiply-adds per training image (million) | minutes on one core "
+        "| top-1 of the averaged weights |",
         "| --- | --- | --- | --- | --- |",
     ]
     for label, values in accuracies.items():
         adds, parameters, _ = _traced(configs[label])
         lines.append(f"| {label} | {parameters:,} | {adds:.1f} | {mean(minutes[label]):.1f} | {study.summary(values)} |")
-    lines += ["", "| finding | difference in top-1 | time |", "| --- | --- | --- |"]
+    lines += ["", "| comparison | difference in top-1 | training time |", "| --- | --- | --- |"]
     for what, first, second in (
-        ("groups of 16 with expansion 4 against depthwise with 6", "G16, GN", "G1, GN"),
-        ("layer norm with proxy norm against group norm", "G16, LN+PN", "G16, GN"),
-        ("half the pixels against all", HALVED, "G16, GN"),
-        ("half the pixels and fine-tuning against all", TUNED, "G16, GN"),
+        ("groups of 16 with expansion 4, instead of depthwise with 6", "G16, GN", "G1, GN"),
+        ("layer norm with proxy norm, instead of group norm", "G16, LN+PN", "G16, GN"),
+        ("half as many pixels, not fine-tuned", HALVED, "G16, GN"),
+        ("half as many pixels, then fine-tuning", TUNED, "G16, GN"),
     ):
         differences = [a - b for a, b in zip(accuracies[first], accuracies[second])]
         time = mean(minutes[first]) / mean(minutes[second])
@@ -137,7 +139,7 @@ def picture(results: Sequence[Result]) -> str:
         Dots(f"{label}: {study.average(values)}, {mean(minutes[label]):.1f} minutes", colour, values, label != HALVED)
         for colour, (label, values) in zip(COLOURS, accuracies.items())
     ]
-    return study.picture("Accuracy of the averaged weights on the validation pictures, top-1, %", rows)
+    return study.picture("Top-1 accuracy of the averaged weights (%)", rows)
 
 
 def train_batch(optimiser: str, batch: int, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
@@ -153,9 +155,9 @@ def _batch(optimiser: str, batch: int) -> str:
 
 
 def batch_table(results: Sequence[Result]) -> str:
-    """Return a row for each optimiser and batch, with the difference from the smallest batch, seed by seed."""
+    """Return a table with a row for each optimiser and batch, and its difference from the smallest batch."""
     accuracies = study.by_seed(results)
-    lines = ["| optimiser, batch | top-1 of the average | difference from batch 32 |", "| --- | --- | --- |"]
+    lines = ["| optimiser, batch | top-1 of the averaged weights | difference from batch 32 |", "| --- | --- | --- |"]
     for optimiser in OPTIMISERS:
         first = accuracies[_batch(optimiser, PASS)]
         for batch in BATCHES:
@@ -173,14 +175,14 @@ def batch_picture(results: Sequence[Result]) -> str:
         for optimiser in OPTIMISERS
         for name, values in ((_batch(optimiser, batch), accuracies[_batch(optimiser, batch)]) for batch in BATCHES)
     ]
-    return study.picture("Accuracy by optimiser and global batch, top-1, %", rows)
+    return study.picture("Top-1 accuracy by optimiser and global batch (%)", rows)
 
 
 def main(argv: list[str]) -> int:
     """Train all networks and compare them."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="?", choices=("networks", "batch"), default="networks", help="what is compared [networks]"
+        "what", nargs="?", choices=("networks", "batch"), default="networks", help="what to compare [networks]"
     )
     given, words = study.parse(parser, argv, "network")
     seeds = range(1, given.seeds + 1)

@@ -1,7 +1,7 @@
 """Compare the configurations of "Making EfficientNet More Efficient": published accuracy and rate, predicted rate.
 
-python tools/paper.py                        a table of all thirty
-python tools/paper.py --svg docs/paper.svg   and a picture of accuracy against predicted rate
+python tools/paper.py                        print a table of all thirty
+python tools/paper.py --svg docs/paper.svg   also draw accuracy by predicted rate
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
 from harness.reports.predicted_rate import MIB
 from tools import fit_planner
 
-BOTTOM = 78.0  # % of the picture
+BOTTOM = 78.0  # %, where the chart begins
 NAME = re.compile(r"(B\d)-(\w+)-(\w+)-(\w+)_16IPU_\dx\d")
-# top-1 in %, read off the paper's figures; the others are not known here
+# top-1 in %, read off the paper's figures; the others could not be read
 ACCURACY: Mapping[str, float] = {
     "B0-G1-GN-Native": 79.10, "B2-G1-GN-Native": 81.44, "B4-G1-GN-Native": 82.90,
     "B0-G16-GN-Native": 79.08, "B2-G16-GN-Native": 81.46, "B4-G16-GN-Native": 83.21,
@@ -44,10 +44,10 @@ def predictions() -> dict[str, Prediction]:
 
 
 def table(predicted: Mapping[str, Prediction]) -> str:
-    """Return a line of Markdown for each configuration."""
+    """Return a Markdown table with a row for each configuration."""
     rates = {row.options.removeprefix("--config "): row.rate for row in fit_planner.ROWS}
     lines = [
-        "| configuration | top-1 | images/s | predicted | hours | MiB of 897 |",
+        "| configuration | published top-1 | published images/s | predicted images/s | hours | MiB |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, each in predicted.items():
@@ -60,21 +60,21 @@ def table(predicted: Mapping[str, Prediction]) -> str:
 
 
 def picture(predicted: Mapping[str, Prediction]) -> str:
-    """Draw published accuracy against predicted rate; configurations whose accuracy is not known stand at the bottom."""
+    """Draw published accuracy by predicted rate. Configurations with unknown accuracy are at the bottom."""
     places = {_short(name): math.log2(each.timing.images_per_second / 1000) for name, each in predicted.items()}
     low, high = chart.span(list(places.values()))
     lines = [
         Line(
-            f"{kind.replace('_', '+')}, {', '.join(name[:2] for name in ACCURACY if name[3:] == kind)}",
+            f"{kind.replace('_', '+')}: {', '.join(name[:2] for name in ACCURACY if name[3:] == kind)}",
             [(places[name], accuracy) for name, accuracy in ACCURACY.items() if name[3:] == kind],
             colour, dots=1.4, last=False,
         )
         for kind, colour in KINDS.items()
     ]  # fmt: skip
     others = [(place, BOTTOM) for name, place in places.items() if name not in ACCURACY]
-    lines.append(Line(f"the other {len(others)}, accuracy not known", others, GREY, 0, dots=1, last=False))
-    panel = Curves("", lines, (math.floor(low), math.ceil(high)), BOTTOM, "thousand images a second", lambda k: f"{2**k:g}")
-    return chart.figure([panel], "Published top-1 in % against the predicted rate on POD16")
+    lines.append(Line(f"{len(others)} others, accuracy unknown", others, GREY, 0, dots=1, last=False))
+    panel = Curves("", lines, (math.floor(low), math.ceil(high)), BOTTOM, "thousand images/s", lambda k: f"{2**k:g}")
+    return chart.figure([panel], "Published top-1 accuracy (%) by predicted rate on POD16")
 
 
 def _short(name: str) -> str:
@@ -82,9 +82,9 @@ def _short(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; write the picture where asked."""
+    """Print the table. Write the chart if requested."""
     parser = command_line.Parser(description="Compare the configurations of the paper.")
-    parser.add_argument("--svg", metavar="FILE", help="draw accuracy against predicted rate")
+    parser.add_argument("--svg", metavar="FILE", help="draw accuracy by predicted rate")
     arguments = parser.parse_args(argv)
     if arguments.svg:
         output.check(arguments.svg, output.PICTURE)

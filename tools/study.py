@@ -240,6 +240,6 @@ def _row(row: Dots, k: int) -> Iterator[Box | Dot]:
         error = standard_error(row.values)
         yield Box(middle - error, middle + error, row.colour, k, "one standard error", opacity=0.55, thick=0.18)
         yield Box(middle, middle, row.colour, k, "mean", thick=0.8, least=4)
-    label = f"a seed, of {count}" if count > 1 else "the seed"
+    label = f"one of {count} seeds" if count > 1 else "the only seed"
     for place, value in enumerate(row.values):  # equal values are not one dot
         yield Dot(value, row.colour, k, label, lift=7 * (place - (count - 1) / 2))

@@ -57,7 +57,7 @@ def test_other_options_do_not_come_into_one_table(tmp_path):
 
 def test_a_run_without_the_average_is_said(tmp_path):
     (tmp_path / "validation.csv").write_text("name,val_acc\nckpt-3,50\n")
-    with pytest.raises(Failed, match="has no validated weight_avg_exp_0.5"):
+    with pytest.raises(Failed, match="has no validation of weight_avg_exp_0.5"):
         findings._accuracy(tmp_path)
 
 

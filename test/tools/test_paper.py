@@ -1,4 +1,4 @@
-"""tools/paper.py: the page that follows the paper shows what the tool prints and draws."""
+"""tools/paper.py: the page has the rows with published values, and the chart."""
 
 from figures import checked
 
@@ -8,10 +8,11 @@ from tools import paper
 DOCS = plugins.ROOT / "docs"
 
 
-def test_the_page_has_the_tool_s_table_and_picture():
+def test_the_page_shows_the_published_rows_and_the_chart():
     predicted = paper.predictions()
     lines = paper.table(predicted).splitlines()
-    assert len(predicted) == 30 and sum("% |" in line for line in lines) == len(paper.ACCURACY) == 9
-    assert set(lines) <= set((DOCS / "paper.md").read_text().splitlines())
+    published = [line for line in lines if "% |" in line]
+    assert len(predicted) == 30 and len(lines) == 32 and len(published) == len(paper.ACCURACY) == 9
+    assert {lines[0], *published} <= set((DOCS / "paper.md").read_text().splitlines())
     picture = paper.picture(predicted)
     assert checked(picture) and picture == (DOCS / "paper.svg").read_text()
