@@ -28,7 +28,8 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
 # scripts with flags of their own, by the page that prints them, and flags of other programs
 TOOLS = {
-    "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
+    "own-photos.md": ("tools/import_weights.py",),
+    "data-sets.md": ("tools/datasets/convert.py", "tools/datasets/verify.py"),
     "reading-a-run.md": ("weight_avg.py", "tools/report.py", "tools/runs.py"),
     "export.md": ("harness/export/export_options.py",),
     "comparison.md": ("harness/export/export_options.py",),

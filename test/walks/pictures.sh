@@ -1,5 +1,5 @@
 #!/bin/sh
-# docs/own-pictures.md, from a folder of pictures to a network that works without it, and elsewhere. SHORT=1: small pictures.
+# docs/own-photos.md: fine-tune on a folder of images, export, and predict after the folder was moved. SHORT=1: small images.
 set -eu
 python=${PYTHON:-.venv/bin/python}
 runs=${RUNS:-logs/walks}
