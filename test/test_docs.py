@@ -33,7 +33,6 @@ TOOLS = {
     "reading-a-run.md": ("weight_avg.py", "tools/report.py", "tools/runs.py"),
     "export.md": ("harness/export/export_options.py",),
     "comparison.md": ("harness/export/export_options.py",),
-    "half-precision.md": ("tools/compare_runs.py",),
     "number-formats.md": ("tools/formats.py", "tools/study.py"),
     "distributed.md": ("tools/simulate_groups.py",),
     "sweeps.md": ("tools/sweep.py",),
