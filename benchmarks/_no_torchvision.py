@@ -1,6 +1,5 @@
-"""Replace torchvision by an empty stand-in. Import this module before timm.
-
-timm imports torchvision, but its networks do not need it, and each torchvision wheel fits only one build of PyTorch."""
+"""Stands for torchvision, which timm imports for pictures: the networks do without, and its wheels fit one build of PyTorch
+only. To be imported before timm."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from types import ModuleType
 from unittest.mock import MagicMock
 
 
-class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that returns mock modules for torchvision."""
+class NoPictures(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules that have everything."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for torchvision and its modules, None for any other module."""
+        """Return the spec of torchvision, or of a module in it; None for any other."""
         found = name.split(".")[0] == "torchvision"
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Return a module in which every name exists."""
+        """Return a module that has every name."""
         module = MagicMock(name=spec.name)
         module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
         return module
@@ -29,4 +28,4 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing, as the module is complete."""
 
 
-sys.meta_path.insert(0, StandIn())
+sys.meta_path.insert(0, NoPictures())

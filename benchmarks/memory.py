@@ -1,6 +1,5 @@
-"""Check that accumulation and replicas take no further memory or build time, for EfficientNet-B0 at 224 px.
-
-Memory is the peak of the process and the peak of live tensors, in MB.
+"""Memory, and the time to build, of layouts that must not cost either, EfficientNet-B0 at 224 px: MB of the process at its
+peak, and of tensors that are alive at once.
 
 python benchmarks/memory.py
 """
@@ -19,27 +18,27 @@ NETWORK = (
     "--optimiser momentum --seed 1 --fold 1"
 )
 RECOMPUTED = "--enable-recomputation"
-FEW, MANY = 16, 32  # images of a micro-batch; a larger one only adds activations
+FEW, MANY = 16, 32  # pictures of a micro-batch: a larger one adds activations alone
 
 
 def alone(batch: int, accumulation: int, more: str = "") -> _paired.Measured:
-    """Measure one training by itself."""
+    """Measure the plain loop with further options, by itself."""
     return _paired.alone(f"{NETWORK} --batch-size {batch} --gradient-accumulation-count {accumulation} {more}".split())
 
 
 def row(name: str, *cells: str) -> str:
-    """Return a line of the table."""
+    """A line of the table."""
     return f"{name:<44} " + " ".join(f"{cell:>14}" for cell in cells)
 
 
 def change(one: _paired.Measured, other: _paired.Measured, what: str) -> str:
-    """Return a quantity of two measurements as text."""
+    """A measurement of both."""
     places = 1 if what == "built" else 0
     return f"{getattr(one, what):.{places}f} -> {getattr(other, what):.{places}f}"
 
 
 def main() -> None:
-    """Run all measurements."""
+    """Everything."""
     _paired.arguments(__doc__)
     print(row("what", "process", "tensors", "s to build"))
     for name, first, second in (
@@ -47,7 +46,7 @@ def main() -> None:
         ("replicas 1 -> 16", alone(4, 4), alone(4, 4, "--replicas 16")),
     ):
         shares = (second.peak / first.peak - 1, second.alive / first.alive - 1)
-        verdict = f"   {100 * shares[0]:+.1f} %, {100 * shares[1]:+.1f} %, must be below 5 %"
+        verdict = f"   {100 * shares[0]:+.1f} %, {100 * shares[1]:+.1f} %, must stay under 5 %"
         print(row(name, *(change(first, second, what) for what in ("peak", "alive", "built"))) + verdict, flush=True)
     kept, again = ([alone(batch, 2, extra) for batch in (FEW, MANY)] for extra in ("", RECOMPUTED))
     print(row("recomputation, micro-batch 32", *(change(kept[1], again[1], what) for what in ("peak", "alive"))))
@@ -57,7 +56,7 @@ def main() -> None:
     }
     shares = [again / kept for kept, again in added.values()]
     verdict = f"{'':15}   {shares[0]:.2f}, {shares[1]:.2f} of it, tensors must be at most 0.50"
-    print(row("  for one more image", *(f"{a:.0f} -> {b:.0f}" for a, b in added.values())) + verdict, flush=True)
+    print(row("  for one picture more", *(f"{a:.0f} -> {b:.0f}" for a, b in added.values())) + verdict, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stages for cuts that nobody names: of about the same predicted time, and, where those do not fit, moved until they do."""
+"""Automatic stages: balanced by predicted time, then moved until they fit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import Stages
 
-_ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # a stage takes as much memory and time on a system of any size
+_ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # the memory and time of a stage do not depend on the size of the system
 
 
 def balanced(workload: Workload) -> Workload:
-    """Return the workload with as many stages, balanced by time as far as they fit on Mk2 IPUs; else cut where they do, or
-    lack less."""
+    """Return the workload with as many stages, balanced by time. If they do not fit on Mk2 IPUs, move the cuts until they
+    fit, or as long as the missing memory shrinks."""
     options = workload.plan.options
     filters = options.sharding_include_filter, options.sharding_exclude_filter
     costs = SegmentCosts(workload, MK2, FITTED)
@@ -41,7 +41,7 @@ def restaged(workload: Workload, stages: Stages) -> Workload:
 
 
 def neighbours(stages: Sequence[Sequence[str]]) -> Iterator[Stages]:
-    """Stages with one cut moved by one segment or two."""
+    """Yield the stages with one cut moved by one or two segments."""
     names = tuple(name for stage in stages for name in stage)
     cuts = list(accumulate(len(stage) for stage in stages))[:-1]
     for k in range(len(cuts)):

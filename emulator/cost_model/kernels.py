@@ -1,11 +1,12 @@
-"""Cycles of one operation on the tiles of an IPU: what its kernels multiply, exchange, read and write, and how often they
-are launched.
+"""Cycles of one operation on the tiles of an IPU: multiplication, exchange, memory access and launches.
 
-A convolution is a product over (positions, input channels, output channels) that the tiles divide among themselves in equal
-blocks, as near to cubes as the three sides allow, which makes exchange smallest. Kernels and their rates: poplibs' public
-sources. FP16: the matrix units (16 input channels a group, 16 output channels; half as fast with FP32 partial sums), SLIC
-for groups of 1, 2 and 4 channels with a kernel's rows in fours, and four multiply-adds a cycle vertically for the weight
-gradients of depthwise convolutions.
+A convolution is a product over (positions, input channels, output channels). The tiles divide it into equal blocks. The
+blocks are as close to cubes as the three sides allow, because that minimises exchange. Kernels and their rates are from
+poplibs' public sources. FP16 has three kinds:
+
+* matrix units, for 16 input channels of a group and 16 output channels; half as fast with FP32 partial sums.
+* SLIC, for groups of 1, 2 and 4 channels, with kernel rows in fours.
+* four multiply-adds per cycle, for the weight gradients of depthwise convolutions
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-MATRIX_CHANNELS = 16  # of a group that fill the matrix units
-SLIC_CHANNELS = (1, 2, 4)  # of a group
-VERTICAL_MACS = 4  # multiply-adds of a tile in a cycle
-PARTIALS_SHARE = 0.5  # of the matrix rate with partial sums in FP32
+MATRIX_CHANNELS = 16  # channels of a group that fill the matrix units.
+SLIC_CHANNELS = (1, 2, 4)  # channels of a group
+VERTICAL_MACS = 4  # multiply-adds of a tile per cycle.
+PARTIALS_SHARE = 0.5  # fraction of the matrix rate that is left with partial sums in FP32
 
-# elements that are read and written for one element of the result: forward, backward; and compute sets that are launched
+# Elements read and written per element of the result, forward and backward; compute sets launched, forward and backward.
 _ACCESSES: dict[str, tuple[float, float, int, int]] = {
     "norm": (3, 5, 5, 6), "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3),
     "global_mean": (1, 1, 2, 1), "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
 }  # fmt: skip
-_ELEMENTWISE = (2, 3, 1, 1)  # whatever else there is
+_ELEMENTWISE = (2, 3, 1, 1)  # all other kinds
 _FUNCTIONS = ("swish", "sigmoid")
-_PROXY = (6, 9, 8, 10)  # norm, affine map, activation, and the subtracted mean
-_CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5  # rearranged input and weights, product, reduction; transposed weights besides
+_PROXY = (6, 9, 8, 10)  # norm, affine map, activation, subtraction of the mean
+# rearranged input and weights, product, reduction; backward also transposed weights
+_CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,13 @@ class Cycles:
 
     @property
     def total(self) -> float:
-        """Phases follow one another: tiles compute, or exchange."""
+        """Cycles of all parts. Phases run one after another: tiles either compute or exchange."""
         return self.matrix + self.exchange + self.elements + self.launches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels of one stage's IPU. `tiles`: that compute; `proportion`: of tile memory for temporaries."""
+    """The kernels of one stage's IPU. `tiles`: those that compute; `proportion`: fraction of tile memory for temporaries."""
 
     ipu: Ipu
     tiles: int
@@ -67,7 +69,7 @@ class Kernels:
     proportion: float
     half_partials: bool
     two_pass: bool
-    exchange_time: float = 1.0  # to that of the default target
+    exchange_time: float = 1.0  # relative to the default target
     constants: Constants
 
     @classmethod
@@ -87,15 +89,15 @@ class Kernels:
         )
 
     def forward(self, operation: Operation) -> Cycles:
-        """Return the cycles of an operation's forward work on one micro-batch."""
+        """Return the forward cycles of an operation for one micro-batch."""
         if operation.kind in ("conv", "dense"):
             return self._product(operation, _CONV_LAUNCHES, weights=False)
         reads, _, launches, _ = self._counts(operation)
         return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
 
     def backward(self, operation: Operation, first: bool = False) -> Cycles:
-        """Return the cycles of an operation's backward work on one micro-batch: gradients of the input, unless the operation
-        is the network's `first`, and of the weights."""
+        """Return the backward cycles of an operation for one micro-batch: gradients of the weights and of the input. The
+        network's `first` operation needs no gradient of its input."""
         if operation.kind in ("conv", "dense"):
             cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
@@ -114,8 +116,8 @@ class Kernels:
         return Cycles(elements=cycles, launches=launches * self.constants.launch_cycles)
 
     def _product(self, operation: Operation, launches: int, *, weights: bool) -> Cycles:
-        """Return the cycles of one of the three products of a convolution or dense layer; `weights`: the gradient of the
-        weights."""
+        """Return the cycles of one of the three products of a convolution or dense layer. `weights`: it is the gradient of
+        the weights."""
         kernel = operation.kernel or 1
         groups = operation.groups
         ins, outs = operation.source.channels // groups, operation.result.channels // groups
@@ -135,7 +137,7 @@ class Kernels:
         )
 
     def _rate(self, ins: int, outs: int, kernel: int, weights: bool) -> float:
-        """Multiply-adds of a tile in a cycle, as programs reach them."""
+        """Return the multiply-adds of a tile per cycle that programs reach."""
         share = self.constants.matrix_share
         if self.bytes_per_element > 2:
             return share * self.ipu.single_macs * _filled(ins) * _filled(outs)
@@ -156,7 +158,7 @@ class SegmentCosts:
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
-        """Return the cycles of a segment's work on one micro-batch, forward and backward."""
+        """Return the cycles of a segment for one micro-batch, forward and backward."""
         if (segment, proportion) not in self._known:
             kernels, forward, backward = replace(self._kernels, proportion=proportion), Cycles(), Cycles()
             for operation in self._trace.by_segment[segment]:
@@ -167,18 +169,19 @@ class SegmentCosts:
         return self._known[segment, proportion]
 
     def totals(self, proportion: float) -> list[float]:
-        """Cycles of each segment, forward and backward."""
+        """Return the cycles of each segment, forward plus backward."""
         return [sum(each.total for each in self.of(name, proportion)) for name in self._trace.segments]
 
 
 def _filled(channels: int) -> float:
-    """The part of the matrix units that channels of one group fill."""
+    """Return the fraction of the matrix units that one group's channels fill."""
     return channels / (MATRIX_CHANNELS * math.ceil(channels / MATRIX_CHANNELS))
 
 
 @cache
 def _block(sides: tuple[int, int, int], tiles: int) -> tuple[float, float, float]:
-    """The sides of one of `tiles` equal blocks of a product: the cube, or as near to it as its sides allow."""
+    """Return the sides of one of `tiles` equal blocks of a product: a cube, or as close to it as the product's sides
+    allow."""
     volume = math.prod(sides) / tiles
     lengths = [1.0, 1.0, 1.0]
     order = sorted(range(3), key=lambda k: sides[k])

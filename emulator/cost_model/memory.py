@@ -1,8 +1,8 @@
-"""The memory of each IPU of a plan: the bytes that its tiles hold at the peak of an update.
+"""The memory of each IPU of a plan: the bytes in its tiles at the peak of an update.
 
-Every part is spread over the tiles evenly, except that the largest of them are held in blocks that do not divide: `UNEVEN`.
-Sizes are of the fullest tile times the number of tiles, so that they compare with the memory of all tiles. Constants are
-chosen so that every configuration that is known to have run fits (a test holds each).
+All parts are spread evenly over the tiles, except that the largest are kept in blocks that do not divide evenly: `UNEVEN`. A
+size is that of the fullest tile times the number of tiles, so it compares with the memory of all tiles. With these
+constants, every configuration that is known to have run fits (each has a test).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-CODE = 45  # bytes of a tile for one launched operation: its exchange, vertices and control
-CODE_ALWAYS = 24_000  # bytes of a tile: loops, host exchange, collectives, stacks of six threads
-UNEVEN = 1.1  # the fullest tile to the mean
-TEMPORARIES = 2.0  # times the input, output and weights of the largest product: rearranged copies and partial sums
+CODE = 45  # bytes per tile for one launched operation: exchange, vertices and control
+CODE_ALWAYS = 24_000  # bytes per tile: loops, host exchange, collectives, stacks of six threads
+UNEVEN = 1.1  # the fullest tile, relative to the mean
+TEMPORARIES = 2.0  # relative to input, output and weights of the largest product: rearranged copies and partial sums
 USUAL_IO_TILES = 32
-PREFETCHED = 1  # micro-batches of images that wait, unless an option says more
+PREFETCHED = 1  # waiting micro-batches of images, by default
 _IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish reads its input in the backward pass
 
 
@@ -31,8 +31,8 @@ class IpuMemory:
 
     weights: int = 0
     optimiser_state: int = 0
-    gradients: int = 0  # their sums over micro-batches, or one micro-batch's
-    stashed_activations: int = 0  # of micro-batches whose backward pass is still to come
+    gradients: int = 0  # sums over micro-batches, or one micro-batch's
+    stashed_activations: int = 0  # of micro-batches that wait for their backward pass
     activations: int = 0  # of the micro-batch that is computed
     temporaries: int = 0
     images: int = 0
@@ -48,7 +48,7 @@ class IpuMemory:
 
 
 def of_ipus(workload: Workload, ipu: Ipu) -> tuple[IpuMemory, ...]:
-    """Return one row for each IPU of a replica: for each stage, or one where all stages share an IPU."""
+    """Return the memory of each IPU of a replica: one for each stage, or only one if all stages share an IPU."""
     stages = range(len(workload.plan.stages))
     each = [_stage(workload, ipu, stage) for stage in stages]
     if not workload.one_device:
@@ -72,13 +72,13 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     element = workload.bytes_per_element
     weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
     stored = [(precision.stored_format(v).bytes, v.elements) for v in workload.moved(stage)]
-    beside = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # those that passes use
+    masters = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # passes use narrow copies
     io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass
     launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
-    state = beside if workload.training else 0  # which the passes read, wherever slots and FP32 copies lie
+    state = masters if workload.training else 0  # never offloaded, unlike slots and FP32 copies: the passes read them
     if workload.training and not workload.offloads:
         state += workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1)
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
@@ -101,12 +101,12 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
 
 
 def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
-    """Elements for one image: those that wait for their backward pass in other micro-batches, and those that the present
-    one holds; and the elements of the largest product for the micro-batch.
+    """Return numbers of elements: per image, those that wait in other micro-batches for their backward pass; per image,
+    those of the current micro-batch; and those of the largest product for the micro-batch.
 
-    With recomputation only the stage's inputs wait, one for each micro-batch in flight, and the whole stage is computed anew
-    before its backward pass begins; a lone stage keeps the inputs of its segments, and computes one after another anew.
-    Without, everything that the backward pass reads waits.
+    Without recomputation, everything that the backward pass reads waits. With recomputation, only the stage's inputs wait,
+    one for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps the
+    inputs of its segments and recomputes one segment at a time.
     """
     operations = workload.operations(stage)
     if not operations:
@@ -126,26 +126,27 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
 
 
 def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:
-    """Return the three numbers of `_activations` for inference, where nothing waits: 0, the elements of one image that the
-    largest operation holds, and those of its product for the micro-batch."""
+    """Return the three numbers of `_activations` for inference: 0, the elements per image of the largest operation, and
+    those of its product for the micro-batch."""
     largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
     return 0, _alive(largest), _product_elements(largest, batch)
 
 
 def _kept(operation: Operation, next_operation: Operation | None) -> int:
-    """Elements of a result that the backward pass reads: an operation in place gives its result to the next one's."""
+    """Return the elements of a result that the backward pass reads: none if the next operation works in place."""
     if operation.kind in ("norm", "add") and next_operation is not None and next_operation.kind in _IPU_IN_PLACE:
         return 0
     return operation.result.elements
 
 
 def _alive(operation: Operation) -> int:
-    """Elements that an operation reads and writes; where it writes in place, those of a shortcut beside it."""
+    """Return the elements that an operation reads and writes. If it works in place, a parallel shortcut counts instead of
+    its output."""
     return operation.source.elements + (operation.source if operation.kind in _IPU_IN_PLACE else operation.result).elements
 
 
 def _product_elements(operation: Operation, batch: int) -> int:
-    """Return the elements of a product's input, output and weights; 0 for any other operation, which has no temporaries."""
+    """Return the elements of a product's input, output and weights; 0 for other operations, which have no temporaries."""
     if operation.kind not in ("conv", "dense"):
         return 0
     weights = sum(variable.elements for variable in operation.variables)

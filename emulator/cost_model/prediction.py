@@ -1,4 +1,4 @@
-"""The planner's answers about one workload on one system."""
+"""The planner's prediction for one workload on one system."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Prediction:
 
     @property
     def capacity(self) -> int:
-        """Bytes of an IPU."""
+        """Bytes of memory on an IPU."""
         return self.system.ipu.memory
 
     @property
@@ -42,7 +42,7 @@ class Prediction:
 
     @property
     def room(self) -> int:
-        """Bytes that are left on the fullest IPU; negative where they are lacking."""
+        """Bytes left on the fullest IPU; negative if memory is missing."""
         return self.capacity - self.fullest.total
 
     @property
@@ -52,7 +52,7 @@ class Prediction:
 
     @property
     def update_parts(self) -> dict[str, float]:
-        """Seconds of an update by part; `host` is the wait for the host's feed where that is slower than the IPUs."""
+        """Seconds of an update by part. `host`: the wait for the host's images if they are slower than the IPUs."""
         timing = self.timing
         parts = {
             "pipeline": timing.pipeline,
@@ -65,7 +65,8 @@ class Prediction:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Energy (kWh) of the machines that the plan's IPUs belong to, for the whole training; None without a source."""
+        """Energy (kWh) of the plan's IPUs, with their part of the machines, for the whole training. None if the power is
+        unknown."""
         watts = self.system.watts
         return None if watts is None else watts * self.workload.plan.ipus * self.timing.hours / 1000
 
@@ -104,26 +105,27 @@ class Prediction:
         }
 
     def _parts(self, stage: int, kind: str) -> dict[str, float]:
-        """Seconds of a stage's work on a micro-batch, by kind of work."""
+        """Return the seconds of a stage for one micro-batch, by kind of work."""
         cell = self.timing.cells[stage, kind]
         scale = cell.seconds / (cell.cycles.total or 1.0)
         return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}
 
 
 def check_tiles(workload: Workload, system: System) -> None:
-    """OptionError where no tile is left to compute."""
+    """Raise OptionError if no tile is left to compute."""
     io_tiles = workload.plan.options.num_io_tiles
     if io_tiles >= system.ipu.tiles:
         raise OptionError(
             f"--num-io-tiles {io_tiles} leaves none of the {system.ipu.tiles} tiles of a {system.ipu.name} IPU to compute; "
-            f"{memory.USUAL_IO_TILES} to 192 are usual"
+            f"give {memory.USUAL_IO_TILES} to 192"
         )
 
 
 def predict(
     workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
 ) -> Prediction:
-    """Memory and time, in milliseconds. `costs`: of a plan with the same network, micro-batch, precision and system."""
+    """Return the predicted memory and time; this takes milliseconds. `costs`: of a plan with the same network, micro-batch,
+    precision and system."""
     costs = costs or SegmentCosts(workload, system.ipu, constants)
     timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
     return Prediction(workload=workload, system=system, timing=timing)

@@ -1,4 +1,5 @@
-"""Options that make a plan smaller where it does not fit. Each is planned before it is named; what frees little is not."""
+"""Suggests options that make a plan smaller if it does not fit. Each is planned first; those that free little are
+dropped."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
 
-LEAST = 0.02  # of the fullest IPU's need, that is worth an option
+LEAST = 0.02  # smallest saving worth an option, relative to the fullest IPU's need
 
 
 def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...]:
-    """The options for a plan that does not fit, the cheapest in time first; those that make it fit come before the others.
+    """Return the options that help a plan that does not fit: first those that make it fit, and among them the cheapest in
+    time.
 
-    `accumulation`: the count that the options give; None where it follows from the global batch.
+    `accumulation`: the count among the options; None if it follows from the global batch.
     """
     if prediction.fits:
         return ()
@@ -31,7 +33,7 @@ def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...
 
 
 def _candidates(prediction: Prediction, accumulation: int | None) -> Iterator[tuple[str, Workload]]:
-    """Options, and the workload with them."""
+    """Yield options, and the workload with them."""
     workload = prediction.workload
     plan, options = workload.plan, workload.plan.options
     proportion = workload.proportion(0)
@@ -60,7 +62,7 @@ def _candidates(prediction: Prediction, accumulation: int | None) -> Iterator[tu
 
 
 def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
-    """Twice as many stages, on IPUs that the system has."""
+    """Yield the workload with twice as many stages, if the system has the IPUs."""
     workload, plan = prediction.workload, prediction.workload.plan
     count = 2 * plan.options.shards
     if count > variants.LARGEST_PIPELINE or 2 * plan.ipus > prediction.system.ipus:
@@ -79,5 +81,4 @@ def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
 
 
 def _with(workload: Workload, **options: object) -> Workload:
-    """The workload with other options of the device layer."""
     return replace(workload, plan=replace(workload.plan, options=replace(workload.plan.options, **options)))

@@ -1,8 +1,8 @@
-"""The fastest plan that fits: stages, replicas, micro-batch, accumulation, splits, recomputation, schedule and memory
-proportion, for a network, a global batch and a system.
+"""Searches for the fastest plan that fits: stages, replicas, micro-batch, accumulation, splits, recomputation, schedule and
+memory proportion, for a network, a global batch and a system.
 
-Every combination is planned with stages that are balanced by predicted time; the cuts of the fastest of each kind are then
-moved, segment by segment, as long as that helps. The plan that is given is one of them.
+Every combination is planned with stages balanced by predicted time. Then the cuts of the fastest plans are moved, segment by
+segment, while that helps. The given plan takes part.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import SCHEDULES
 
-PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # the first that fits is taken: more memory is faster
+PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # in this order; the first that fits is the fastest
 LARGEST_MICRO_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Found:
-    """`frontier`: of every number of stages and micro-batch that fits, the fastest; the fastest of all comes first."""
+    """The search's result. `frontier`: the fastest plan for each number of stages and micro-batch that fits; the fastest
+    comes first."""
 
     frontier: tuple[Prediction, ...]
     looked_at: int
 
     @property
     def best(self) -> Prediction | None:
-        """None where nothing fits."""
+        """The fastest plan; None if nothing fits."""
         return self.frontier[0] if self.frontier else None
 
 
 def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
-    """The fastest plan for the workload's global batch on the IPUs of the system, as many as the batch fills."""
+    """Search for the fastest plan for the workload's global batch, on as many IPUs of the system as the batch fills."""
     looked_at, frontier = 1, Frontier()
-    frontier.add(predict(workload, system, constants))  # stages on one IPU are not looked for
+    frontier.add(predict(workload, system, constants))  # the search does not try several stages on one IPU
     for candidates in _combinations(workload, system, constants):
         for prediction in candidates:
             looked_at += 1
@@ -54,13 +55,13 @@ def search(workload: Workload, system: System, constants: Constants = FITTED) ->
 
 
 class Frontier:
-    """The fastest plan of each number of stages, IPUs of a replica and micro-batch."""
+    """The fastest plan for each number of stages, IPUs per replica and micro-batch."""
 
     def __init__(self) -> None:
         self._fastest: dict[tuple[int, int, int], Prediction] = {}
 
     def add(self, prediction: Prediction) -> bool:
-        """Take a plan in if it is the fastest of its kind; return whether it fits."""
+        """Add a plan if it is the fastest of its kind; return whether it fits."""
         plan = prediction.workload.plan
         kind = len(plan.stages), plan.options.shards, plan.micro_batch_size
         if prediction.fits and (kind not in self._fastest or throughput(prediction) > throughput(self._fastest[kind])):
@@ -69,7 +70,7 @@ class Frontier:
 
     @property
     def ranked(self) -> list[Prediction]:
-        """The fastest first, but one on fewer IPUs that is slower by half a per cent at most before it."""
+        """The plans, fastest first. A plan on fewer IPUs comes first if it is at most half a per cent slower."""
         ranked = sorted(self._fastest.values(), key=throughput, reverse=True)
         best = min((each for each in ranked if throughput(each) > 0.995 * throughput(ranked[0])), key=_ipus, default=None)
         return ranked if best is None else [best, *(each for each in ranked if each is not best)]
@@ -80,12 +81,12 @@ def _ipus(prediction: Prediction) -> int:
 
 
 def throughput(prediction: Prediction) -> float:
-    """Images a second."""
+    """Return the images per second."""
     return prediction.timing.images_per_second
 
 
 def _combinations(workload: Workload, system: System, constants: Constants) -> Iterator[Iterator[Prediction]]:
-    """Yield for each combination its predictions with less and less temporary memory."""
+    """Yield, for each combination, its predictions with decreasing temporary memory."""
     plan = workload.plan
     given = plan.options.available_memory_proportion[:1]
     for micro_batch_size in _micro_batches(workload):
@@ -114,24 +115,24 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
 
 
 def _replicas(plan: ExecutionPlan, micro_batch_size: int, most: int) -> int:
-    """The largest number of replicas up to `most` that divides the global batch; 0 if there is none."""
+    """Return the largest number of replicas up to `most` that divides the global batch; 0 if there is none."""
     divisors = (n for n in range(most, 0, -1) if plan.global_batch % (micro_batch_size * n) == 0)
     return next((n for n in divisors if n % plan.options.BN_span == 0), 0)
 
 
 def _schedules(stages: int) -> list[str]:
-    """Return the schedules to look at: Sequential is no better than any other where stages have IPUs of their own, and the
-    only one where they do not."""
+    """Return the schedules to try. Sequential is never better than the others if each stage has an IPU; it is the only one
+    otherwise."""
     return [name for name in SCHEDULES if name != "Sequential"] if stages > 1 else ["Sequential"]
 
 
 def keeps_micro_batch(workload: Workload) -> bool:
-    """Return whether another micro-batch would train another network: batch norm's statistics are of one."""
+    """Return whether the micro-batch must stay, because batch norm computes its statistics over one."""
     return any(not variable.trainable for variable in workload.trace.variables)
 
 
 def _micro_batches(workload: Workload) -> list[int]:
-    """Return the sizes of micro-batches to look at."""
+    """Return the micro-batch sizes to try."""
     plan = workload.plan
     if keeps_micro_batch(workload):
         return [plan.micro_batch_size]
@@ -140,7 +141,7 @@ def _micro_batches(workload: Workload) -> list[int]:
 
 
 def _moved_cuts(prediction: Prediction, frontier: Frontier) -> int:
-    """Move one cut at a time, as long as the plan gets faster and fits; return how many plans were looked at."""
+    """Move one cut at a time, as long as the plan gets faster and fits; return the number of plans that were tried."""
     tried, better = 0, True
     while better:
         better = False

@@ -1,8 +1,8 @@
-"""The time of an update: the stages' cells on the rows of their schedule, then the update itself.
+"""The time of an update: the stages' cells in the rows of their schedule, then the update itself.
 
-A row of the schedule's timeline takes as long as its slowest stage; where cells have several actions (Grouped: a forward and
-a backward), all stages do their first action, then all their second. A timeline grows by the same rows for each further
-micro-batch, so that long ones follow from short ones.
+A row of the timeline takes as long as its slowest stage. If cells have two actions (Grouped: forward and backward), all
+stages do their first action, then all do their second. Every further micro-batch adds the same rows, so the time of a long
+timeline follows from short ones.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import schedules
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
 
-LINK_SHARE = 0.85  # of the links' rate, as poplibs' own simulator assumes
-HOP = 15e-9  # seconds of a synchronisation for each hop, both ways; 1 + IPUs / 4 hops
-FED = 8_000.0  # images a second that one process of the host decodes, crops and sends, at most; no source has more
-UPDATE_ACCESSES = 4  # of a weight by an update without slots: gradient and weight, read and written
-SLOT_ACCESSES = 2  # of each slot
-IO_OVERHEAD = 0.15  # of the host's transfers that I/O tiles do not hide: they are started and joined
+LINK_SHARE = 0.85  # fraction of the links' rate, as poplibs' simulator assumes.
+HOP = 15e-9  # seconds of a synchronisation per hop, both ways; there are 1 + IPUs / 4 hops.
+FED = 8_000.0  # the most images per second that one host process decodes, crops and sends; estimated, without a source.
+UPDATE_ACCESSES = 4  # accesses to a weight by an update without slots: gradient and weight, read and written
+SLOT_ACCESSES = 2  # accesses to each slot
+IO_OVERHEAD = 0.15  # fraction of the host's transfers that I/O tiles do not hide: start and join
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A stage's work on a micro-batch, forward or backward: cycles by parts, and seconds."""
+    """A stage's work on a micro-batch, forward or backward: cycles by part, and seconds."""
 
     cycles: Cycles
     seconds: float
@@ -36,16 +36,16 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of a workload on a system."""
+    """Predicted seconds of a workload on a system."""
 
     workload: Workload
     system: System
     constants: Constants
-    costs: SegmentCosts  # of the workload's micro-batch on the system's IPU
+    costs: SegmentCosts  # for the workload's micro-batch on the system's IPU
 
     @cached_property
     def cells(self) -> dict[tuple[int, str], Cell]:
-        """Each stage's forward and backward."""
+        """Each stage's forward and backward cell."""
         cells = {}
         for stage in range(len(self.workload.plan.stages)):
             forward, backward = self._stage_cycles(stage)
@@ -73,30 +73,29 @@ class Timing:
         return forward, backward
 
     def _hops(self, ipus: int) -> float:
-        """Seconds of a synchronisation of `ipus` IPUs."""
+        """Return the seconds of a synchronisation of `ipus` IPUs."""
         return 2 * HOP * (1 + ipus / 4)
 
     # --- an update ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def pipeline(self) -> float:
-        """Seconds of the micro-batches of one replica: cells in the rows of their schedule."""
+        """Seconds of one replica's micro-batches, as scheduled."""
         plan, stages = self.workload.plan, len(self.workload.plan.stages)
         if self.workload.one_device or plan.schedule == "Sequential":
             return plan.accumulation * self._one_after_another
         least = 4 * stages + 2
         if plan.accumulation <= least:
             return self._walked(plan.accumulation)
-        step = max(2, stages)  # schedules repeat after as many micro-batches at most
+        step = max(2, stages)  # schedules repeat after at most this many micro-batches
         short = self._walked(least)
         return short + (plan.accumulation - least) * (self._walked(least + step) - short) / step
 
     def _walked(self, micro_batches: int) -> float:
-        """Seconds of the rows."""
         return max(end for _, _, end in self.placed(micro_batches))
 
     def placed(self, micro_batches: int) -> Iterator[tuple[Action, float, float]]:
-        """Every action of the schedule with the seconds at which it begins and ends."""
+        """Yield every action of the schedule with its begin and end in seconds."""
         timeline = _timeline(self.workload.plan.schedule, len(self.workload.plan.stages), micro_batches)
         grouped = any(len(cell) > 1 for row in timeline for cell in row)
         begin = 0.0
@@ -109,7 +108,7 @@ class Timing:
 
     @cached_property
     def busy(self) -> float:
-        """Seconds that an IPU works on the micro-batches of an update, on average over the stages."""
+        """Seconds for which an IPU works on the micro-batches of an update; mean over the stages."""
         plan = self.workload.plan
         return plan.accumulation * self._one_after_another / plan.options.shards
 
@@ -120,7 +119,8 @@ class Timing:
 
     @cached_property
     def all_reduce(self) -> float:
-        """Seconds of the sum of gradients over the replicas: a ring within a POD, then one between the PODs' gateways."""
+        """Seconds of the all-reduce of gradients over the replicas: a ring within each POD, then one between the PODs'
+        gateways."""
         workload, plan = self.workload, self.workload.plan
         replicas = plan.total_replicas
         if replicas == 1 or not workload.training:
@@ -137,7 +137,7 @@ class Timing:
 
     @cached_property
     def update(self) -> float:
-        """Seconds of the update of weights and slots, without the gradients' sum."""
+        """Seconds of the update of weights and slots, without the all-reduce."""
         workload = self.workload
         if not workload.training:
             return 0.0
@@ -149,7 +149,7 @@ class Timing:
 
     @cached_property
     def streamed(self) -> float:
-        """Seconds in which offloaded state comes from streaming memory and goes back."""
+        """Seconds to read offloaded state from streaming memory and write it back."""
         workload, plan = self.workload, self.workload.plan
         if not workload.offloads:
             return 0.0
@@ -158,7 +158,7 @@ class Timing:
 
     @cached_property
     def transfers(self) -> float:
-        """Seconds that images on their way from the host add to an update: I/O tiles fetch while the others compute."""
+        """Seconds that transfers of images from the host add to an update. I/O tiles fetch while the others compute."""
         plan = self.workload.plan
         if not self.workload.from_host:
             return 0.0
@@ -169,7 +169,7 @@ class Timing:
 
     @cached_property
     def host_limit(self) -> float | None:
-        """Images a second that the host's processes feed at most; None where they feed none."""
+        """The most images per second that the host's processes feed; None if images do not come from the host."""
         return FED * (self.workload.processes or self.system.ipus // 2) if self.workload.from_host else None
 
     @cached_property
@@ -185,12 +185,12 @@ class Timing:
 
     @property
     def idle_share(self) -> float:
-        """The part of an update in which an IPU of the plan neither computes nor exchanges for its stage, on average."""
+        """Fraction of an update in which an IPU neither computes nor exchanges for its stage; mean over the IPUs."""
         return max(0.0, 1 - (self.busy + self.all_reduce + self.update) / self.seconds)
 
     @property
     def peak_share(self) -> float:
-        """The part of the matrix units' FP16 peak that the network's own multiply-adds are (recomputation not counted)."""
+        """The network's own multiply-adds (without recomputation), relative to the FP16 peak of the matrix units."""
         passes = 3 if self.workload.training else 1
         operations = 2 * passes * self.workload.trace.multiply_adds * self.images_per_second
         return operations / (self.system.ipu.peak * self.workload.plan.ipus)
@@ -201,6 +201,6 @@ class Timing:
         return self.workload.images / self.images_per_second / 3600
 
 
-@lru_cache(maxsize=64)  # a search walks the same ones again and again
+@lru_cache(maxsize=64)  # a search uses the same ones many times
 def _timeline(schedule: str, stages: int, micro_batches: int) -> schedules.Timeline:
     return schedules.build(schedule, stages, micro_batches)

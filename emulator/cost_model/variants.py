@@ -1,4 +1,4 @@
-"""Other plans for the same network and training: on another system, by another schedule, with other stages."""
+"""Variants of a plan for the same network and training: another system, schedule or stages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from emulator.cost_model.systems import System
 from emulator.cost_model.workload import Workload
 
-LARGEST_PIPELINE = 16  # stages that are looked at
+LARGEST_PIPELINE = 16  # most stages that are tried
 
 
 def scheduled(workload: Workload, schedule: str) -> Workload:
-    """Return the workload with the cells of its stages in another order."""
+    """Return the workload with another schedule."""
     options = replace(workload.plan.options, pipeline_schedule=schedule)
     return replace(workload, plan=replace(workload.plan, options=options, schedule=schedule))
 
@@ -21,7 +21,7 @@ def staged(
     workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch_size: int, accumulation: int, replicas: int,
     schedule: str, recomputation: bool, proportion: float,
 ) -> Workload:  # fmt: skip
-    """Return the workload with other stages, each on an IPU of its own, in a number of replicas."""
+    """Return the workload with other stages, each on its own IPU, and another number of replicas."""
     plan, count = workload.plan, len(stages)
     options = replace(
         plan.options,
@@ -40,8 +40,8 @@ def staged(
 
 
 def scaled(workload: Workload, system: System) -> Workload | None:
-    """Return the workload with as many replicas as the system holds: of a training, those that divide its global batch and
-    that its batch norm's span divides; None if there are none."""
+    """Return the workload with as many replicas as the system holds. A training's replicas must divide its global batch and
+    be a multiple of the batch norm's span. Return None if no number does."""
     plan, span = workload.plan, workload.plan.options.BN_span
     micro_batches = plan.global_batch // plan.micro_batch_size
     for replicas in range(system.ipus // plan.options.shards, 0, -1):
@@ -53,7 +53,7 @@ def scaled(workload: Workload, system: System) -> Workload | None:
 
 
 def undivided(workload: Workload, system: System) -> str:
-    """Return why a scaled workload leaves a part of the system idle, with the batches that would fill it; else ""."""
+    """Return why a scaled workload leaves a part of the system idle, with batches that would fill it; else ""."""
     plan, span = workload.plan, workload.plan.options.BN_span
     most = system.ipus // plan.options.shards // span * span
     if not workload.training or plan.total_replicas == most:
@@ -62,6 +62,6 @@ def undivided(workload: Workload, system: System) -> str:
     below = plan.global_batch // step * step
     batches = " or ".join(str(batch) for batch in (below, below + step) if batch)
     return (
-        f"global batch {plan.global_batch} does not divide among {most} replicas with micro-batch {plan.micro_batch_size}: "
+        f"global batch {plan.global_batch} is not a multiple of {most} replicas x micro-batch {plan.micro_batch_size}; "
         f"give --global-batch-size {batches}"
     )

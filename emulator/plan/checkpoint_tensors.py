@@ -1,4 +1,4 @@
-"""The tensors of a training's checkpoints, by name: shape and number format. No TensorFlow."""
+"""The tensors in a training's checkpoints: name, shape and number format. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import Precision
 from Models._layers import Variable
 
-STEP = "global_step"  # the variable that counts updates
-STEP_SHAPE = (1,)  # no tensor is a scalar: readers of checkpoints iterate over values
-FP32_COPY = "fp32"  # the slot
-EMA = "ema"  # of a variable that updates move: its exponential average, in FP32
-LOSS_SCALE = "loss_scaling"  # of automatic loss scaling: the scale, updates since it was changed, updates that were skipped
+STEP = "global_step"  # the variable that counts updates.
+STEP_SHAPE = (1,)  # tensors are never scalars, because readers of checkpoints iterate over the values.
+FP32_COPY = "fp32"  # slot of a weight's FP32 copy
+EMA = "ema"  # slot of a variable's exponential moving average, in FP32
+LOSS_SCALE = "loss_scaling"  # state of automatic loss scaling: scale, updates since its last change, skipped updates
 
-AMAX_HISTORY = "format_scaling"  # of --format-scaling maximum: largest activation and gradient of each product [layers, 2]
+# state of --format-scaling maximum: largest activation and gradient of each product, [layers, 2]
+AMAX_HISTORY = "format_scaling"
 
 
 class CheckpointTensor(NamedTuple):
-    """`format`: a value that overflows it is of no use; `option` chooses it."""
+    """A tensor's shape, the format whose range its values must fit, and the option that chooses the format."""
 
     shape: tuple[int, ...]
     format: Format = FP32
@@ -27,7 +28,8 @@ class CheckpointTensor(NamedTuple):
 
 
 def model(variables: Iterable[Variable], precision: Precision) -> dict[str, CheckpointTensor]:
-    """The network's own; layers compute with narrow weights, however finely those are stored."""
+    """Return the network's own tensors. If the layers compute with a narrower format than the stored one, `format` is the
+    narrower."""
     kernels = precision.scaled_kernels
     tensors = {AMAX_HISTORY: CheckpointTensor((len(kernels), 2))} if kernels else {}
     for v in variables:
@@ -39,7 +41,7 @@ def model(variables: Iterable[Variable], precision: Precision) -> dict[str, Chec
 def slots(
     variables: Iterable[Variable], precision: Precision, names: Iterable[str], trained: Callable[[str], bool]
 ) -> dict[str, CheckpointTensor]:
-    """Return the slots of every variable that an update moves, by full name; `names`: the slots of its rule."""
+    """Return the slots of every variable that an update changes, by full name. `names`: the slots of the update rule."""
     names = list(names)
     return {
         f"{v.name}/{slot}": CheckpointTensor(v.shape, precision.slot_format(v), "--slot-format")

@@ -1,6 +1,6 @@
-"""The machine that runs the emulation, as far as a plan depends on it; found without TensorFlow.
+"""The cores and GPUs of this machine, found without TensorFlow.
 
-Source of the GPU's rule: TensorFlow's own wheels drive NVIDIA cards through CUDA and cuDNN; the CPU wheel drives none.
+TensorFlow's GPU wheels drive NVIDIA cards through CUDA and cuDNN; its CPU wheel drives none.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Graphics cards that TensorFlow can drive: device nodes, less those that CUDA_VISIBLE_DEVICES hides; none where
-    TensorFlow is the CPU wheel or cuDNN is missing."""
+    """Return the number of GPUs that TensorFlow can use: device nodes, without those that CUDA_VISIBLE_DEVICES hides. Return
+    0 if TensorFlow is the CPU wheel or cuDNN is missing."""
     cards = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
     if not cards or not _installed("tensorflow"):
         return 0
-    if not _installed("nvidia-cudnn-cu12") and not find_library("cudnn"):  # which calls the linker, with a temporary file
+    if not _installed("nvidia-cudnn-cu12") and not find_library("cudnn"):  # calls the linker, so it comes second
         return 0
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

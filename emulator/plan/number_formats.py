@@ -1,10 +1,11 @@
-"""Floating-point formats by their bits, in one table, and any other by its name: `e4m3fnuz` has 4 bits of exponent, 3 of
-fraction, and no infinity. Names, special values and default biases are those of ml_dtypes:
+"""Floating-point formats by their bits: common ones in a table, any other one by name.
 
-* e5m2: as IEEE 754 has it. The topmost exponent is that of infinity and NaN; bias 2^(e-1) - 1.
-* e4m3fn: finite. The topmost code alone is NaN, and in formats of 6 bits or less (OCP's MX formats) nothing is.
-* e4m3fnuz: finite, and zero has no sign: its code is NaN's; bias 2^(e-1).
-* e4m3b11fnuz: with another bias. A bias larger by one halves every number of the format.
+`e4m3fnuz` has 4 exponent bits, 3 fraction bits and no infinity. Names, special values and default biases follow ml_dtypes:
+
+* e5m2: as IEEE 754. The top exponent means infinity and NaN; bias 2^(e-1) - 1.
+* e4m3fn: finite. Only the top code is NaN; formats of 6 bits or less (OCP's MX formats) have no NaN.
+* e4m3fnuz: finite. Zero has no sign, and the code of -0 is NaN; bias 2^(e-1).
+* e4m3b11fnuz: with bias 11. A bias larger by one halves every number of the format.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the ends of names
+IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the last part of names
 EXPONENT_BITS, FRACTION_BITS = (2, 8), (1, 22)
-LEAST, MOST = -126, 104  # exponents that FP32 carries with room for rounding
+LEAST, MOST = -126, 104  # exponents that FP32 can hold with room for rounding
 _NAME = re.compile(r"(?:float[0-9]{1,2}_)?e([0-9]{1,2})m([0-9]{1,2})(?:b(-?[0-9]{1,4}))?(fnuz|fn)?")
 
 
 class FormatError(ValueError):
-    """A format that does not exist, or cannot be computed with here."""
+    """A format that does not exist or is not supported."""
 
 
 class _Fields(NamedTuple):
@@ -36,12 +37,14 @@ class _Fields(NamedTuple):
 
 
 class Format(_Fields):
-    """A floating-point format: sign, exponent, fraction, the exponent's bias, and its special values (IEEE, FINITE,
-    UNSIGNED_ZERO). Sizes are exact floats."""
+    """A floating-point format: exponent bits, fraction bits, exponent bias and special values (IEEE, FINITE, UNSIGNED_ZERO).
+
+    Sizes are exact floats.
+    """
 
     @property
     def bits(self) -> int:
-        """The bits of a number."""
+        """The bits of a number, including the sign."""
         return 1 + self.exponent_bits + self.fraction_bits
 
     @property
@@ -51,7 +54,7 @@ class Format(_Fields):
 
     @property
     def least_exponent(self) -> int:
-        """The exponent of the smallest normal number, and of the subnormal ones."""
+        """The exponent of the smallest normal number and of the subnormal numbers."""
         return 1 - self.bias
 
     @property
@@ -61,12 +64,12 @@ class Format(_Fields):
 
     @property
     def smallest(self) -> float:
-        """The smallest number above 0, a subnormal one."""
+        """The smallest number above 0, which is subnormal."""
         return 2.0 ** (self.least_exponent - self.fraction_bits)
 
     @property
     def has_nan(self) -> bool:
-        """Return whether a code is NaN's."""
+        """True if a code means NaN."""
         return self.specials != FINITE or self.bits > 6
 
     @cached_property
@@ -77,25 +80,25 @@ class Format(_Fields):
 
     @cached_property
     def overflow(self) -> float:
-        """The least size that rounds to no number of the format, to the nearest; in FP32, infinity."""
+        """The smallest size that overflows when rounded to nearest; infinity for FP32."""
         if self.exponent_bits == 8 and self.fraction_bits == 23:
             return math.inf
         return self.largest + 2.0 ** (self.top_exponent - self.fraction_bits - 1)
 
     @property
     def beyond(self) -> float:
-        """The size of a result that overflows: NaN in FP16, as the IPU has it, and in formats without infinity."""
+        """The size of a result that overflows: NaN in FP16, as on the IPU, and in formats without infinity."""
         if not self.has_nan:
             return self.largest
         return math.inf if self.specials == IEEE and self != FP16 else math.nan
 
     @property
     def has_fp32_exponents(self) -> bool:
-        """Return whether the format is FP32 with a shorter fraction, as BF16 is."""
+        """True if the format is FP32 with a shorter fraction, like BF16."""
         return self.exponent_bits == 8
 
     def contains(self, other: Format) -> bool:
-        """Return whether every number of another format is one of this format too."""
+        """Return whether this format has every number of another format."""
         return (
             self.fraction_bits >= other.fraction_bits
             and self.least_exponent - self.fraction_bits <= other.least_exponent - other.fraction_bits
@@ -103,14 +106,14 @@ class Format(_Fields):
         )
 
     def with_bias(self, bias: int | None) -> Format:
-        """Return the format with another bias; FormatError if FP32 cannot carry its numbers."""
+        """Return the format with another bias. Raise FormatError if FP32 cannot hold its numbers."""
         if bias is None or bias == self.bias:
             return self
         return _checked(self.exponent_bits, self.fraction_bits, bias, self.specials)
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """Return values on the format's grid in the dtype that a checkpoint has for the format: ml_dtypes' of 8 bits, which
-        TensorFlow writes though it has no variables of them, or their own dtype if there is none."""
+        """Return `values` in the dtype that checkpoints use for the format: a dtype of ml_dtypes for some 8-bit formats,
+        otherwise that of `values`. `values` must be numbers of the format."""
         if self.name not in TENSORS_OF_8_BITS:
             return values
         import ml_dtypes  # which TensorFlow requires
@@ -118,7 +121,7 @@ class Format(_Fields):
         return values.astype(getattr(ml_dtypes, f"float8_{self.name}"))
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Return values on the format's grid, to the nearest, ties to even, float32."""
+        """Return values rounded to the format, to nearest, ties to even; float32."""
         import numpy as np
 
         with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -131,7 +134,7 @@ class Format(_Fields):
         return (nearest + 0.0 if self.specials == UNSIGNED_ZERO else nearest).astype(np.float32)
 
 
-FP32 = Format("FP32", 8, 23, 127, IEEE)  # of the arithmetic itself: nothing is rounded to it
+FP32 = Format("FP32", 8, 23, 127, IEEE)  # the format of the arithmetic: nothing is rounded to it
 FP16 = Format("FP16", 5, 10, 15, IEEE)
 BF16 = Format("BF16", 8, 7, 127, IEEE)
 E4M3FNUZ, E5M2FNUZ = Format("e4m3fnuz", 4, 3, 8, UNSIGNED_ZERO), Format("e5m2fnuz", 5, 2, 16, UNSIGNED_ZERO)
@@ -141,19 +144,22 @@ _BY_BITS = {each[1:]: each for each in TABLE}
 _BY_NAME = {each.name.lower(): each for each in TABLE}
 _OTHER_NAMES = {"float32": FP32, "float16": FP16, "half": FP16, "bfloat16": BF16}
 NAMES = tuple(_BY_NAME)
-TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")  # TensorFlow has tensors of these
+# TensorFlow has tensors of these, but no variables
+TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")
 
 
 def by_name(text: str) -> Format:
-    """Return the format of a name: of the table, as ml_dtypes spells it, or `e<bits>m<bits>[b<bias>][fn|fnuz]`. FormatError
-    for another name, and for a format whose numbers FP32 cannot carry."""
+    """Return the format with a name: one of the table, a spelling of ml_dtypes, or `e<bits>m<bits>[b<bias>][fn|fnuz]`.
+
+    Raise FormatError for another name, and for a format whose numbers FP32 cannot hold.
+    """
     word = text.lower()
     known = _BY_NAME.get(word) or _OTHER_NAMES.get(word)
     if known:
         return known
     parts = _NAME.fullmatch(word)
     if parts is None:
-        raise FormatError(f"is none of {', '.join(NAMES)}, nor one by its bits and bias, as e4m3b11fnuz")
+        raise FormatError(f"is none of {', '.join(NAMES)}, nor spelt by bits and bias like e4m3b11fnuz")
     exponent_bits, fraction_bits, specials = int(parts[1]), int(parts[2]), parts[4] or IEEE
     bias = int(parts[3]) if parts[3] else _usual_bias(exponent_bits, specials)
     return _checked(exponent_bits, fraction_bits, bias, specials)
@@ -164,13 +170,13 @@ def _usual_bias(exponent_bits: int, specials: str) -> int:
 
 
 def _checked(exponent_bits: int, fraction_bits: int, bias: int, specials: str) -> Format:
-    """Return a format that may be computed with."""
+    """Return the format, or raise FormatError if it is not supported."""
     for what, bits, (least, most) in (
         ("exponent", exponent_bits, EXPONENT_BITS),
         ("fraction", fraction_bits, FRACTION_BITS),
     ):
         if not least <= bits <= most and (exponent_bits, fraction_bits) != (8, 23):
-            raise FormatError(f"has {bits or 'no'} bits of {what}; {least} to {most} can be computed with")
+            raise FormatError(f"has {bits or 'no'} bits of {what}; {least} to {most} are supported")
     bits = exponent_bits, fraction_bits, bias, specials
     if bits in _BY_BITS:
         return _BY_BITS[bits]
@@ -179,14 +185,14 @@ def _checked(exponent_bits: int, fraction_bits: int, bias: int, specials: str) -
     as_fp32 = exponent_bits == 8 and specials == IEEE and usual
     if not as_fp32 and not (exponent_bits < 8 and own.least_exponent - fraction_bits >= LEAST and own.top_exponent <= MOST):
         raise FormatError(
-            f"with bias {bias} has numbers from 2^{own.least_exponent - fraction_bits} to 2^{own.top_exponent}; they are "
-            f"carried in FP32, which has room from 2^{LEAST} to 2^{MOST}{_room(exponent_bits, fraction_bits, specials)}"
+            f"with bias {bias} has numbers from 2^{own.least_exponent - fraction_bits} to 2^{own.top_exponent}; FP32 can "
+            f"hold 2^{LEAST} to 2^{MOST}{_room(exponent_bits, fraction_bits, specials)}"
         )
     return own
 
 
 def _room(exponent_bits: int, fraction_bits: int, specials: str) -> str:
-    """Return the biases that leave numbers, for an error."""
+    """Return the possible biases, for an error."""
     if exponent_bits == 8:
         return ": with 8 bits of exponent the bias is 127"
     most = 1 - LEAST - fraction_bits

@@ -1,7 +1,4 @@
-"""The options of the device layer: the section that `emulator.plan.plan.resolve` takes as a whole.
-
-The plan carries the section, and whatever a field concerns reads the field there, under the name of its flag.
-"""
+"""The options of the device layer. `emulator.plan.plan.resolve` takes them as one section, and the plan keeps it."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def _format(value: str) -> str | None:
     try:
         number_formats.by_name(value)
     except number_formats.FormatError as error:
-        return f"must be a number format, and {value} {error}{plugins.did_you_mean(value, number_formats.NAMES)}"
+        return f"must be a number format; {value} {error}{plugins.did_you_mean(value, number_formats.NAMES)}"
     return None
 
 
@@ -37,7 +34,7 @@ def _layer_formats(values: tuple[str, ...]) -> str | None:
     for value in values:
         part, equals, name = value.rpartition("=")
         if not part or not equals:
-            return f"must be a part of a layer's name, = and a number format, as Stem=fp16 or first=fp16, and {value} is not"
+            return f"must be LAYER=FORMAT, e.g. Stem=fp16 or first=fp16; {value} is not"
         if fault := _format(name):
             return fault
     return None
@@ -45,7 +42,7 @@ def _layer_formats(values: tuple[str, ...]) -> str | None:
 
 def _device_ids(values: tuple[str, ...]) -> str | None:
     fit = len(values) <= 2 and all(value == "AUTO" or (value.isascii() and value.isdigit()) for value in values)
-    return None if fit else "must be AUTO or a device id, or one for training and one for validation"
+    return None if fit else "must be AUTO or a device id, optionally followed by one for validation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,39 +50,49 @@ class DeviceOptions:
     """Device layer"""
 
     shards: int = opt(1, "IPUs per replica", check=at_least(1), traits=(TRAINING_ONLY,))
-    replicas: int = opt(1, "copies of the model that share each update", check=at_least(1), traits=(TRAINING_ONLY,))
-    pipeline: bool = opt(False, "run the stages as a pipeline", traits=(TRAINING_ONLY,))
+    replicas: int = opt(1, "data-parallel copies of the model", check=at_least(1), traits=(TRAINING_ONLY,))
+    pipeline: bool = opt(False, "run the stages as a pipeline, on several micro-batches at once", traits=(TRAINING_ONLY,))
     pipeline_splits: tuple[str, ...] = opt(
         (),
-        "segments that begin the 2nd, 3rd, ... stage; auto balances by cost",
+        "first segments of the 2nd, 3rd, ... stage; auto: stages of about equal cost",
         aliases=("pipeline_split",),
         traits=(TRAINING_ONLY,),
         needs="several stages",
     )
     pipeline_schedule: str = opt(
-        "Interleaved", "order of the stages' work", choices=tuple(SCHEDULES), traits=(TRAINING_ONLY,), needs="several stages"
+        "Interleaved",
+        "order of the forward and backward passes in the pipeline",
+        choices=tuple(SCHEDULES),
+        traits=(TRAINING_ONLY,),
+        needs="several stages",
     )
     sharding_include_filter: tuple[str, ...] = opt(
-        (), "cut only where a name contains one of these", traits=(TRAINING_ONLY,), needs="several stages"
+        (),
+        "automatic cuts: only before segments whose name contains one of these",
+        traits=(TRAINING_ONLY,),
+        needs="several stages",
     )
     sharding_exclude_filter: tuple[str, ...] = opt(
-        (), "do not cut where a name contains one of these", traits=(TRAINING_ONLY,), needs="several stages"
+        (),
+        "automatic cuts: never before segments whose name contains one of these",
+        traits=(TRAINING_ONLY,),
+        needs="several stages",
     )
     enable_recomputation: bool = opt(
         False,
-        "recompute activations in the backward pass",
+        "recompute activations in the backward pass, to save memory",
         aliases=("xla_recompute", "enable_recompute"),
         traits=(TRAINING_ONLY,),
     )
     fold: str = opt(
         "auto",
-        "micro-batches that share one pass of the network: a number, or auto",
+        "micro-batches computed together in one pass of the network: a number, or auto",
         check=_fold,
         read=str.lower,
         traits=(TRAINING_ONLY,),
     )
     fold_memory: int = opt(
-        1024, "megabytes of activations that auto may fill with one pass", check=at_least(1), needs="--fold auto"
+        1024, "megabytes of activations that one pass may use with --fold auto", check=at_least(1), needs="--fold auto"
     )
     batches_per_step: int = opt(
         1000,
@@ -95,151 +102,198 @@ class DeviceOptions:
         traits=(NOT_IN_GRAPH, LENGTH),
     )
     precision: str = opt(
-        "16.16", "compute.master (32.32 where the data are one's own, or Fashion-MNIST)",
+        "16.16",
+        "COMPUTE.MASTER: number formats of layer results and of the weights (default for own data and Fashion-MNIST: 32.32)",
         choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32"),
-    )  # fmt: skip
+    )
     weight_format: str | None = _format_option(
-        "of weights in convolutions and matrix products (default: that of --precision), as e4m3fnuz or e5m2b16"
+        "number format of weights in convolutions and matrix products, e.g. e4m3fnuz or e5m2b16 (default: from --precision)"
     )
-    activation_format: str | None = _format_option("of activations in convolutions and matrix products")
-    gradient_format: str | None = _format_option("of gradients in convolutions and matrix products", TRAINING_ONLY)
-    weight_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES,))
-    activation_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES,))
-    gradient_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES, TRAINING_ONLY))
+    activation_format: str | None = _format_option(
+        "number format of activations in convolutions and matrix products (default: from --precision)"
+    )
+    gradient_format: str | None = _format_option(
+        "number format of gradients in convolutions and matrix products (default: from --precision)", TRAINING_ONLY
+    )
+    weight_bias: int | None = opt(
+        None, "exponent bias of the format of weights in products (default: the format's own)", traits=(HALVES,)
+    )
+    activation_bias: int | None = opt(
+        None, "exponent bias of the format of activations in products (default: the format's own)", traits=(HALVES,)
+    )
+    gradient_bias: int | None = opt(
+        None,
+        "exponent bias of the format of gradients in products (default: the format's own)",
+        traits=(HALVES, TRAINING_ONLY),
+    )
     format_scaling: str = opt(
-        "fixed", "range of the formats in products: as the bias has it (fixed), or moved for each tensor by a power of two "
-        "that follows its largest number so far (maximum)", bare="maximum", choices=("fixed", "maximum"), traits=(HALVES,),
-    )  # fmt: skip
-    format_for: tuple[str, ...] = opt(
-        (), "layers with another format in their products, as Stem=fp16 or last=fp32 (default with 8.16 and 8.32: "
-        "first=fp16 last=fp16)", check=_layer_formats, traits=(HALVES,),
-    )  # fmt: skip
-    accumulator_format: str | None = _format_option(
-        "of sums of gradients (default: that of results)", TRAINING_ONLY, needs="half precision"
+        "fixed",
+        "range of the formats in products: given by the bias (fixed), or shifted for each tensor by a power "
+        "of two according to its largest value so far (maximum)",
+        bare="maximum",
+        choices=("fixed", "maximum"),
+        traits=(HALVES,),
     )
-    master_format: str | None = _format_option("of the weights that updates move (default: that of --precision)")
-    slot_format: str | None = _format_option("of the optimiser's slots (default: that of the weights)", TRAINING_ONLY)
+    format_for: tuple[str, ...] = opt(
+        (),
+        "formats of single layers in products, e.g. Stem=fp16 or last=fp32 (default with 8.16 and 8.32: "
+        "first=fp16 last=fp16)",
+        check=_layer_formats,
+        traits=(HALVES,),
+    )
+    accumulator_format: str | None = _format_option(
+        "number format of accumulated gradients (default: that of layer results)", TRAINING_ONLY, needs="half precision"
+    )
+    master_format: str | None = _format_option(
+        "number format of the weights that the optimiser updates (default: from --precision)"
+    )
+    slot_format: str | None = _format_option(
+        "number format of the optimiser's slots (default: that of the weights)", TRAINING_ONLY
+    )
     native_arithmetic: bool = opt(
-        False, "with bf16.32 and bf16.16: convolutions and matrix products in the processor's own BF16, whose sums have "
-        "another order", traits=(HALVES,),
-    )  # fmt: skip
+        False,
+        "with bf16.32 and bf16.16: compute products with the processor's BF16 instructions; sums are added in another order",
+        traits=(HALVES,),
+    )
     stochastic_rounding: str = opt(
-        "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all; also "
-        "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",
-        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF", traits=(HALVES,),
-    )  # fmt: skip
+        "ON",
+        "stochastic rounding of half-precision weights and slots in updates (ON, update), or of every result "
+        "(all; with 16.32 also an explicit ON); --no-stochastic-rounding rounds to nearest",
+        bare="ON",
+        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"),
+        off="OFF",
+        traits=(HALVES,),
+    )
     fp32_accumulators: bool = opt(
-        False, "add gradients up in FP32 where they are computed in half", traits=(HALVES,), needs="half precision"
+        False,
+        "accumulate gradients in FP32 if they are computed in half precision",
+        traits=(HALVES,),
+        needs="half precision",
     )
     saturate_on_overflow: bool = opt(
-        False, "overflow saturates instead of becoming NaN", traits=(HALVES,), needs="half precision"
+        False, "on overflow, use the largest finite number instead of NaN", traits=(HALVES,), needs="half precision"
     )
     fp_exceptions: bool = opt(
-        False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
+        False, "stop at the first invalid operation, division by zero or overflow; report layer and update"
     )
     seed: int | None = opt(
         None,
-        "of everything random (default: drawn, printed and recorded)",
+        "seed of all random numbers (default: drawn, printed and recorded)",
         check=between(0, 2**63 - 1),
         traits=(NOT_IN_GRAPH,),
     )
     identical_replica_seeding: bool = opt(
-        False, "all replicas draw the same numbers on the device", traits=(TRAINING_ONLY,), needs="several replicas"
+        False, "all replicas draw the same random numbers on the device", traits=(TRAINING_ONLY,), needs="several replicas"
     )
     BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1), traits=(TRAINING_ONLY,))
-    device: str = opt("auto", "what does the arithmetic; auto takes the GPUs there are", choices=("auto", "cpu", "gpu"))
+    device: str = opt("auto", "processor that computes; auto uses GPUs if there are any", choices=("auto", "cpu", "gpu"))
     select_ipu: tuple[str, ...] = opt(
-        ("AUTO",), "emulated device: an id of gc-info -l for training and maybe one for validation, or AUTO",
-        aliases=("select_ipus",), check=_device_ids, read=str.upper,
-     traits=(PER_INSTANCE,))  # fmt: skip
-    compile_only: bool = opt(False, "build the programs, report and stop", traits=(ONE_CALL, NOT_IN_GRAPH))
+        ("AUTO",),
+        "emulated device for training, optionally followed by one for validation: ids of gc-info -l, or AUTO",
+        aliases=("select_ipus",),
+        check=_device_ids,
+        read=str.upper,
+        traits=(PER_INSTANCE,),
+    )
+    compile_only: bool = opt(False, "build the programs, report and exit", traits=(ONE_CALL, NOT_IN_GRAPH))
     executable_cache: bool = opt(
         True,
-        "keep compiled programs for the next call; --no-executable-cache builds them anew",
+        "keep compiled programs for later calls; --no-executable-cache always compiles",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     executable_cache_path: str | None = opt(
         None,
-        "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)",
+        "folder of the compiled programs (default: from TF_POPLAR_FLAGS, else executables in the user's cache)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="--executable-cache",
     )
     executable_cache_size: int = opt(
         1000,
-        "megabytes that it may take; the longest unused are removed",
+        "limit of this folder in megabytes; the least recently used programs are removed",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="--executable-cache",
     )
     memory_check: bool = opt(
         True,
-        "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same",
+        "reject a run that needs more memory than the host has; --no-memory-check only warns",
         traits=(ONE_CALL, NOT_IN_GRAPH),
     )
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
-    rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT, traits=(TRAINING_ONLY,))
-    min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))
+    rts: bool = opt(False, "shard optimiser state over the replicas", kind=HINT, traits=(TRAINING_ONLY,))
+    min_remote_tensor_size: int = opt(
+        128, "smallest optimiser state that is offloaded, in bytes", kind=HINT, check=at_least(0)
+    )
     available_memory_proportion: tuple[float, ...] = opt(
-        (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
+        (), "fraction of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
     )
     enable_half_partials: bool = opt(
-        False, "half-precision partial sums: sums inside an operation are FP32 here", kind=HINT, needs="half precision"
+        False,
+        "half-precision partial sums; here, sums inside an operation are always FP32",
+        kind=HINT,
+        needs="half precision",
     )
-    gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
+    gather_conv_output: bool = opt(False, "combine small reductions of convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
     internal_exchange_optimisation_target: str | None = opt(
-        None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT
+        None, "what the compiler optimises", choices=("balanced", "cycles", "memory"), kind=HINT
     )
     max_cross_replica_buffer_size: int = opt(
         10485760,
-        "bytes of gradients that several processes add up at once; 0: each tensor by itself",
+        "bytes of gradients in one all-reduce between processes; 0: one tensor at a time",
         check=at_least(0),
         needs="several processes",
     )
     all_reduce_format: str = opt(
         "fp32",
-        "number format in which gradients go from one process to the others, and are added",
+        "number format of gradients in the all-reduce between processes",
         choices=ALL_REDUCE_FORMATS,
         needs="several processes",
     )
-    max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
+    max_reduce_many_buffer_size: int = opt(0, "bytes of reductions that are merged", kind=HINT, check=at_least(0))
     scheduling_algorithm: str = opt(
-        "choose-best", "compiler scheduling", kind=HINT,
+        "choose-best",
+        "the compiler's scheduling algorithm",
+        kind=HINT,
         choices=("choose-best", "clustering", "post-order", "look-ahead", "shortest-path"),
-    )  # fmt: skip
-    on_demand: bool = opt(True, "attach to devices only when needed", kind=HINT)
-    prefetch_depth: int | None = opt(None, "micro-batches fetched ahead: 1 to 255", kind=HINT, check=between(1, 255))
+    )
+    on_demand: bool = opt(True, "attach to devices only when they are needed", kind=HINT)
+    prefetch_depth: int | None = opt(None, "micro-batches fetched in advance, 1 to 255", kind=HINT, check=between(1, 255))
     num_io_tiles: int = opt(
         0,
         "tiles reserved for host input and output",
         kind=HINT,
         check=between(0, 1471),  # of a Mk2's 1472, one computes
     )
-    gcl_method: str | None = opt(None, "collectives' method", kind=HINT)
-    gcl_max_broadcast_size: int | None = opt(None, "bytes of one broadcast", kind=HINT, check=at_least(0))
+    gcl_method: str | None = opt(None, "method of the collective operations", kind=HINT)
+    gcl_max_broadcast_size: int | None = opt(None, "largest broadcast in bytes", kind=HINT, check=at_least(0))
     poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)
-    gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients reduced by their mean", kind=HINT)
+    gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients that are averaged instead of added", kind=HINT)
     only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
-    force_weight_to_fp16: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP16")
+    force_weight_to_fp16: tuple[str, ...] = opt((), "keep weights in FP16 if their names contain one of these")
     force_weight_to_fp32: tuple[str, ...] = opt(
-        (), "weights whose names contain one of these are kept in FP32", traits=(HALVES,)
+        (), "keep weights in FP32 if their names contain one of these", traits=(HALVES,)
     )
-    force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
-    analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
+    force_unstable_norm: bool = opt(False, "compute norm statistics in one pass, even if the model asks for two")
+    analyse_nans: bool = opt(False, "stop at the first NaN or infinity and report its layer; saturated overflow is allowed")
     profile: str | None = opt(
         None,
-        "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder",
+        "record one update in FILE.svg and FILE.json; without FILE, or with auto: profile.* in the run directory",
         bare="auto",
         traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
     )
     gc_profile: str | None = opt(
-        None, "the same in profile.* of the run's folder, or of gc-profile -d, with execution.json and stdout.txt (what was "
-        "printed)", bare="IPU_PROFILE", off="NO_PROFILE",
+        None,
+        "like --profile, in the run directory or that of gc-profile -d; also writes execution.json and "
+        "stdout.txt (console output)",
+        bare="IPU_PROFILE",
+        off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
-     traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE))  # fmt: skip
+        traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
+    )
     profile_compilation: bool = opt(
         False,
-        "say where the time until the first update goes: a table, and compilation.json in the run's folder",
+        "report where the time before the first update goes: a table, and compilation.json in the run directory",
         traits=(ONE_CALL, NOT_IN_GRAPH),
     )
 

@@ -1,7 +1,4 @@
-"""The partition of a model's segments into pipeline stages: by the names that the user gives, or balanced by traced cost.
-
-Only the cuts are decided here, never whether a stage fits into a device's memory.
-"""
+"""Cuts a model's segments into pipeline stages, at given names or balanced by traced cost. Memory is not considered."""
 
 from __future__ import annotations
 
@@ -17,42 +14,42 @@ from emulator.plan.trace import Operation, Trace
 
 Stages = tuple[tuple[str, ...], ...]  # the segments of each stage
 
-PASSES = 3  # a multiply-add is paid forward, for the gradient of the input and for that of the kernel
-# One number of a norm, activation, addition or pool, in multiply-adds: a tile does 64 of those per cycle in half
-# precision, or 4 numbers in its vector unit, so 16 per pass; one pass forward, one backward.
+PASSES = 3  # each multiply-add is done forward, for the gradient of the input, and for that of the kernel.
+# The cost of one number of a norm, activation, addition or pool, in multiply-adds. In half precision, a tile does 64
+# multiply-adds or 4 vector operations per cycle, so one number costs 16 per pass, forward and backward.
 ELEMENT_COST = 32
 
 
 class PartitionError(UserError):
-    """A model cannot be cut as asked. The first line says it all; a line with all segments may follow."""
+    """The model cannot be cut as asked. The first line is complete; a line with all segments may follow."""
 
     def __init__(self, message: str, segments: Sequence[str] = ()) -> None:
         super().__init__(message, f"There are: {', '.join(segments)}" if segments else "")
 
 
 def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -> Stages:
-    """Stages that begin at the named segments; `stages`: their number, None where any will do.
+    """Return stages that begin at the named segments. `stages`: their number, or None if any number will do.
 
-    A name is the first segment of the *next* stage, in the segment's own spelling or in that of the later vintage
-    (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`), if need be in other capitals. Names out of the model's order
-    are refused, not sorted: they are likely slips. Where all stages share an IPU the model's first segment may begin the
-    second stage, too: the first one, with no segments, is the input's.
+    A name is the first segment of the *next* stage. Names are spelt as in the model or as in later releases of the original
+    (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`); case is ignored if no segment matches exactly. Names out of the
+    model's order are rejected, because they are probably mistakes. If all stages share an IPU, the second stage may begin at
+    the model's first segment; the first stage is then empty and only reads the input.
     """
     cuts = [_position(segments, name) for name in names]
     if 0 in cuts and stages is not None:
         given = f"pipeline_splits: '{names[cuts.index(0)]}' is the model's first segment"
-        raise PartitionError(f"{given}; a split names the first segment of the next stage", segments)
+        raise PartitionError(f"{given}; give the first segment of the next stage", segments)
     for (before, first), (after, second) in pairwise(zip(names, cuts)):
         if second == first:
-            raise PartitionError(f"pipeline_splits: '{before}' and '{after}' are the same segment; give it once")
+            raise PartitionError(f"pipeline_splits: '{before}' and '{after}' are the same segment; give one of them")
         if second < first:
             given = f"pipeline_splits: '{before}' is given before '{after}' but comes after it in the model"
             raise PartitionError(f"{given}; give the names in the model's order")
     if stages is not None and len(cuts) != stages - 1:
-        short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # in residual networks: unit ends
+        short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # in residual networks, the ends of units
         raise PartitionError(
             f"pipeline_splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'} but shards={stages} needs {stages - 1} "
-            f"(shards - 1). Segments you can split at: {', '.join(short)}",
+            f"(shards - 1). Possible segments: {', '.join(short)}",
             segments,
         )
     return cut(segments, cuts)
@@ -61,11 +58,11 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
 def automatic(
     trace: Trace, parts: int, include: Sequence[str] = (), exclude: Sequence[str] = (), costs: Sequence[float] = (),
 ) -> Stages:  # fmt: skip
-    """Stages of about the same cost, cut only before segments whose name passes the filters. `costs`: of each segment, by
-    default its multiply-adds.
+    """Return stages of about equal cost, cut only before segments whose names pass the filters. `costs`: one for each
+    segment, by default its multiply-adds.
 
-    A name passes if it contains any string of `include` (no strings: every name) and none of `exclude`. A string of
-    `include` in no name is an error; of `exclude` not: the original's default `0/p` is an edge inside a segment.
+    A name passes if it contains a string of `include` (or `include` is empty) and none of `exclude`. A string of `include`
+    that is in no name is an error. One of `exclude` is not: the original's default `0/p` is an edge inside a segment.
     """
     names = trace.segments
     places = [i for i in range(1, len(names)) if _passes(names[i], include, exclude)]
@@ -82,12 +79,13 @@ def automatic(
 
 
 def allowed(stages: Stages, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> bool:
-    """Return whether `automatic` may cut there."""
+    """Return whether `automatic` could have made these cuts."""
     return all(_passes(stage[0], include, exclude) for stage in stages[1:])
 
 
 def segment_costs(trace: Trace) -> tuple[int, ...]:
-    """Each segment's work on a sample, both ways, in multiply-adds; those of grouped convolutions count like others."""
+    """Return each segment's work per sample, forward and backward, in multiply-adds. Grouped convolutions count like
+    others."""
     costs: Counter[str] = Counter()
     for operation in trace.operations:
         costs[operation.segment] += _cost(operation)
@@ -95,10 +93,9 @@ def segment_costs(trace: Trace) -> tuple[int, ...]:
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Return where the second and later parts begin, so that the largest part is as small as can be; no part is empty.
+    """Return where the second and later parts begin, so that the largest part is as small as possible and no part is empty.
 
-    Among several such cuts the most even is taken (least sum of squares), then the one whose last cut comes first, and so
-    on.
+    Ties: take the most even cut (least sum of squares), then the one whose last cut comes first, and so on.
     """
     if not 1 <= parts <= len(costs):
         raise PartitionError(f"{len(costs)} segments cannot be cut into {parts} parts; 1 to {len(costs)} are possible")
@@ -110,7 +107,8 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
 def _cheapest(
     sums: Sequence[float], parts: int, combine: Callable[[float, float], float], price: Callable[[float], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """The least combined price of all parts, and the cuts; sums[e] - sums[s] is the cost of the members s to e - 1."""
+    """Return the least combined price of all parts, and the cuts. sums[e] - sums[s] is the cost of the members s to e -
+    1."""
     ends = range(1, len(sums))
     best = [{end: (price(sums[end]), 0) for end in ends}]  # per number of parts: end -> (price, start of the last part)
     for count in range(1, parts):
@@ -131,12 +129,12 @@ def _cost(operation: Operation) -> int:
 
 
 def cut(segments: tuple[str, ...], cuts: Sequence[int]) -> Stages:
-    """Stages that begin at 0 and at the cuts."""
+    """Return stages that begin at 0 and at the cuts."""
     return tuple(segments[first:last] for first, last in pairwise((0, *cuts, len(segments))))
 
 
 def _position(segments: tuple[str, ...], name: str) -> int:
-    """The place of the segment that a split names."""
+    """Return the index of the segment that a split names."""
     known = {segment: i for i, segment in enumerate(segments)}
     for i, segment in enumerate(segments):
         unit = re.fullmatch(r"b([0-9]+)/([0-9]+)(/relu)?", segment)
@@ -156,6 +154,6 @@ def _passes(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
 
 
 def _did_you_mean(given: str, names: Sequence[str]) -> str:
-    """'; did you mean a or b or c?' with the nearest three names, however far."""
+    """Return '; did you mean a or b or c?' with the nearest three names, however different."""
     near = nearest(given, names, cutoff=0)
     return f"; did you mean {' or '.join(near)}?" if near else ""

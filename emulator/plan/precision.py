@@ -1,5 +1,7 @@
-"""The number formats of a run: of what layers hand on, of the operands of convolutions and matrix products, of weights and
-slots, of sums. The formats themselves are in `emulator.plan.number_formats`, the casts in `emulator.layers.policy`.
+"""The number formats of a run: layer results, operands of convolutions and matrix products, weights, slots and gradient
+sums.
+
+`emulator.plan.number_formats` defines the formats; `emulator.layers.policy` casts to them.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ from emulator.plan.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, F
 from emulator.plan.options import DeviceOptions
 from Models._layers import Variable
 
-OFF, UPDATE, ALL = "off", "update", "all"  # where rounding is stochastic
-NANS, EXCEPTIONS = "nans", "exceptions"  # what ends a run at the first result that is not finite
+OFF, UPDATE, ALL = "off", "update", "all"  # which rounding is stochastic
+NANS, EXCEPTIONS = "nans", "exceptions"  # which results end the run: NaN and infinity, or floating-point exceptions
 MAXIMUM = "maximum"  # of --format-scaling
-FIRST, LAST = "first", "last"  # words of --format-for that are no part of a layer's name
+FIRST, LAST = "first", "last"  # words of --format-for that are not parts of a layer's name
 
 
 class Operands(NamedTuple):
-    """The formats of what a convolution or a matrix product multiplies: weights and activations forward, gradients with
-    either of them backward. Products are added in FP32, and the sum is rounded to the format of results."""
+    """The formats of what a convolution or matrix product multiplies: weights and activations forward, gradients with either
+    of them backward. Products are added in FP32, and the sum is rounded to the format of results."""
 
     weight: Format
     activation: Format
@@ -38,7 +40,7 @@ FP8 = Operands(E4M3FNUZ, E4M3FNUZ, E5M2FNUZ)  # 1.4.3 and 1.5.2 of Noune et al.,
 
 
 class _Named(NamedTuple):
-    """The formats that a value of `--precision` stands for."""
+    """The formats that a value of `--precision` means."""
 
     compute: Format
     operands: Operands
@@ -60,12 +62,19 @@ NAMED = {
 class Precision:
     """The number format of every kind of value in a run.
 
-    `name`: that of `--precision`. `compute`: the format of what layers hand on, and of gradients; `operands`: of what
-    convolutions and matrix products multiply, unless `exceptions` have a part of their kernel's name (the first that fits
-    counts); `accumulator`: of the sums of gradients; `master`: of the weights that updates move; `slot`: of their slots,
-    that of the weights if None. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow
-    ends the run too where it would saturate. `scaled_kernels`: of layers whose formats are scaled by the amax of their
-    tensors. The others are options, under their names."""
+    * `name`: the value of `--precision`
+    * `compute`: layer results and gradients
+    * `operands`: inputs of convolutions and matrix products
+    * `exceptions`: (part of a kernel's name, format); the first match overrides `operands`
+    * `accumulator`: sums of gradients
+    * `master`: weights that the optimiser updates
+    * `slot`: optimiser slots; None: as the weights
+    * `stochastic`: which rounding is random
+    * `checks`: "" for none; EXCEPTIONS also ends the run on overflow that would saturate
+    * `scaled_kernels`: kernels of layers whose formats are scaled by the largest value (amax) of their tensors
+
+    The other fields are options of the same name.
+    """
 
     name: str = "32.32"
     compute: Format = FP32
@@ -85,8 +94,10 @@ class Precision:
 
     @classmethod
     def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False, kernels: Sequence[str] = ()) -> Precision:
-        """Return the precision that the device's options ask for. `kernels`: the names of the network's, in its order.
-        FormatError for a bias that leaves no numbers."""
+        """Return the precision for the device options. `kernels`: the names of the network's kernels, in order.
+
+        Raise FormatError for a bias that leaves no numbers.
+        """
         usual = NAMED[options.precision]
         own = by_name(
             options.precision,
@@ -106,37 +117,37 @@ class Precision:
 
     @property
     def rounds_results(self) -> bool:
-        """True if results and gradients are rounded to a narrower format than that of the arithmetic."""
+        """True if results and gradients are rounded to a narrower format than FP32."""
         return self.compute != FP32
 
     @property
     def rounds_operands(self) -> bool:
-        """True if a convolution or matrix product may round what it multiplies."""
+        """True if a convolution or matrix product may round its operands."""
         return any(not each.contains(self.compute) for each in (*self.operands, *(e for _, e in self.exceptions)))
 
     def operands_of(self, kernel: str) -> Operands:
-        """Return the formats of what the layer with a kernel of this name multiplies."""
+        """Return the operand formats of the layer with this kernel."""
         exception = next((each for part, each in self.exceptions if part in kernel), None)
         return Operands.all_in(exception) if exception else self.operands
 
     def follows(self, operand: Format, source: Format) -> bool:
-        """Return whether the range of an operand's format follows the tensor; `source`: the format that the tensor is in
-        before, whose numbers are the operand's already if that has them all."""
+        """Return whether the range of an operand's format follows the tensor. `source`: the tensor's current format; if all
+        its numbers are in the operand's format, no scaling is needed."""
         return bool(self.scaled_kernels) and not operand.contains(source)
 
     def gradients_of(self, kernel: str) -> tuple[Format, ...]:
-        """Return the formats that the gradient arriving at a layer is rounded to, one after another, without one whose range
+        """Return the formats to which the gradient arriving at a layer is rounded, in order, without a format whose range
         follows the gradient."""
         gradient = self.operands_of(kernel).gradient
         return tuple(dict.fromkeys((self.compute, *[gradient] * (not self.follows(gradient, self.compute)))))
 
     def weight_format(self, variable: Variable) -> Format:
-        """Return the format of a trained variable as the layers use it."""
+        """Return the format of a trained variable in its layer."""
         return self.operands_of(variable.name).weight if is_kernel(variable.name) else self.compute
 
     def master_format(self, variable: Variable) -> Format:
-        """Return the format of a trained variable's values as an update leaves them. Where updates move FP32 copies of
-        narrow weights, they move proxies in FP32 too: those are FP32 in memory, and have no copy."""
+        """Return the format of a trained variable's values after an update. If updates change FP32 copies of narrow weights,
+        proxies are FP32 in memory and need no copy."""
         if any(part in variable.name for part in self.force_weight_to_fp32):
             return FP32
         if self.offload_fp32_weight_copy and variable.proxy:
@@ -144,17 +155,17 @@ class Precision:
         return FP16 if any(part in variable.name for part in self.force_weight_to_fp16) else self.master
 
     def stored_format(self, variable: Variable) -> Format:
-        """Return the format of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
+        """Return the format of a variable in memory and in checkpoints. Moving statistics and proxies are always FP32."""
         return self.master_format(variable) if variable.trainable and not variable.proxy else FP32
 
     def rounds_updates(self, variables: Iterable[Variable]) -> bool:
-        """Return whether an update of any of the variables ends in a narrower format than that of the arithmetic: not where
-        the weights that updates move, or copies of them, are FP32."""
+        """Return whether an update rounds any of the variables or their slots. Weights that are FP32 or have an FP32 copy
+        are not rounded."""
         trained = [v for v in variables if v.trainable and not self.has_fp32_copy(v)]
         return any(self.master_format(v) != FP32 or self.slot_format(v) != FP32 for v in trained)
 
     def has_fp32_copy(self, variable: Variable) -> bool:
-        """Return whether a slot holds the weight in FP32, which updates move in place of the narrower one."""
+        """Return whether updates change an FP32 copy of the weight, kept in a slot."""
         return self.offload_fp32_weight_copy and self.stored_format(variable) != FP32
 
     def slot_format(self, variable: Variable) -> Format:
@@ -164,28 +175,27 @@ class Precision:
         return self.slot or self.stored_format(variable)
 
     def bytes_of_slots(self, variable: Variable, slots: int) -> int:
-        """Return the bytes of a variable's slots, `slots` of the optimiser for each weight and the FP32 copy, if there is
-        one."""
+        """Return the bytes of a variable's slots: `slots` of the optimiser, and the FP32 copy if there is one."""
         return (slots + self.has_fp32_copy(variable)) * self.slot_format(variable).bytes * variable.elements
 
     @property
     def label(self) -> str:
-        """The part of a run's name: _noSR where stochastic rounding is switched off, _SR where it is everywhere."""
+        """The precision in a run's name: with _noSR if stochastic rounding is off, with _SR if it is everywhere."""
         return self.name + {OFF: "_noSR", ALL: "_SR" if self.rounds_results else ""}.get(self.stochastic, "")
 
     def summary(self, variables: Collection[Variable]) -> str:
-        """Formats and rounding in a few words, for a network of these variables."""
+        """Describe formats and rounding in a few words, for a network with these variables."""
         updates, of, slot = self.rounds_updates(variables), self.operands, self.slot
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
         said = (
             (updates or self.rounds_results or self.rounds_operands, self._rounding(updates)),
-            (self.rounds_operands and self.scaled_kernels, "formats that follow the largest numbers"),
+            (self.rounds_operands and self.scaled_kernels, "formats scaled by the largest values"),
             (
                 self.rounds_operands,
                 f"products of {of.weight.name} weights, {of.activation.name} activations, {of.gradient.name} gradients",
             ),
             (self.rounds_results and self.saturate_on_overflow, "overflow saturates"),
-            (self.rounds_results and self.native_arithmetic, "products in the processor's own BF16"),
+            (self.rounds_results and self.native_arithmetic, "products in the processor's BF16"),
             (any(v.trainable and self.has_fp32_copy(v) for v in variables), "FP32 copy of the weights"),
             (self.accumulator != self.compute, f"{self.accumulator.name} accumulators"),
             (self.master != NAMED[self.name].master, f"{self.master.name} weights"),
@@ -198,13 +208,13 @@ class Precision:
         return f"{self.name} ({', '.join(words)})" if words else self.name
 
     def _rounding(self, updates: bool) -> str:
-        """`updates`: whether they round."""
+        """`updates`: whether updates round."""
         if self.stochastic == ALL and (self.rounds_results or self.rounds_operands):
             return "stochastic rounding everywhere"
         return "stochastic rounding of updates" if updates and self.stochastic != OFF else "rounding to nearest"
 
     def table(self) -> list[str]:
-        """Return the policy as a table: tensors, their format, its range, and how they are rounded to it."""
+        """Return the lines of a table: tensors, their format, its range, and how they are rounded."""
         rows = [("tensors", "format", "smallest", "largest", "rounded"), *self._rows()]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -227,7 +237,7 @@ class Precision:
             *(row(f"all three in {part.rstrip('/')}", each, everywhere) for part, each in self.exceptions),
             row("sums of products", FP32),
             row("accumulated gradients", self.accumulator, everywhere),
-            row("weights that updates move", self.master, updated),
+            row("weights in updates", self.master, updated),
             row("slots of the optimiser", FP32 if self.offload_fp32_weight_copy and self.master != FP32 else slot, updated),
             row("statistics of norms", FP32),
         ]
@@ -239,19 +249,19 @@ def is_kernel(name: str) -> bool:
 
 
 def layer_of(kernel: str) -> str:
-    """Return the path of the layer with a kernel of this name, as all/b1/0/1/conv."""
+    """Return the path of the layer with this kernel, e.g. all/b1/0/1/conv."""
     return kernel.removesuffix("/kernel").removesuffix("/conv2d")
 
 
 def _ends(usual: _Named) -> tuple[str, ...]:
-    """Return the layers that compute in the format of results unless somebody says otherwise: where operands are narrower,
-    the first and the last, which have few multiplications and lose most."""
+    """Return the default of --format-for. If operands are narrower than results, the first and last layer compute in the
+    format of results: they have few multiplications and lose most accuracy."""
     narrower = usual.operands != Operands.all_in(usual.compute)
     return tuple(f"{end}={usual.compute.name}" for end in (FIRST, LAST)) if narrower else ()
 
 
 def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, Format], ...]:
-    """Return the layers of --format-for by parts of names, without those of which each kernel has an earlier one."""
+    """Return the layers of --format-for by parts of names, without those that match no kernel first."""
     ends = {FIRST: f"{layer_of(kernels[0])}/", LAST: f"{layer_of(kernels[-1])}/"} if kernels else {}
     pairs = [
         (ends.get(part, part), number_formats.by_name(text)) for part, _, text in (word.rpartition("=") for word in words)
@@ -261,7 +271,7 @@ def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str
 
 
 def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
-    """Return the format of one kind of operand: that of its option, or the usual one, with the bias of its option."""
+    """Return the format of one kind of operand: its option or `usual`, with the bias of its option."""
     text, bias = getattr(options, f"{kind}_format"), getattr(options, f"{kind}_bias")
     own = number_formats.by_name(text) if text else usual
     try:
@@ -271,13 +281,13 @@ def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
 
 
 def _state_formats(options: DeviceOptions) -> dict[str, str | None]:
-    """Return what options say of values that outlive a pass, by the names of fields."""
+    """Return the options for values that outlive a pass, by field of Precision."""
     accumulator = "fp32" if options.fp32_accumulators else options.accumulator_format
     return {"accumulator": accumulator, "master": options.master_format, "slot": options.slot_format}
 
 
 def by_name(name: str, **rest: object) -> Precision:
-    """The precision of `--precision`."""
+    """Return the precision that a value of `--precision` means."""
     usual = NAMED[name]
     own = Precision(
         name=name, compute=usual.compute, operands=usual.operands, accumulator=usual.compute, master=usual.master

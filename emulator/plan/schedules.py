@@ -1,16 +1,14 @@
 """Pipeline schedules as tables of actions: which stage works on which micro-batch at which clock.
 
-A timeline is a tuple of rows, one per clock; a row has one slot per stage (each stage on a device of its own); a slot is
-the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings, idle time,
-and the order that the executor keeps on each stage (`waits`) are read from the rows. This module knows no seconds,
-bytes, devices or tensors, and it accepts every number of stages and of micro-batches from 1 on.
+A timeline has one row per clock, and a row one slot per stage; each stage has its own device. A slot holds the actions of
+the stage in that clock, in order; it is empty if the stage waits. Charts, idle time and the executor's order (`waits`) are
+read from the rows. There are no seconds, bytes, devices or tensors here, and any number of stages and micro-batches works.
 
-A timeline's micro-batch is what goes through the stages at once. To the planner that is a replica's micro-batch, and an
-update has as many as the accumulation count; to the executor it is a pass, which holds several where micro-batches are
-folded or replicas share batch norm, and an update has `ExecutionPlan.passes_per_update` of them, over all replicas of the
-instance.
+A micro-batch of a timeline is what passes through the stages at once. For the planner, this is one replica's micro-batch,
+and an update has as many as the accumulation count. For the executor, it is a pass: several micro-batches if they are folded
+or if replicas share batch norm. An update has `ExecutionPlan.passes_per_update` of them, for all replicas of the instance.
 
-Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock.
+Letters: N stages, A micro-batches, i micro-batch, j stage, k clock.
 """
 
 from __future__ import annotations
@@ -25,17 +23,16 @@ from typing import NamedTuple, TypeAlias
 from base.errors import UserError
 
 FORWARD, BACKWARD = "F", "B"
-MAX_CLOCKS = 20  # in one drawing; a longer timeline is drawn in part
+MAX_CLOCKS = 20  # in one drawing; longer timelines are shortened
 
 
 class ScheduleError(UserError):
-    """A timeline that does not train the model, with its drawing; or a schedule that nobody knows."""
+    """An unknown schedule, or a timeline that does not train the model, with its drawing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A stage's forward (F) or backward (B) work on one micro-batch (in the executor, one pass); as text
-    `<stage><kind><micro-batch>`."""
+    """A stage's forward (F) or backward (B) pass of one micro-batch; as text, `<stage><kind><micro-batch>`."""
 
     stage: int
     kind: str
@@ -61,10 +58,10 @@ class Phases(NamedTuple):
 
 
 def parse(text: str) -> Action:
-    """The action that `str` wrote."""
+    """Return the action that `str` wrote."""
     match = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
     if not match:
-        raise ScheduleError(f"'{text}' is no action: write <stage><F or B><micro-batch>, as in 0F0")
+        raise ScheduleError(f"'{text}' is not an action: write <stage><F or B><micro-batch>, as in 0F0")
     return Action(int(match[1]), match[2], int(match[3]))
 
 
@@ -72,7 +69,7 @@ def parse(text: str) -> Action:
 
 
 def grouped(stages: int, micro_batches: int) -> Timeline:
-    """A forward and a backward in every clock: fast, with 2(N-1-j) + 1 micro-batches in flight on stage j.
+    """Do a forward and a backward in every clock: fast, with 2(N-1-j) + 1 micro-batches in flight on stage j.
 
     clock    0    1        2        3        4        5
     stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
@@ -125,7 +122,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
-    """A schedule's timeline, checked."""
+    """Return a schedule's timeline, validated."""
     if schedule not in SCHEDULES:
         raise ScheduleError(f"no pipeline schedule '{schedule}'; there are: {', '.join(SCHEDULES)}")
     timeline = SCHEDULES[schedule](stages, micro_batches)
@@ -134,9 +131,9 @@ def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
 
 
 def from_clocks(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
-    """The rows, from the clock of each action; in a slot the forward comes first."""
+    """Return the rows, from the clock of each action. In a slot, the forward comes first."""
     if stages < 1 or micro_batches < 1:
-        raise ScheduleError(f"a pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
+        raise ScheduleError(f"pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
     last = max(backward(micro_batches - 1, j) for j in range(stages))
     rows: list[list[Slot]] = [[()] * stages for _ in range(last + 1)]
     for kind, clock in ((FORWARD, forward), (BACKWARD, backward)):
@@ -150,12 +147,12 @@ def from_clocks(stages: int, micro_batches: int, forward: Clock, backward: Clock
 
 
 def order(timeline: Timeline, stage: int) -> tuple[Action, ...]:
-    """A stage's actions, first to last."""
+    """Return a stage's actions, first to last."""
     return tuple(action for row in timeline for action in row[stage])
 
 
 def peak_in_flight(timeline: Timeline, stage: int) -> int:
-    """The largest number of micro-batches whose forward is done and whose backward is pending on the stage."""
+    """Return the largest number of micro-batches that are between forward and backward on the stage."""
     held = peak = 0
     for action in order(timeline, stage):
         held += 1 if action.kind == FORWARD else -1
@@ -164,16 +161,22 @@ def peak_in_flight(timeline: Timeline, stage: int) -> int:
 
 
 class Waits(NamedTuple):
-    """The work that a stage's actions wait for beyond their data, by micro-batch: `forward[i]`, the stage's backwards
-    between its forwards i - 1 and i; `backward[i]`, its forwards between its backwards i - 1 and i."""
+    """Number of other actions that each action of a stage waits for, in addition to its data, by micro-batch.
+
+    `forward[i]`: the stage's backwards between its forwards i - 1 and i. `backward[i]`: the stage's forwards between its
+    backwards i - 1 and i.
+    """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
 
 def waits(timeline: Timeline, stage: int) -> Waits:
-    """The order of a stage as numbers to count up to. ScheduleError unless its forwards come in the order of the
-    micro-batches, and its backwards too: the sums of an update are added in that order."""
+    """Return the order of a stage as numbers to count up to.
+
+    Raise ScheduleError unless its forwards come in the order of the micro-batches, and its backwards too: the gradients of
+    an update are added in that order.
+    """
     counts: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
     counted = {FORWARD: 0, BACKWARD: 0}
     for action in order(timeline, stage):
@@ -181,7 +184,7 @@ def waits(timeline: Timeline, stage: int) -> Waits:
         if action.micro_batch != len(own):
             raise ScheduleError(
                 f"stage {stage} does {action} before {Action(stage, action.kind, len(own))}: the micro-batches must come in "
-                f"their order, forward and backward, as their gradients are added",
+                f"order, forward and backward, because gradients are added in that order",
                 render(timeline),
             )
         own.append(len(other) - counted[action.kind])
@@ -190,9 +193,11 @@ def waits(timeline: Timeline, stage: int) -> Waits:
 
 
 def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches that each stage holds at once; ScheduleError for what cannot be carried out. A long timeline
-    is not laid out where a short one and the next longer one show that the numbers do not grow."""
-    few = 4 * stages  # more micro-batches repeat the middle of a pipeline's schedule
+    """Return the most micro-batches that each stage holds at once. Raise ScheduleError for a schedule that cannot run.
+
+    A long timeline is not laid out if two shorter ones show that the numbers no longer grow.
+    """
+    few = 4 * stages  # more micro-batches only repeat the middle of a schedule
     if micro_batches > few + 1:
         short, longer = (max_in_flight(schedule, stages, count) for count in (few, few + 1))
         if short == longer:
@@ -204,10 +209,10 @@ def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, 
 
 
 def idle_fraction(timeline: Timeline) -> float:
-    """The share of the places for actions that stay empty; each slot has as many places as the fullest slot.
+    """Return the fraction of places for actions that stay empty. Each slot has as many places as the fullest slot.
 
-    Where no slot holds two actions (Interleaved, Sequential), that is empty slots / slots. In Grouped a clock is as
-    long as a forward and a backward, so a slot with only one of them is half empty.
+    If no slot holds two actions (Interleaved, Sequential), this is empty slots / slots. In Grouped, a clock is as long as a
+    forward and a backward, so a slot with only one of them is half empty.
     """
     slots = [len(slot) for row in timeline for slot in row]
     places = len(slots) * max(slots, default=0)
@@ -215,8 +220,8 @@ def idle_fraction(timeline: Timeline) -> float:
 
 
 def scheduled_idle_fraction(schedule: str, stages: int, micro_batches: int) -> float:
-    """The idle fraction of a schedule's timeline, without laying out a long one: past its ramps every micro-batch makes
-    it longer by the same number of clocks."""
+    """Return the idle fraction of a schedule without laying out a long timeline: after the ramp-up, every micro-batch adds
+    the same number of clocks."""
     few = 4 * stages
     if micro_batches <= few + 1:
         return idle_fraction(build(schedule, stages, micro_batches))
@@ -226,10 +231,10 @@ def scheduled_idle_fraction(schedule: str, stages: int, micro_batches: int) -> f
 
 
 def phases(timeline: Timeline) -> Phases:
-    """Ramp-up: until the first micro-batch comes back, that is up to the first backward on stage 0. Main: while
-    micro-batches enter and leave, up to the last forward on stage 0. Ramp-down: nothing enters any more.
+    """Return the ramp-up, main phase and ramp-down of a timeline.
 
-    Too few micro-batches to fill the pipeline leave no main phase: the ramp-down follows the last that enters.
+    Ramp-up: until the first backward on stage 0. Main: while micro-batches enter and leave, until the last forward on stage
+    0. Ramp-down: the rest. Without enough micro-batches to fill the pipeline, the main phase is empty.
     """
     entering = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == FORWARD]
     leaving = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == BACKWARD]
@@ -242,8 +247,11 @@ def phases(timeline: Timeline) -> Phases:
 
 
 def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
-    """Refuse a timeline, with an arrow at its first bad clock, unless every stage does each micro-batch's forward once
-    and its backward once, after everything they need, and at most one action of a kind in a clock."""
+    """Raise ScheduleError, with an arrow at the first bad clock, unless the timeline is valid.
+
+    Every stage must do each micro-batch's forward once and its backward once, after everything they need, with at most one
+    action of a kind in a clock.
+    """
     done: dict[Action, int] = {}  # -> clock
     for k, row in enumerate(timeline):
         if len(row) != stages:
@@ -263,8 +271,8 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
 
 
 def dependencies(action: Action, stages: int) -> tuple[Action, ...]:
-    """Return the actions that must be done before: a forward needs the forward of the stage before, a backward the stage's
-    own forward and the backward of the stage after."""
+    """Return the actions that must be done before an action: for a forward, the forward of the previous stage; for a
+    backward, the stage's own forward and the backward of the next stage."""
     i, j = action.micro_batch, action.stage
     if action.kind == FORWARD:
         return (Action(j - 1, FORWARD, i),) if j > 0 else ()
@@ -273,9 +281,9 @@ def dependencies(action: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: int, micro_batches: int) -> str | None:
-    """Return the fault of an action of stage j at clock k after those that are done, or None."""
+    """Return what is wrong with an action of stage j at clock k after those that are done, or None."""
     if action.stage != j:
-        return f"stands in the slot of stage {j}"
+        return f"is in the slot of stage {j}"
     if action.kind not in (FORWARD, BACKWARD):
         return f"the kind must be {FORWARD} or {BACKWARD}"
     if not 0 <= action.micro_batch < micro_batches:
@@ -283,7 +291,7 @@ def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: i
     if action in done:
         return f"done before, at clock {done[action]}"
     for needed in dependencies(action, stages):
-        same_stage = needed.stage == j  # what another stage hands on arrives one clock later
+        same_stage = needed.stage == j  # data from another stage arrives one clock later
         if needed not in done or (done[needed] == k and not same_stage):
             return f"needs {needed} {'before it' if same_stage else 'at an earlier clock'}"
     return None
@@ -294,8 +302,8 @@ def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
 
 
 def render(timeline: Timeline, *, arrow: int | None = None, max_clocks: int = MAX_CLOCKS) -> str:
-    """A drawing: stages as rows, clocks as columns, their phase (ramp-up, main, ramp-down) above, "." where a stage waits;
-    an arrow below one clock. A timeline of more than `max_clocks` is drawn at its two ends, or around the arrow."""
+    """Return a drawing: stages as rows, clocks as columns with their phase (up, main, down) above, "." where a stage waits.
+    `arrow` marks a clock. A timeline of more than `max_clocks` is drawn at its two ends, or around the arrow."""
     stages = max((len(row) for row in timeline), default=0)
     labels = {k: label for label, clocks in zip(("up", "main", "down"), phases(timeline)) for k in clocks}
     columns = [["clock", "ramp", *(f"stage {j}" for j in range(stages)), ""]]
@@ -311,7 +319,7 @@ def render(timeline: Timeline, *, arrow: int | None = None, max_clocks: int = MA
 
 
 def _shown(clocks: int, arrow: int | None, max_clocks: int) -> list[int | None]:
-    """The clocks to draw; None stands for some that are left out."""
+    """Return the clocks to draw; None marks a gap."""
     if clocks <= max_clocks:
         return [*range(clocks)]
     if arrow is None:

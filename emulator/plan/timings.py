@@ -13,7 +13,7 @@ LOADED, READY = "loading of the optimised graph", "executors"
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase of the compilation, which began where the one before ended."""
+    """The end of a compilation phase. A phase begins at the end of the previous one."""
 
     phase: str
     at: float  # seconds of time.perf_counter
@@ -22,7 +22,7 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class CellTiming:
-    """A cell, and when it ran: seconds of the machine's clock."""
+    """A cell with the times at which it began and ended, in seconds of the machine's clock."""
 
     action: Action
     begin: float
@@ -30,19 +30,19 @@ class CellTiming:
 
 
 def order(cells: Sequence[CellTiming], stage: int) -> tuple[Action, ...]:
-    """Return a stage's actions, in the order of their beginnings."""
+    """Return a stage's actions in the order in which they began."""
     own = [cell for cell in cells if cell.action.stage == stage]
     return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
 
 
 def idle_fraction(cells: Sequence[CellTiming], stages: int) -> float:
-    """The share of the stages' time, from the first cell's beginning to the last one's end, in which they did nothing."""
+    """Return the fraction of the stages' time that was idle, between the first begin and the last end of all cells."""
     length = max((cell.end for cell in cells), default=0.0) - min((cell.begin for cell in cells), default=0.0)
     return max(0.0, 1 - sum(cell.end - cell.begin for cell in cells) / (stages * length)) if length > 0 else 0.0
 
 
 def busy_at_once(cells: Sequence[CellTiming]) -> int:
-    """The largest number of stages that were at work at the same time."""
+    """Return the largest number of stages that were busy at the same time."""
     begins = [(cell.begin, 1, cell.action.stage) for cell in cells]
     changes = sorted(begins + [(cell.end, -1, cell.action.stage) for cell in cells])
     open_cells: dict[int, int] = {}

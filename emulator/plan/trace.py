@@ -1,7 +1,4 @@
-"""Counts a model's parameters, multiply-adds and activations by running it on shapes.
-
-The second reader of the layer vocabulary; it knows nothing of time, memory layout or TensorFlow.
-"""
+"""Counts a model's parameters, multiply-adds and activations by running it on shapes, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from Models._segments import Segment
 
 
 class TraceError(Exception):
-    """A model whose numbers do not fit together."""
+    """A model whose dimensions do not fit together."""
 
 
 class Shape(NamedTuple):
-    """The shape of one sample's activation; a vector is 1 x 1."""
+    """The shape of one sample's activation; a vector is 1 x 1 x channels."""
 
     height: int
     width: int
@@ -35,7 +32,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A layer as the cost model sees it; all counts are for one sample, forward."""
+    """A layer for the cost model; all counts are for one sample, forward."""
 
     segment: str
     name: str
@@ -52,14 +49,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class Trace:
-    """A model's operations in order, and its segments' names."""
+    """A model's operations in order, and the names of its segments."""
 
     segments: tuple[str, ...]
     operations: tuple[Operation, ...]
 
     @cached_property
     def by_segment(self) -> dict[str, tuple[Operation, ...]]:
-        """The operations of each segment; none for a segment that only passes its input on."""
+        """The operations of each segment; empty for a segment that only passes its input on."""
         return {name: tuple(o for o in self.operations if o.segment == name) for name in self.segments}
 
     @property
@@ -74,17 +71,18 @@ class Trace:
 
     @property
     def parameters(self) -> int:
-        """All parameters, moving statistics included, as the line `Total Parameters:` counts them."""
+        """The number of parameters with moving statistics, as in the line `Total Parameters:`."""
         return sum(variable.elements for variable in self.variables)
 
     @property
     def trainable_parameters(self) -> int:
-        """Parameters that gradients move."""
+        """The number of parameters that gradients change."""
         return sum(variable.elements for variable in self.variables if variable.trainable)
 
     @property
     def stride(self) -> int:
-        """The stride of the whole network: pixels of the picture for one of the last feature map. Branches stride alike."""
+        """The stride of the whole network: image pixels per pixel of the last feature map. Parallel branches have equal
+        strides."""
         strides = {(operation.segment, operation.source.height, operation.stride) for operation in self.operations}
         return math.prod(stride for _, _, stride in strides)
 
@@ -95,23 +93,23 @@ class Trace:
 
     @property
     def activation_elements(self) -> int:
-        """Numbers put out by convolutions and dense layers, per sample."""
+        """Numbers in the outputs of convolutions and dense layers, per sample."""
         return sum(operation.result.elements for operation in self.operations if operation.kind in ("conv", "dense"))
 
     def activation_bytes(self, bytes_per_element: int) -> int:
-        """Bytes of every layer's output, per sample."""
+        """Return the bytes of all layers' outputs, per sample."""
         return bytes_per_element * sum(operation.result.elements for operation in self.operations)
 
 
 def trace(segments: list[Segment], image_size: int, channels: int = 3) -> Trace:
-    """Count `segments` on pictures of image_size x image_size x channels."""
+    """Trace `segments` on images of image_size x image_size x channels."""
     layers = CountingLayers()
     _segments.run(segments, layers, Shape(image_size, image_size, channels))
     return Trace(tuple(segment.name for segment in segments), tuple(layers.operations))
 
 
 class CountingLayers(Layers):
-    """The vocabulary on shapes."""
+    """The layer vocabulary on shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,5 +227,5 @@ class CountingLayers(Layers):
 
 
 def _strided(side: int, stride: int) -> int:
-    """The side after a SAME-padded window operation."""
+    """Return the side after a SAME-padded window operation."""
     return -(-side // stride)

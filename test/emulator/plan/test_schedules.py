@@ -175,7 +175,7 @@ def test_waits_say_the_whole_order(name, stages, count):
 
 def test_micro_batches_out_of_their_order_cannot_be_carried_out(monkeypatch):
     monkeypatch.setattr(schedules, "SCHEDULES", {"odd": lambda n, a: table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")})
-    with pytest.raises(ScheduleError, match="stage 0 does 0B1 before 0B0: the micro-batches must come in their order"):
+    with pytest.raises(ScheduleError, match="stage 0 does 0B1 before 0B0: the micro-batches must come in order"):
         max_in_flight("odd", 1, 4)
 
 
@@ -237,7 +237,7 @@ def arrow_clock(message):
         ({(1, 1): "1B0", (2, 1): "1F0"}, 1, "1B0: needs 1F0 before it"),
         ({(5, 0): "."}, 5, "the timeline ends without 0B1"),
         ({(4, 0): "0F0"}, 4, "0F0: done before, at clock 0"),
-        ({(1, 0): ".", (1, 1): "0F1"}, 1, "0F1: stands in the slot of stage 1"),
+        ({(1, 0): ".", (1, 1): "0F1"}, 1, "0F1: is in the slot of stage 1"),
         ({(0, 0): "0F0+0F1", (1, 0): "."}, 0, "0F1: the stage does another action of this kind in the same clock"),
         ({(2, 0): "0F2"}, 2, "0F2: the micro-batches are 0 to 1"),
     ],
