@@ -1,1 +1,1 @@
-"""The ground floor, which imports nothing of the project but itself: errors, options' fields, plug-ins, keyed draws."""
+"""The lowest layer, used by all others: errors, fields for options, plug-ins, keyed random draws."""

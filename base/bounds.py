@@ -1,6 +1,6 @@
-"""Bounds of size and depth for the claims of files from unknown hands.
+"""Limits on the size and depth of data in untrusted files.
 
-A claim beyond them is a ValueError with the reason, and the bound, in one line; the caller names the file.
+Data beyond a limit raise a ValueError with the reason and the limit, in one line. The caller adds the file's name.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ MAX_SHOWN = 400  # characters of another error's message
 
 
 class NotJson(ValueError):
-    """A text that is not JSON in UTF-8."""
+    """Text that is not JSON in UTF-8."""
 
 
 def json_value(text: str | bytes) -> Any:
-    """Return the value of a JSON text in UTF-8; ValueError for one that is nested too deeply."""
+    """Return the value of a JSON text in UTF-8; raise ValueError if it is nested too deeply."""
     try:
         return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise NotJson(f"it is not JSON from line {error.lineno}, column {error.colno} on") from None
+        raise NotJson(f"it is not valid JSON: line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
-        raise NotJson(f"it is not UTF-8 text from byte {error.start} on") from None
+        raise NotJson(f"it is not UTF-8 text: byte {error.start}") from None
 
 
 def elements(name: str, shape: Any, most: int) -> int:
-    """The number of elements of the array `name`; ValueError if `shape` is none, or has more than `most` elements."""
+    """Return the number of elements of the array `name`; raise ValueError for an invalid shape or more than `most`."""
     if not isinstance(shape, (tuple, list)) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"{name} claims the shape {short(shape)}, which is no row of whole numbers from 0 on")
+        raise ValueError(f"{name} has the shape {short(shape)}, which is not a list of whole numbers from 0 up")
     if len(shape) > RANK:
-        raise ValueError(f"{name} claims the shape {short(shape)} of {len(shape)} dimensions, and at most {RANK} are read")
+        raise ValueError(f"{name} has the shape {short(shape)}: {len(shape)} dimensions, but at most {RANK} are read")
     if max(shape, default=0) > most or math.prod(shape) > most:
-        raise ValueError(f"{name} claims the shape {short(shape)}, and at most {most:,} elements are read")
+        raise ValueError(f"{name} has the shape {short(shape)}, but at most {most:,} elements are read")
     return math.prod(shape)
 
 
 def check_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
-    """ValueError unless an array of elements of `each` bytes with this shape takes exactly `size` bytes, at most `most`."""
+    """Raise ValueError unless an array of this shape, with `each` bytes an element, has `size` bytes, at most `most`."""
     if elements(name, shape, most // each) * each != size:
-        raise ValueError(f"{name} claims the shape {short(shape)} of {each} bytes each, but has {size:,} bytes")
+        raise ValueError(f"{name} has the shape {short(shape)}, {each} bytes an element, but its data have {size:,} bytes")
 
 
 def total(sizes: Sequence[int], most: int, what: str) -> None:
-    """ValueError if the sizes add up to more than `most` bytes; `what`: the beginning of its message."""
+    """Raise ValueError if the sizes add up to more than `most` bytes; its message begins with `what`."""
     if sum(sizes) > most:
-        raise ValueError(f"{what} {sum(sizes):,} bytes, and at most {most:,} are read")
+        raise ValueError(f"{what} {sum(sizes):,} bytes, but at most {most:,} are read")
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error's message, without control characters, at most MAX_SHOWN characters."""
+    """Return the first line of an error's message, without control characters, at most MAX_SHOWN characters."""
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     line = (message.splitlines() or [type(error).__name__])[0]
     return "".join(map(short, line[:MAX_SHOWN]))

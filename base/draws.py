@@ -1,12 +1,12 @@
 """Random draws as a pure function of (seed, what, index).
 
-Nothing here keeps a state: the same key and counters give the same number in any order, on any number of
-threads, before and after a restart. A key is made once, in Python, from the run's seed and a name; the counters
-(sample position, epoch, element) are tensors, so a whole batch is drawn in a few vector operations.
+Draws have no state: the same key and counters give the same number in any order, on any number of threads, and
+after a restart. Python makes a key once, from the run's seed and a name. The counters (sample position, epoch,
+element) are tensors, so a few vector operations draw a whole batch.
 
-The generator is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014), applied once per counter; where there is a number for every element of a large tensor, two
-rounds of a 32-bit mixer with Wellons' constants of low bias go on from its words. Neither is meant for cryptography.
+The generator applies the finaliser of SplitMix64 once per counter (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014). To draw a number for every element of a large tensor, two rounds of a
+32-bit mixer with Wellons' low-bias constants expand its words. Neither is cryptographically secure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Keys:
-    """Stands in for a seed that a graph is not to depend on: each of its keys is a placeholder."""
+    """A substitute for a seed, so that a graph does not depend on one: each key is a placeholder."""
 
     def __init__(self) -> None:
-        self.names: dict[str, str] = {}  # of the placeholders' operations, by a key's purpose
+        self.names: dict[str, str] = {}  # purpose of a key -> name of its placeholder operation
         self._placeholders: dict[str, tf.Tensor] = {}
 
     def key(self, what: str) -> tf.Tensor:
-        """uint64 []; outside of every loop and condition."""
+        """Return the placeholder for a purpose, uint64 [], outside all loops and conditions."""
         if what not in self._placeholders:
             with tf.control_dependencies(None), tf.device(None):
                 self._placeholders[what] = tf.placeholder(tf.uint64, [], f"key_{len(self.names)}")
@@ -40,14 +40,14 @@ Key = int | tf.Tensor
 
 
 def key(seed: Seed, what: str) -> Key:
-    """A 64-bit key for one purpose ("data/flip", "all/Top/dropout") under one seed."""
+    """Return the 64-bit key of a seed for one purpose ("data/flip", "all/Top/dropout")."""
     if isinstance(seed, Keys):
         return seed.key(what)
     return keys.key(seed, what)
 
 
 def stateless_seed(seed: Seed, what: str) -> tuple[int, int] | tf.Tensor:
-    """The two int32 halves of `key`, the lower first, as the seed of TensorFlow's own stateless operations."""
+    """Return the two int32 halves of a key, the lower first, as a seed for TensorFlow's stateless operations."""
     whole = key(seed, what)
     if isinstance(whole, tf.Tensor):
         return tf.bitcast(whole, tf.int32)
@@ -55,7 +55,7 @@ def stateless_seed(seed: Seed, what: str) -> tuple[int, int] | tf.Tensor:
 
 
 def bits(key: Key, *counters: tf.Tensor) -> tf.Tensor:
-    """64 random bits (uint64) for each element of the broadcast integer counters."""
+    """Return 64 random bits (uint64) for each element of the broadcast integer counters."""
     state = tf.convert_to_tensor(key, tf.uint64)
     for counter in counters:
         state = _counted(state, tf.cast(counter, tf.uint64))
@@ -68,14 +68,17 @@ def _counted(state: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(key: Key, *counters: tf.Tensor) -> tf.Tensor:
-    """float32 in [0, 1), a multiple of 2^-24, for each element of the broadcast counters."""
+    """Return a float32 in [0, 1), a multiple of 2^-24, for each element of the broadcast counters."""
     top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(40, tf.uint64))
     return tf.cast(tf.cast(top, tf.int32), tf.float32) * (2.0**-24)
 
 
 def uniform_of_words(words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """float32 in [0, 1), a multiple of 2^-24, for each `place` (int32, at least 0), from 64 random `words` (uint64) that
-    broadcast with it. In 32-bit steps, which vector units have; for noise on as many elements as weights have."""
+    """Return a float32 in [0, 1), a multiple of 2^-24, for each `place` (int32, at least 0).
+
+    `words`: 64 random bits (uint64) each, broadcast with `place`. All steps use 32 bits, so that they run on vector
+    units: this draws noise for every element of the weights.
+    """
     low, high = (tf.cast(w, tf.uint32) for w in (words, tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))))
     z = tf.cast(place, tf.uint32) * tf.constant(_GOLDEN >> 32, tf.uint32) + low
     z = _xor_shift(z, 16) * tf.constant(0x21F0AAAD, tf.uint32)
@@ -87,14 +90,14 @@ def uniform_of_words(words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
 
 
 def uniform_below(limit: int, key: Key, *counters: tf.Tensor) -> tf.Tensor:
-    """int32 in [0, limit), limit at most 2^31; the bias of the division is below limit / 2^32."""
+    """Return an int32 in [0, limit) per counter; `limit` is at most 2^31. The bias is below limit / 2^32."""
     top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(32, tf.uint64))
     scaled = tf.bitwise.right_shift(top * tf.constant(limit, tf.uint64), tf.constant(32, tf.uint64))
     return tf.cast(scaled, tf.int32)
 
 
 def seed_pairs(key: Key, *counters: tf.Tensor) -> tf.Tensor:
-    """int32 [..., 2] seeds for TensorFlow's stateless operations, one pair per counter."""
+    """Return seeds for TensorFlow's stateless operations, int32 [..., 2], one pair per counter."""
     whole = bits(key, *counters)
     low = tf.bitcast(tf.cast(tf.bitwise.bitwise_and(whole, tf.constant(0xFFFFFFFF, tf.uint64)), tf.uint32), tf.int32)
     high = tf.bitcast(tf.cast(tf.bitwise.right_shift(whole, tf.constant(32, tf.uint64)), tf.uint32), tf.int32)
@@ -102,10 +105,10 @@ def seed_pairs(key: Key, *counters: tf.Tensor) -> tf.Tensor:
 
 
 def permuted(index: tf.Tensor, epoch: tf.Tensor, size: int, key: Key) -> tf.Tensor:
-    """Element `index` of a permutation of range(size) that depends on (key, epoch); int64, shapes [n].
+    """Return element `index` of a permutation of range(size) that depends on (key, epoch); int64, shapes [n].
 
-    A keyed bijection (TensorFlow's RandomIndexShuffle), so that no shuffled list exists anywhere and any
-    position of any epoch is found at once.
+    TensorFlow's RandomIndexShuffle is a keyed bijection: any position of any epoch is found at once, without a
+    shuffled list in memory.
     """
     low, high = tf.unstack(tf.bitcast(tf.convert_to_tensor(key, tf.uint64), tf.uint32))
     low, high = (tf.fill(tf.shape(index), word) for word in (low, high))

@@ -1,25 +1,25 @@
-"""Errors in a person's input: the message is one line and complete in itself, lists may follow.
+"""Errors that users see: a message of one line, with an optional list below it.
 
-A message may quote a given value as it is: commands print every line of an error without control characters.
+Messages may quote values unescaped: commands escape control characters when they print an error.
 """
 
 from __future__ import annotations
 
 
 class WrongInput(Exception):
-    """An error in what a person gave: exit code 2."""
+    """Wrong input: exit code 2."""
 
 
 class Failure(Exception):
-    """A failure at run time: exit code 1."""
+    """Failure at run time: exit code 1."""
 
 
 class Answered(Exception):
-    """The call asked a question, which has been answered: exit code 0."""
+    """The command only asked for information, which has been printed: exit code 0."""
 
 
 class UserError(Exception):
-    """An error for the user. `listed`: lines below the message."""
+    """An error with a message for the user; `listed` is printed below it."""
 
     def __init__(self, message: str = "", listed: str = "") -> None:
         super().__init__(message, *([listed] if listed else []))
@@ -30,14 +30,14 @@ class UserError(Exception):
 
 
 def parts(error: Exception, before: str = "") -> tuple[str, str]:
-    """The message of any error, after `before`, and the lines below it."""
+    """Return the message of any error, prefixed with `before`, and the lines below it."""
     message, listed = (error.message, error.listed) if isinstance(error, UserError) else (str(error), "")
     return before + message, listed
 
 
 class OptionError(UserError, WrongInput):
-    """Options that cannot be met."""
+    """Invalid options."""
 
 
 class DataError(UserError, WrongInput):
-    """Missing or wrong data."""
+    """Missing or invalid data."""

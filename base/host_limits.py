@@ -1,7 +1,4 @@
-"""The memory that this process may have: of the machine, of its control groups (versions 1 and 2), of ulimit.
-
-Host memory, never that of an IPU. Limits alone, no needs; imports nothing of the project.
-"""
+"""The host memory that this process may use: limits of the machine, of control groups (versions 1 and 2) and of ulimit."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESIDENT, DATA, ADDRESSES = "resident", "data", "addresses"  # kinds of memory that a limit counts
-_UNLIMITED = 1 << 60  # version 1 of the control groups writes 2^63 less a page for none
+_UNLIMITED = 1 << 60  # version 1 of the control groups writes 2^63 minus a page for "no limit"
 _ULIMITS = ((DATA, resource.RLIMIT_DATA, "ulimit -d"), (ADDRESSES, resource.RLIMIT_AS, "ulimit -v"))
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit in bytes on one kind of memory. `source`: who sets the limit, with a verb, as in "ulimit -v allows".
-    `shared`: by all processes of this machine or of the group."""
+    """A limit in bytes on one kind of memory. `source`: what sets the limit, with a verb, as in "ulimit -v allows".
+    `shared`: whether all processes of the machine or group share it."""
 
     kind: str
     bytes: int
@@ -27,19 +24,19 @@ class Limit:
 
 
 def limits(root: Path = Path("/")) -> tuple[Limit, ...]:
-    """Every limit; files that cannot be read give none."""
+    """Return every limit; files that cannot be read set none."""
     return (*_machine(root), *_groups(root), *_own())
 
 
 def hard_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that machine, groups and ulimit allow this process, whatever is in use now; None without any limit."""
+    """Return the bytes that this process may use at most, whatever is in use now; None without a limit."""
     total = _meminfo(root).get("MemTotal")
     bytes_allowed = [limit.bytes for limit in (*_groups(root), *_own()) if limit.kind != ADDRESSES]
     return min([*bytes_allowed, *([total] if total else [])], default=None)
 
 
 def _machine(root: Path) -> Iterator[Limit]:
-    """The bytes that are free now or can be freed: the file cache, and swap."""
+    """Yield the memory that is free or can be freed: the file cache, and swap."""
     meminfo = _meminfo(root)
     if "MemAvailable" in meminfo:
         yield Limit(RESIDENT, meminfo["MemAvailable"] + meminfo.get("SwapFree", 0), "this machine has", shared=True)
@@ -51,7 +48,7 @@ def _meminfo(root: Path) -> Mapping[str, int]:
 
 
 def _groups(root: Path) -> Iterator[Limit]:
-    """Yield the limit of each group that this process is in, and of those above; a container's own group lies at the top."""
+    """Yield the limits of this process's groups and of their parents. A container sees its own group as the top one."""
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -1,4 +1,4 @@
-"""Finds plug-ins by file name: Models/, LR_Schedules/, Datasets/."""
+"""Find plug-ins by file name in Models/, LR_Schedules/ and Datasets/."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from base.errors import OptionError
 from base.fields import decimal_number, short
 
 ROOT = Path(__file__).resolve().parent.parent
-_LONGEST_NAME = 100  # characters of a name that others are compared with: the comparison's time grows with their square
+_LONGEST_NAME = 100  # characters of a name that is compared: the time grows with the square of the length
 WHAT = {"Models": "model", "LR_Schedules": "learning-rate schedule", "Datasets": "data set"}
 
 
 def names(folder: str) -> list[str]:
-    """Every plug-in of a folder, sorted."""
+    """Return the names of a folder's plug-ins, sorted."""
     return sorted(path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("_"))
 
 
 def load(folder: str, name: str, where: str = "") -> ModuleType:
-    """The plug-in's module; an unknown name is an error with the nearest ones."""
+    """Return a plug-in's module; raise OptionError for an unknown name, and suggest similar ones."""
     if name not in names(folder):
         near = _with_size(name, names(folder)) if folder == "Models" else _a_rate(name)
         raise OptionError(
             f"{where + ': ' if where else ''}no {WHAT[folder]} '{short(name)}': {folder}/{short(name)}.py not found"
             f"{near or did_you_mean(name, names(folder))}",
-            f"There are: {', '.join(names(folder))}",
+            f"Available: {', '.join(names(folder))}",
         )
-    return __import__(f"{folder}.{name}", fromlist=("Options",))  # as a statement would, in an installation too
+    return __import__(f"{folder}.{name}", fromlist=("Options",))  # works in an installed package too
 
 
 def _with_size(name: str, known: list[str]) -> str:
-    """The question behind a model's name with its size, as resnet50 or efficientnet_b0; "" for another name."""
+    """Return a suggestion for a model name with a size, such as resnet50 or efficientnet_b0; "" for other names."""
     model = max((each for each in known if name.lower().startswith(each)), key=len, default=name)
     size = name[len(model) :].lstrip("-_ ")
     sized = len(size) <= 8 and size.isascii() and size.isalnum() and any(c.isdigit() for c in size)
@@ -42,15 +42,15 @@ def _with_size(name: str, known: list[str]) -> str:
 
 
 def _a_rate(name: str) -> str:
-    """The option for a number in a schedule's place."""
+    """Return a suggestion if a number was given in place of a schedule."""
     with suppress(ValueError):
         decimal_number(name)
-        return f"; a rate is given as --abs-learning-rate {name}"
+        return f"; give a constant rate as --abs-learning-rate {name}"
     return ""
 
 
 def did_you_mean(given: str, known: Sequence[str], cutoff: float = 0.5) -> str:
-    """'; did you mean a, b or c?' with the nearest three names, or nothing; as for `nearest`."""
+    """Return '; did you mean a, b or c?' with the names of `nearest`, or ''."""
     near = nearest(given, known, cutoff)
     if not near:
         return ""
@@ -58,7 +58,7 @@ def did_you_mean(given: str, known: Sequence[str], cutoff: float = 0.5) -> str:
 
 
 def nearest(given: str, known: Sequence[str], cutoff: float = 0.5) -> list[str]:
-    """The nearest three names, nearest first, whatever their capitals. `cutoff`: the least likeness, from 0 to 1."""
+    """Return the three most similar names, best first, ignoring case. `cutoff`: least similarity, from 0 to 1."""
     if len(given) > _LONGEST_NAME:
         return []
     lowered = {name.lower(): name for name in known if len(name) <= _LONGEST_NAME}

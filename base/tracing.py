@@ -1,5 +1,6 @@
-"""Functions of tensors that are traced once, and called in whatever graph: one operation instead of many. While a graph is
-written with them, XLA can compile them beside it.
+"""Functions of tensors that are traced once and then called in any graph, as one operation instead of many.
+
+XLA can compile them in another thread while the graph is built.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
 _OUTSIDE = tf.Graph()  # stays empty
-_compiler: ThreadPoolExecutor | None = None  # of the function that is traced now
+_compiler: ThreadPoolExecutor | None = None  # active inside `compiling_ahead`
 TensorFunction = Callable[..., Any]
 
 
 @contextmanager
 def compiling_ahead(wanted: bool = True) -> Iterator[None]:
-    """Inside, if that is `wanted`, a thread compiles each function that is traced, so that XLA finds it on the disk when the
-    graph runs; the end waits for the last one. Writing a graph keeps one core busy, and this another."""
+    """Inside, if `wanted`, compile each traced function in a thread, so that XLA finds it on disk when the graph runs.
+
+    The exit waits for the last function. Building a graph keeps one core busy, so this uses another.
+    """
     global _compiler
     if not wanted or _compiler:
         yield
@@ -39,8 +42,7 @@ def compiling_ahead(wanted: bool = True) -> Iterator[None]:
 
 
 def _run_once(function: Any) -> None:
-    """Run a traced function on zeros, by itself: XLA compiles what runs. An error is dropped, as it comes again where the
-    function is used."""
+    """Run a traced function on zeros, so that XLA compiles it. Ignore errors: they appear again when the graph runs."""
     with suppress(Exception), tf.Graph().as_default() as graph:
         outputs = function(*(tf.zeros(x.shape, x.dtype) for x in function.inputs))
         config = tf.ConfigProto()
@@ -50,23 +52,25 @@ def _run_once(function: Any) -> None:
 
 
 def compiled(function: TensorFunction) -> TensorFunction:
-    """The function, compiled by XLA for each combination of shapes that it is called with."""
+    """Return the function, compiled by XLA for each combination of argument shapes."""
     return _called(function, tf.function(function, jit_compile=True, autograph=False), by_xla=True)
 
 
 def traced(function: TensorFunction) -> TensorFunction:
-    """The function as it is; TensorFlow puts its operations in the place of the call when it optimises the graph."""
+    """Return the function, traced but not compiled. TensorFlow inlines it when it optimises the graph."""
     return _called(function, tf.function(function, autograph=False), by_xla=False)
 
 
 def _called(function: TensorFunction, traceable: Any, by_xla: bool) -> TensorFunction:
-    """A function traced outside of every program's graph, once for all: a trace keeps the graph alive around it. Calls go
-    through the concrete function, as `traceable` itself would leave the context of a surrounding loop."""
+    """Return a function that is traced in an empty graph, because a trace keeps the graph around it alive.
+
+    Calls use the concrete function: `traceable` itself would leave the context of a surrounding loop.
+    """
 
     @wraps(function)
     def call(*tensors: tf.Tensor) -> Any:
         if isinstance(tf.get_default_graph(), FuncGraph):
-            return function(*tensors)  # already inside of a traced function
+            return function(*tensors)  # already inside a traced function
         with _OUTSIDE.as_default(), context.eager_mode():
             traced_before = traceable.experimental_get_tracing_count()
             concrete = traceable.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))

@@ -1,4 +1,4 @@
-"""The versions of this project and of the packages below, without importing any."""
+"""The versions of this project and of packages, without importing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "
 
 
 def own() -> str:
-    """Return the project's version: that of the checkout, or else of the installed package."""
+    """Return the project's version, from the checkout or else from the installed package."""
     with suppress(OSError):
         text = (plugins.ROOT / "pyproject.toml").read_text(encoding="utf-8")
         locked = re.search(rf'^name = "{NAME}"\nversion = "([^"]+)"$', text, re.MULTILINE)
@@ -23,12 +23,12 @@ def own() -> str:
 
 
 def line() -> str:
-    """Return name and version, with those of Python and TensorFlow."""
+    """Return the project's name and version, with the versions of Python and TensorFlow."""
     return f"{NAME} {own()} (Python {platform.python_version()}, TensorFlow {installed('tensorflow')})"
 
 
 def installed(package: str) -> str:
-    """Return the version of a package, whatever distribution it came with."""
+    """Return the version of a package, from whichever distribution provides it; "not installed" without one."""
     from importlib import metadata  # slow
 
     for name in _DISTRIBUTIONS.get(package, (package,)):

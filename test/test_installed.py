@@ -106,7 +106,7 @@ def called(site: Path, elsewhere: Path, *words: str, entry: str = "cnn", quick: 
         ("", "usage: cnn COMMAND"),
         ("--version", "cnn-harness 0."),
         ("train --help", "usage: cnn train [FOLDER|CONFIGURATION] [options]"),
-        ("predict --help", "usage: cnn predict WEIGHTS PICTURE... [options]"),
+        ("predict --help", "usage: cnn predict WEIGHTS PHOTO... [options]"),
         ("runs --help", "cnn runs logs/resnet --sort accuracy --json"),
         ("import-weights --help", "    cnn import-weights resnet50.pth --output rn50.npz"),
         ("--list-configs quickst", "quickstart  resnet 14"),

@@ -145,7 +145,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     refused = run(*call[:-2], tmp_path / "none", "--autoresume", "--no-logs")
     assert refused.code == 2 and "--no-logs: --autoresume goes on in the folder of --logs-path" in refused.err
     with locks.lock_folder(folder):
-        assert "is being written by another process" in run(*call, "--iterations", 15).err
+        assert "is writing the run in" in run(*call, "--iterations", 15).err
 
 
 @pytest.mark.parametrize("validation", [(), ("--no-validation",)])

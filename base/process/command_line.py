@@ -1,5 +1,7 @@
-"""The edge of every command: foreseeable errors as one line and an exit code (2: wrong input, 1: failure at run time, 128 +
-the signal's number: stopped by one)."""
+"""Run a command: parse its options, and turn expected errors into one line and an exit code.
+
+Exit codes: 2 for wrong input, 1 for a failure at run time, 128 + the signal's number after a signal.
+"""
 
 from __future__ import annotations
 
@@ -19,48 +21,48 @@ from base.fields import decimal_number, escaped, short
 from base.process import commands, early_exit, orphans, signals, tf_runtime
 
 _UNLIMITED = 999_999_999
-_OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
+_OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of the path itself
 Errors = tuple[type[Exception], ...]
 
 
 class UsageError(Exception):
-    """Wrong words on the command line."""
+    """Wrong arguments on the command line."""
 
 
 class HelpParser(argparse.ArgumentParser):
-    """A parser whose help names the commands as they were called."""
+    """A parser whose help shows commands in the form in which this one was called."""
 
     def format_help(self) -> str:
-        """Return the help."""
+        """Return the help text."""
         return commands.as_invoked(super().format_help())
 
 
 class Parser(HelpParser):
-    """Wrong options as every other wrong input, and --version beside --help."""
+    """A parser with --version, whose errors are UsageErrors."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         self.add_argument("--version", action="version", version=version.line(), help="print the versions and stop")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options; UsageError for an unknown one, with the nearest names, and for a word too many."""
+        """Return the options; raise UsageError for an unknown option, with similar names, or an extra argument."""
         known, rest = self.parse_known_args(args, namespace)
         unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
         if unknown:
             flags = [flag for each in self._actions for flag in each.option_strings if flag.startswith("--")]
             self.error(f"unknown option {short(unknown[0])}{plugins.did_you_mean(unknown[0], flags)}")
         if rest:
-            self.error(f"{short(rest[0])} is one word too many")
+            self.error(f"unexpected argument {short(rest[0])}")
         return known
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options and the other words; UsageError for an empty value: as a path it is the working directory."""
+        """Return the options and the rest; raise UsageError for an empty value, which as a path is the current folder."""
         known, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
             value = getattr(known, action.dest, None)
             if value != action.default and "" in (value if isinstance(value, list) else [value]):
                 name = "/".join(action.option_strings) or action.metavar or action.dest
-                self.error(f"{name} needs a value: the given one is empty")
+                self.error(f"{name} needs a value, but the given one is empty")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
@@ -68,12 +70,12 @@ class Parser(HelpParser):
 
 
 def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Read a whole number between the two."""
+    """Return a reader of whole numbers from `least` to `most`, for `type=` of argparse."""
     largest = _UNLIMITED if most is None else most
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 11 and least <= int(text) <= largest):
-            limits = f"from {least} on" if most is None else f"from {least} to {most}"
+            limits = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number {limits}")
         return int(text)
 
@@ -81,7 +83,7 @@ def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(least: float, most: float, ends: bool = True) -> Callable[[str], float]:
-    """Read a number between the two, without the two themselves unless `ends`."""
+    """Return a reader of numbers from `least` to `most`, for `type=` of argparse. `ends`: accept the limits themselves."""
 
     def read(text: str) -> float:
         try:
@@ -89,14 +91,14 @@ def number(least: float, most: float, ends: bool = True) -> Callable[[str], floa
         except ValueError:
             value = math.nan
         if not (least <= value <= most and (ends or value not in (least, most))):
-            raise argparse.ArgumentTypeError(f"{short(text)} must lie between {least:g} and {most:g}")
+            raise argparse.ArgumentTypeError(f"{short(text)} must be between {least:g} and {most:g}")
         return value
 
     return read
 
 
 def as_value(path: Path) -> str:
-    """A path as the value of an option: what begins with a dash would be taken for another one."""
+    """Return a path as an option's value: prefix ./ if it begins with a dash and would be read as another option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
@@ -104,16 +106,17 @@ def run(
     prog: str, main: Callable[[list[str]], int], argv: list[str] | None, wrong: Errors, failures: Errors = (),
     unprintable: str = "replace",
 ) -> int:  # fmt: skip
-    """main(argv) with every foreseeable error as one line on standard error: those of `wrong` input, `failures`, and what
-    the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
-    characters that standard output lacks. An error with `ends_process` leaves the interpreter no time to tidy up:
-    the process becomes one that does nothing for as many seconds, if any, and ends with the exit code.
+    """Call main(argv) and return the exit code. Print each expected error as one line on standard error.
+
+    Expected errors are `wrong` input, `failures`, signals, and errors of the system, TensorFlow or missing packages.
+    `unprintable`: the error handler for characters that standard output cannot encode. An error with `ends_process`
+    skips the interpreter's clean-up: the process sleeps for that number of seconds, then ends with the exit code.
     """
     prog = commands.prog(prog)
     early_exit.mark_begun(prog)
     for stream, handling in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=handling)  # a terminal without our characters must not end a run
+            stream.reconfigure(errors=handling)  # a run must not fail because a terminal lacks a character
     try:
         with signals.stoppable() as stop:
             orphans.watch(os.environ)
@@ -123,13 +126,13 @@ def run(
                     code = main(words)
                 except errors.Answered:
                     code = 0
-                sys.stdout.flush()  # what cannot be written is reported here, not by the interpreter at its end
+                sys.stdout.flush()  # report a failed write here rather than at interpreter exit
                 return code
             except Exception as error:
                 try:
                     return _ended(error, _reported(prog, error, wrong, failures))
                 except Exception:
-                    stop.raise_if_received()  # a library may have made something else of the request
+                    stop.raise_if_received()  # a library may have replaced the StopRequest by its own error
                     if _ends_process(error):
                         traceback.print_exception(error)
                         _ended(error, 1)
@@ -145,10 +148,10 @@ def _ends_process(error: BaseException) -> bool:
 
 
 def _ended(error: BaseException, code: int) -> int:
-    """Return the exit code, unless the process must end with it at once."""
+    """Return the exit code, or end the process with it if the error says so."""
     if _ends_process(error):
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            with suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
                 stream.flush()
         if error.ends_process:
             with suppress(OSError):
@@ -159,19 +162,18 @@ def _ended(error: BaseException, code: int) -> int:
 
 
 def escaped_message(text: object) -> str:
-    """An error, or its message, without control characters: given values break no line and reach no terminal as they are.
-    The lists below the message keep their lines."""
+    """Return an error's message, with control characters escaped. The list below the message keeps its lines."""
     message, listed = errors.parts(text) if isinstance(text, Exception) else (str(text), "")
     return "\n".join(map(escaped, (message, *listed.splitlines())))
 
 
 def _give_up_standard_output() -> None:
-    """Let what it still holds go nowhere, or the interpreter tries again at its end, and complains."""
+    """Discard buffered output; otherwise the interpreter tries to write it again at exit, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reported(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
-    """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
+    """Print the error and return the exit code; raise unexpected errors again."""
 
     def report(text: object, code: int) -> int:
         print(f"{prog}: error: {commands.as_invoked(escaped_message(text))}", file=sys.stderr)
@@ -193,7 +195,9 @@ def _reported(prog: str, error: Exception, wrong: Errors, failures: Errors) -> i
         return report(tf_runtime.starved_message(error), 1)
     except BrokenPipeError as error:
         _give_up_standard_output()
-        return report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1  # a run's log names its output
+        return (
+            report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1
+        )  # only a run's log sets the filename
     except OSError as error:
         if error.filename == signals.STANDARD_OUTPUT:
             _give_up_standard_output()

@@ -1,7 +1,7 @@
-"""The commands, one row each, and the way that this process was called: a leaf that the first lines of scripts import.
+"""The table of commands, and how this process was called. Scripts import this file first.
 
-`python train.py` and `cnn train` are the same command. Messages are written in the first form; `as_invoked` rewrites them in
-the second one where the command was called so, as those that are pasted must work.
+`python train.py` and `cnn train` are the same command. Messages use the first form. If the user called `cnn`,
+`as_invoked` rewrites them in the second form, so that commands can be pasted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import escaped
 
-_ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # or written out
+_ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # options that need no photos after them
 PACKAGE = "cnn_harness"  # the only name that an installation takes in site-packages
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -26,19 +26,23 @@ def _same(words: list[str]) -> list[str]:
 
 
 def _to_predict(words: list[str]) -> list[str]:
-    """Return the options that `cnn predict WEIGHTS PICTURE...` means; OptionError where nothing is to be predicted."""
+    """Return the options that `cnn predict WEIGHTS PHOTO...` stands for; raise OptionError if one of them is missing."""
     first = next((k for k, word in enumerate(words) if word.startswith("-")), len(words))
     answered = any(word.startswith(_ANSWERED) for word in words)
     if first < 2 and not answered:
-        missing = "the pictures" if first else "the weights and the pictures"
-        raise OptionError(f"{missing} are missing, as in efficientnet-lite0 PHOTO.jpg, before all options")
+        missing = "the photos" if first else "the weights and the photos"
+        raise OptionError(f"{missing} are missing; give both before all options, as in efficientnet-lite0 PHOTO.jpg")
     return [*["--restore-path", *words[:1]] * (first > 0), *["--predict", *words[1:first]] * (first > 1), *words[first:]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A row. `module`: the one that is run; `written`: the call in a checkout, if it is not `python <module>.py`; `takes`:
-    the script whose options of runs it has beside its own; `usage`: the words before them; `words`: for the module."""
+    """A command.
+
+    `module`: the module that runs. `written`: the call in a checkout, if it is not `python <module>.py`. `takes`: the
+    script whose options it accepts in addition to its own. `usage`: the arguments before the options. `words`: function
+    that rewrites the arguments for the module.
+    """
 
     module: str
     help: str
@@ -49,7 +53,7 @@ class Command:
 
     @property
     def call(self) -> str:
-        """The call in a checkout."""
+        """Return the call in a checkout."""
         return self.written or f"python {self.module.replace('.', '/')}.py"
 
 
@@ -58,57 +62,59 @@ COMMANDS = {
     "validate": Command(
         module="validation", takes="validation", usage="[RUN] ", help="validate checkpoints of a run, or weights"
     ),
-    "restore": Command(module="restore", takes="restore", usage="RUN ", help="go on with a run"),
+    "restore": Command(module="restore", takes="restore", usage="RUN ", help="resume a run"),
     "finetune": Command(
         module="tools.finetune", written="cnn finetune", takes="train",
-        help="fit published weights to pictures of one's own",
+        help="fine-tune published weights on your own photos",
     ),
     "sweep": Command(
-        module="tools.sweep", written="cnn sweep", takes="train", help="train with many values of options, and compare them"
+        module="tools.sweep", written="cnn sweep", takes="train", help="train with many values of options and compare them"
     ),
     "predict": Command(
-        module="validation", takes="validation", usage="WEIGHTS PICTURE... ", words=_to_predict,
-        help="name what photographs show: WEIGHTS PICTURE...",
+        module="validation", takes="validation", usage="WEIGHTS PHOTO... ", words=_to_predict,
+        help="classify photos: WEIGHTS PHOTO...",
     ),
     "export": Command(
         module="tools.export", written="cnn export", takes="validation",
-        help="write a network for TensorFlow Lite, ONNX and others",
+        help="export a network to TensorFlow Lite, ONNX and other formats",
     ),
     "report": Command(
         module="tools.report", written="cnn report",
-        help="write a run's page, or that of several",
+        help="write an HTML report of one or more runs",
     ),
     "plan": Command(
         module="tools.plan", written="cnn plan", takes="train",
-        help="predict memory, rate and time of a training on a POD",
+        help="predict memory, speed and duration of a training run on a POD",
     ),
     "runs": Command(
         module="tools.runs", written="cnn runs",
-        help="list the runs below a folder, and remove some",
+        help="list the runs below a folder, and delete some",
     ),
     "poprun": Command(module="poprun", written="poprun", help="start a command as several instances that train together"),
-    "weight-avg": Command(module="weight_avg", help="average checkpoints into one more"),
+    "weight-avg": Command(module="weight_avg", help="average checkpoints"),
     "inference": Command(
         module="inference_embedded", takes="inference_embedded", usage="[RUN] ",
         help="measure inference with a frozen program",
     ),
-    "compare": Command(module="tools.compare_runs", help="draw the curves of several runs into one picture"),
+    "compare": Command(module="tools.compare_runs", help="draw the curves of several runs in one chart"),
     "convert": Command(
-        module="tools.datasets.convert", written="python -m Datasets.convert", help="turn pictures into TFRecord shards"
+        module="tools.datasets.convert", written="python -m Datasets.convert", help="convert images to TFRecord shards"
     ),
-    "verify": Command(module="tools.datasets.verify", written="python -m Datasets.verify", help="check such shards"),
-    "import-weights": Command(module="tools.import_weights", help="turn weights of other projects into a .npz"),
-    "fit-planner": Command(module="tools.fit_planner", help="print the errors of the planner's predictions"),
+    "verify": Command(module="tools.datasets.verify", written="python -m Datasets.verify", help="check a data set"),
+    "import-weights": Command(module="tools.import_weights", help="convert weights of other projects to .npz"),
+    "fit-planner": Command(module="tools.fit_planner", help="print the prediction errors of the planner"),
     "kernels": Command(
-        module="emulator.native.build", written="make kernels", help="compile the kernels in C++, for the norms' speed"
+        module="emulator.native.build", written="make kernels", help="compile the C++ kernels, which make norms faster"
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of `cnn`, or of a program that is installed beside it, without a `command`. `prog`: how messages name `cnn`;
-    `path`: the program's file, none for `python -m cnn_harness`."""
+    """A call of `cnn`, or of another installed program, which has no `command`.
+
+    `prog`: the name of `cnn` in messages. `path`: the program's file; "" for `python -m cnn_harness`.
+    """
 
     prog: str
     command: str
@@ -119,33 +125,33 @@ _call: Call | None = None
 
 
 def begin(call: Call) -> None:
-    """Note how this process was called: once, before its command's module is run."""
+    """Record how this process was called, before the command's module runs."""
     global _call
     _call = call
 
 
 def current_call() -> Call | None:
-    """The call, if it was one of `cnn`."""
+    """Return the call of `cnn`; None for a script."""
     return _call
 
 
 def prog(script: str) -> str:
-    """Return the name that messages begin with: of the call, or else the script's."""
+    """Return the name that begins messages: that of the call, or else the script's."""
     return f"{_call.prog} {_call.command}" if _call and _call.command else script
 
 
 def usage(script: str) -> str:
-    """Return the words that come before the options of this call, or else a script's."""
+    """Return the arguments before the options, for help: those of this call, or else of a script."""
     return COMMANDS[_call.command if _call and _call.command in COMMANDS else command_name(script)].usage
 
 
 def command_name(module: str) -> str | None:
-    """The command of a script."""
+    """Return the name of the command that runs a module; None if there is none."""
     return next((name for name, row in COMMANDS.items() if row.module in (module, f"tools.{module}")), None)
 
 
 def as_invoked(text: str) -> str:
-    """Return a text that names scripts, as `python train.py`, with the names that this call knows them by."""
+    """Replace script calls in a text, such as `python train.py`, by the form in which this process was called."""
     call = _call
     if call is None:
         return text
@@ -154,7 +160,7 @@ def as_invoked(text: str) -> str:
 
 @cache
 def _names() -> dict[str, str]:
-    """The commands by the last words of their calls: train.py, Datasets.convert. The first of a script's counts."""
+    """Return script, as in messages (train.py, Datasets.convert) -> command; the first one if several run it."""
     calls = ((row.call.split("/")[-1].removeprefix("python ").removeprefix("-m "), name) for name, row in COMMANDS.items())
     return {call: name for call, name in reversed([*calls]) if call != name and not call.startswith("cnn ")}
 
@@ -166,10 +172,10 @@ def _written() -> re.Pattern[str]:
 
 
 def in_shell(arguments: Sequence[str]) -> str:
-    """Return arguments as a person would type them; control characters are escaped, as a terminal would obey them."""
+    """Return arguments as typed in a shell, with control characters escaped."""
     return escaped(shlex.join(arguments))
 
 
 def in_checkout() -> bool:
-    """Return whether the code is that of a checkout, which make sets up, and no installed copy."""
+    """Return whether the code is a checkout rather than an installed package."""
     return (_ROOT / "pyproject.toml").is_file()

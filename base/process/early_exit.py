@@ -1,7 +1,7 @@
-"""Signals before a command has begun and after it has ended, and missing packages: each ends the process with one line.
+"""End the process with one line if a signal comes before or after the command itself, or if a package is missing.
 
-The first lines of every script call this, as the imports below them take most of a second, in which an interrupt would
-otherwise be a traceback. Few modules are imported here for the same reason.
+Every script calls this first: its other imports take most of a second, and an interrupt would cause a traceback. For
+the same reason this file imports few modules.
 """
 
 import os
@@ -9,12 +9,12 @@ import signal
 import sys
 from functools import partial
 
-BEFORE = " before it began: nothing is changed, and the same call can be made again"
-INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as imported, by `make setup`
+BEFORE = " before it began; nothing was changed, so run the same command again"
+INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # import names of what `make setup` installs
 
 
 def install(prog: str) -> None:
-    """Let such a signal, or a missing package, end the process from now on at once, in one line."""
+    """From now on, end the process with one line for a signal or a missing package."""
     prog = _as_called(prog)
     for number in stop_signals():
         signal.signal(number, partial(_leave, prog, BEFORE))
@@ -22,7 +22,7 @@ def install(prog: str) -> None:
 
 
 def mark_begun(prog: str) -> None:
-    """Note that the command may have changed something when a signal comes from now on, up to its very end."""
+    """Record that the command has begun, so that a later signal no longer reports that nothing was changed."""
     prog = _as_called(prog)
     for number in stop_signals():
         if getattr(signal.getsignal(number), "func", None) is _leave:
@@ -30,28 +30,28 @@ def mark_begun(prog: str) -> None:
 
 
 def _as_called(prog: str) -> str:
-    """The name that messages begin with: where `cnn` was called, it has imported the table of commands."""
+    """Return the name that begins messages. Only `cnn` has imported the table of commands by now."""
     commands = sys.modules.get("base.process.commands")
     return commands.prog(prog) if commands else prog
 
 
 def missing_package_message(error: BaseException) -> str | None:
-    """The message for a missing package; None for any other error."""
+    """Return the message for a missing package; None for any other error."""
     name = getattr(error, "name", None) or ""
     if not isinstance(error, ModuleNotFoundError) or name.split(".")[0] not in INSTALLED:
         return None
-    remedy = "`make setup` installs it for .venv/bin/python"
+    remedy = "run `make setup`, which installs it for .venv/bin/python"
     from base.process import commands
 
     if not commands.in_checkout():
-        remedy = "pip installs it with the wheel, unless it is told --no-deps"
+        remedy = "install the wheel again, without --no-deps"
     return f"Python package {name} is not installed in {sys.executable}; {remedy}"
 
 
 def starved_message(error: BaseException) -> str | None:
-    """The message for an import that found too little memory; None for any other error."""
-    if isinstance(error, MemoryError):  # options, which could be others, have not been read yet
-        return "out of memory: give more (ulimit -v, ulimit -d)"
+    """Return the message if an import ran out of memory; None for any other error."""
+    if isinstance(error, MemoryError):  # no options have been read yet, so suggest none
+        return "out of memory: raise the limit (ulimit -v, ulimit -d)"
     from base.process import tf_runtime
 
     return tf_runtime.starved_message(error)
@@ -66,9 +66,9 @@ def _report_import_error(prog: str, kind: type, error: BaseException, trace: obj
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask this process to end. A SIGHUP that is ignored, as under nohup, stays so."""
+    """Return the signals that ask this process to stop. If SIGHUP is ignored, as under nohup, keep ignoring it."""
     hung_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hung_up)  # poprun says it with SIGUSR1
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hung_up)  # poprun sends SIGUSR1
 
 
 def _leave(prog: str, when: str, number: int, frame: object) -> None:

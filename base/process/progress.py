@@ -1,4 +1,4 @@
-"""The progress of a command that takes a while before it prints, on standard error."""
+"""Progress of slow commands, on standard error."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 _WIDTH = 30  # characters of the bar
-_REDRAWN = 0.1  # seconds between two pictures of the bar
-_LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+_REDRAWN = 0.1  # seconds between two updates of the bar
+_LINE_EVERY = 10.0  # seconds between two lines without a terminal
 _SECOND = 1.0
 
 
 class Progress:
-    """Progress out of `total`: a bar on a terminal, otherwise a line every ten seconds. For any number of threads."""
+    """Progress out of `total`: a bar on a terminal, otherwise a line every ten seconds. Thread-safe."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -46,16 +46,18 @@ class Progress:
         rate = self._done / max(time.monotonic() - self._started, 1e-9)
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = f"\r[{'#' * filled:{_WIDTH}}] " if self._terminal else ""
-        print(f"{bar}{self._done} of {self._total} {self._what}, {rate:.0f} a second", end=end, file=sys.stderr, flush=True)
+        print(
+            f"{bar}{self._done} of {self._total} {self._what}, {rate:.0f} per second", end=end, file=sys.stderr, flush=True
+        )
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show on standard error that `what` takes its time: its seconds on a terminal, otherwise one line after ten of them."""
+    """Show on standard error that `what` is running: the seconds so far on a terminal, else one line after 10 seconds."""
     terminal, over, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
 
     def show(text: str) -> None:
-        with suppress(OSError):  # the terminal has gone: no reason to end
+        with suppress(OSError):  # continue without the terminal
             print(text, end="", file=sys.stderr, flush=True)
 
     def count() -> None:

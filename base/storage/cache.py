@@ -1,7 +1,6 @@
-"""Files that are expanded once, in the user's cache: atomic, verified, safe for several processes at once.
+"""Data sets expanded once into the user's cache: atomic, verified, safe for concurrent processes.
 
-A folder is built under a temporary name and renamed when complete. Sizes and digests recorded beside the files show whether
-it is still whole.
+A folder is built under a temporary name and renamed when complete. Recorded sizes and digests show whether it is intact.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from base.storage import input_files
 
 _PROJECT = "cnn-harness"
 _RECORD = "checksums.json"
-_ATTEMPTS = 8  # every lost race means that another process has just put a folder in place
+_ATTEMPTS = 8  # each lost race means that another process has just created the folder
 
 
 def expanded(name: str, build: Callable[[Path], None], environ: Mapping[str, str]) -> Path:
-    """The folder `name` of the cache, made by `build(folder)` when it is absent or damaged."""
+    """Return the cache's folder `name`; call `build(folder)` first if it is missing or damaged."""
     failures = []
     for base in _bases(environ):
         try:
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if base.stat().st_uid != os.getuid():  # others can make the temporary one first
+            if base.stat().st_uid != os.getuid():  # another user can create the temporary one first
                 raise PermissionError(13, "belongs to another user", str(base))
             return _expanded_in(base / name, build)
         except OSError as error:
             failures.append(f"{base}: {error.strerror or error}")
     raise DataError(
-        f"data set {name} cannot be expanded: no cache folder can be written ({'; '.join(failures)}); "
+        f"data set {name} cannot be expanded because no cache folder is writable ({'; '.join(failures)}); "
         "set XDG_CACHE_HOME to a folder with free space"
     )
 
 
 def folder(environ: Mapping[str, str]) -> Path:
-    """The user's cache of this project, there or not."""
+    """Return the user's cache folder of this project, which may not exist."""
     return next(_bases(environ))
 
 

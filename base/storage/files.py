@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and appends to logs that are no links."""
+"""Write files atomically, and append to logs without following links."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # name and process of a file that is being written
+_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # name and process of an unfinished file
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an OSError that names no file, as that of a write to a full disk, name `path`."""
+    """Inside, add `path` to an OSError without a file name, for example that of a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -25,12 +25,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file for appending; create it if needed. OSError for a link, which is never followed."""
+    """Open a file for appending, and create it if needed; raise OSError for a symbolic link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "ab")
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
-    """Write beside the file, then rename: a reader sees the old or the new content, never a part. OSError names `path`."""
+    """Write a temporary file, then rename it, so that readers see the old or the new content, never a part.
+
+    An OSError names `path`.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.unlink(missing_ok=True)
@@ -45,12 +48,12 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return text in UTF-8; bytes of a file name that are not UTF-8 become escapes, which JSON reads back."""
+    """Return text in UTF-8. Bytes of file names that are not UTF-8 become escapes, which JSON reads back."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Yield the files that `write_atomically` left in this folder when its process was killed."""
+    """Yield the temporary files that killed processes left in this folder in `write_atomically`."""
     for path in folder.glob(".*"):
         named = _BESIDE.fullmatch(path.name)
         if named and (folder / named[1]).is_file() and not path.is_dir():
@@ -58,10 +61,10 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the folder of that name, or the nearest existing one above it."""
+    """Return the folder, or its nearest existing parent."""
     return next(place for place in (path, *path.absolute().parents) if place.is_dir())
 
 
 def refused(place: Path) -> int:
-    """Return the error number of a place that may not be written: of its file system, or of its mode."""
+    """Return the error number for a place that is not writable: EROFS on a read-only file system, else EACCES."""
     return errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES

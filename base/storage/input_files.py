@@ -1,4 +1,4 @@
-"""Reads files that a user named, of a bounded size."""
+"""Read files named by users, with limits on their size."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ _BLOCK = 1 << 22  # bytes of one read
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading, unbuffered; OSError for anything else, of which a pipe would wait for ever."""
+    """Open a regular file for reading, unbuffered; raise OSError for anything else. Opening a pipe could block forever."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "Is a pipe or a device, not a file", str(path))
+        raise OSError(errno.EINVAL, "Is a pipe or a device, not a regular file", str(path))
     return open(path, "rb", buffering=0)
 
 
 def content(path: str | Path, most: int) -> bytes:
-    """Return the bytes of a regular file of at most `most` bytes; OSError for anything else."""
+    """Return the bytes of a regular file; raise OSError for anything else or for more than `most` bytes."""
     with open_regular_file(path) as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"Has more than the {most} bytes that are read of such a file", str(path))
+            raise OSError(errno.EFBIG, f"Is larger than the limit of {most} bytes", str(path))
         return file.readall()
 
 
 def text(path: str | Path, most: int) -> str:
-    """Return a file of UTF-8 text with \\n at the ends of lines; UnicodeDecodeError for other bytes."""
+    """Return a file's UTF-8 text with \\n as line ends; raise UnicodeDecodeError for other bytes."""
     return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def sha256(path: str | Path) -> str:
-    """Return the digest of a file, in hexadecimal."""
-    import hashlib  # which most commands do without
+    """Return the SHA-256 digest of a file, in hexadecimal."""
+    import hashlib  # most commands do not need it
 
     digest = hashlib.sha256()
     with open_regular_file(path) as file:
@@ -46,7 +46,7 @@ def sha256(path: str | Path) -> str:
 
 
 class Slices:
-    """The bytes of an open file, read slice by slice; OSError for bytes that are gone."""
+    """The bytes of an open file, read by slices; a slice raises OSError if the file has become shorter."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

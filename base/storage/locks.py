@@ -1,4 +1,4 @@
-"""A lock, so that only one process at a time writes a run directory."""
+"""Locks: only one process at a time may write a run directory."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @contextmanager
 def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
-    """Hold a folder's lock, which ends with the process; `what` names the folder's owner in messages.
+    """Hold a folder's lock, at most until the process ends. `what`: the content of the folder, for messages.
 
-    OptionError if another process holds it, or if the folder cannot be written.
+    Raise OptionError if another process holds the lock or if the folder is not writable.
     """
     try:
         file = files.append(folder / FILE)
     except OSError as error:
         if error.errno not in _FORBIDDEN:
             raise
-        raise OptionError(f"{folder} cannot be written ({error.strerror}): make it writable, or copy it elsewhere") from None
+        raise OptionError(f"{folder} is not writable ({error.strerror}); make it writable, or copy it elsewhere") from None
     with file:
         if not _take(file.fileno()):
-            time.sleep(_MOMENT)  # `is_locked` may hold it for an instant
+            time.sleep(_MOMENT)  # `is_locked` may hold it briefly
             if not _take(file.fileno()):
                 holder = (folder / FILE).read_text(errors="replace").strip() or "unknown"
-                raise OptionError(
-                    f"{what} in {folder} is being written by another process ({holder}): wait for it, or stop it first"
-                )
+                raise OptionError(f"another process ({holder}) is writing {what} in {folder}; wait for it, or stop it first")
         with files.naming(folder / FILE):
             file.truncate(0)
             os.write(file.fileno(), f"pid {os.getpid()}\n".encode())
@@ -48,7 +46,7 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(above: Path, prefix: str) -> Iterator[Path]:
-    """Make a folder for unfinished files, and remove it at the end, with those that killed processes left in `above`."""
+    """Create a temporary folder, and remove it at the exit. Also remove those that killed processes left in `above`."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
     descriptor = os.open(folder, os.O_RDONLY)
     _take(descriptor)
@@ -68,7 +66,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder that this process holds, if it has nothing in it but the lock's file."""
+    """Remove a folder that this process has locked, if it contains only the lock file."""
     with suppress(OSError):
         if os.listdir(folder) == [FILE]:
             (folder / FILE).unlink()
@@ -88,7 +86,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _take(descriptor: int) -> bool:
-    """Lock an open file; return whether no other process has the lock. A file system without locks locks nothing."""
+    """Lock an open file; return False if another process has the lock. Without locks in the file system, return True."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The names of the files that a run writes into its folder."""
+"""The names of the files in a run directory."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 from base.storage import locks
 from base.storage.tables import TABLES
 
-ARGUMENTS = ("arguments.json", "arguments_restore.json")  # of the run's beginning, and of its last restore
-APPENDED = (locks.FILE, "log.txt")  # besides the tables
+ARGUMENTS = ("arguments.json", "arguments_restore.json")  # of the start, and of the last restore
+APPENDED = (locks.FILE, "log.txt")  # in addition to the tables
 REPLACED = (*ARGUMENTS, "checkpoint", "inference.json", "training.svg", "report.html")
 _BY_REQUEST = ("numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt")
 NAMES = frozenset((*APPENDED, *TABLES, *REPLACED, *_BY_REQUEST))
-_BEGINNINGS = (  # of names with a number, a host or a time in them, and of what editors leave beside
+_BEGINNINGS = (  # of names with a number, host or time, and of editors' backup files
     ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",
     "training.", "validation.",
 )  # fmt: skip
 
-EXPORT = ("labels.txt", "preprocessing.json")  # beside every export
+EXPORT = ("labels.txt", "preprocessing.json")  # written with every export
 
 
 def is_own(name: str) -> bool:
-    """Return whether a run writes files of that name itself."""
+    """Return whether runs write files of that name."""
     return name in NAMES or name.startswith(_BEGINNINGS)
 
 
 def is_in_run(file: Path) -> bool:
-    """Return whether the folder of a file, which need not be there, is that of a run."""
+    """Return whether a file, which may not exist, is in a run directory."""
     return (file.parent / ARGUMENTS[0]).exists()

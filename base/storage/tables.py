@@ -1,5 +1,7 @@
-"""The tables of a run, training.csv and validation.csv: appended row by row, on the disk before the checkpoint that follows,
-cut back on resuming."""
+"""The tables of a run, training.csv and validation.csv.
+
+Rows are appended one by one and synced to disk before the next checkpoint. Resuming removes the rows after its start.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ VALIDATION_COLUMNS = (
     "top5_acc", "loss",
 )  # fmt: skip
 TABLES = {"training.csv": TRAINING_COLUMNS, "validation.csv": VALIDATION_COLUMNS}
-# the measures of TensorBoard's charts, and of other trackers', by tag: both curves of one are side by side
+# columns by tag in TensorBoard and other trackers; TensorBoard shows tags with the same prefix side by side
 TRAINING_TAGS = {
     "loss/train": "loss_avg",
     "accuracy/train": "train_acc_avg",
@@ -32,21 +34,23 @@ TRAINING_TAGS = {
 VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
 
 Row = dict[str, str]
-MAX_BYTES = 1 << 28  # of a table: some million rows
+MAX_BYTES = 1 << 28  # of a table: a few million rows
 _WHOLE = ("iteration", "val_size")  # columns of whole numbers
-_NAME = "name"  # a first column that a file may lack
+_NAME = "name"  # a first column that older files lack
 
 
 class Table:
-    """A CSV file whose rows have the number of updates in the column `iteration`, negative for averages. `named`: with the
-    first column `name`, which otherwise follows from the updates; a file that is there decides itself."""
+    """A CSV file whose column `iteration` is the number of updates, negative for averages.
+
+    `named`: whether a new file gets the first column `name`; without it, the name follows from `iteration`.
+    """
 
     def __init__(self, path: Path, columns: tuple[str, ...], named: bool = True) -> None:
         self.path, self.columns = path, columns
         self._new_named = named or columns[0] != _NAME
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row; OSError if that cannot be done."""
+        """Append a row; raise OSError if it cannot be written."""
         cells = [str(row[column]) for column in self.columns]
         head = [] if os.path.lexists(self.path) else [self.columns]
         text = self._text([*head, cells])
@@ -54,14 +58,13 @@ class Table:
             out.write(text)
 
     def sync(self) -> None:
-        """Put the rows that were written onto the disk; from any thread, so that the file stays open for rows to come."""
+        """Sync the written rows to disk. May be called from any thread."""
         if self.path.exists():
             with self.path.open("rb") as written:
                 os.fsync(written.fileno())
 
     def rewind(self, updates: int) -> None:
-        """Cut the file back to the rows of a run's first `updates`. Later rows come again, as do those of averages; a killed
-        process may have left a part of one."""
+        """Remove the rows after the first `updates`, those of averages and incomplete ones; the run writes them again."""
         if self.path.exists():
             place = self.columns.index("iteration")
             rows = self._text([self.columns, *(cells for cells in self._rows() if 0 <= int(cells[place]) <= updates)])
@@ -69,7 +72,7 @@ class Table:
                 files.write_atomically(self.path, rows)
 
     def read(self) -> list[Row]:
-        """Return the rows that are whole; none without a file."""
+        """Return the complete rows; none if there is no file."""
         return [dict(zip(self.columns, cells)) for cells in self._rows()]
 
     def _content(self) -> bytes:
@@ -78,13 +81,13 @@ class Table:
     def _rows(self) -> Iterator[list[str]]:
         for line in self._content().decode("utf-8", errors="replace").split("\n")[:-1]:
             cells = line.split(",")
-            if self.columns[0] == _NAME and len(cells) == len(self.columns) - 1:  # named after the update's checkpoint
+            if self.columns[0] == _NAME and len(cells) == len(self.columns) - 1:  # derive the name from the update
                 cells = ["" if cells[0].startswith("-") else f"ckpt-{cells[0]}", *cells]
             if self._is_whole(cells):
                 yield cells
 
     def _is_whole(self, cells: Sequence[str]) -> bool:
-        """Return whether a line has a number in each column but the name's: no part of a row, and not the head."""
+        """Return whether every cell except the name is a number, unlike in the header or an incomplete row."""
         with suppress(ValueError):
             for name, cell in zip(self.columns, cells, strict=True):
                 if name != _NAME:
@@ -98,11 +101,11 @@ class Table:
         return text.getvalue().encode()
 
     def _named(self) -> bool:
-        """Return whether the file has the column of names."""
+        """Return whether the file has the column `name`."""
         content = self._content() if self.columns[0] == _NAME else b""
         return not content.startswith(",".join(self.columns[1:]).encode()) if content else self._new_named
 
 
 def run_table(folder: Path, name: str, named: bool = True) -> Table:
-    """The rows of a run's training.csv or validation.csv, which need not be there. `named`: as of `Table`."""
+    """Return a run's training.csv or validation.csv, which may not exist. `named`: see `Table`."""
     return Table(folder / name, TABLES[name], named)

@@ -34,6 +34,6 @@ def test_a_group_that_never_starts_does_nothing():
 def test_a_wrong_call_is_one_line():
     command = [sys.executable, str(ROOT / "tools/simulate_groups.py"), "--mtbf-hours", "0"]
     called = subprocess.run(command, capture_output=True, text=True)
-    assert called.returncode == 2 and called.stderr.endswith("--mtbf-hours: 0 must lie between 0.01 and 1e+07\n"), (
+    assert called.returncode == 2 and called.stderr.endswith("--mtbf-hours: 0 must be between 0.01 and 1e+07\n"), (
         called.stderr
     )

@@ -59,7 +59,7 @@ def test_other_errors_keep_their_traceback(error):
 def test_too_little_memory_before_a_command_begins_is_one_line(error):
     code = f"from base.process import early_exit; early_exit.install('cnn runs'); raise {error}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1 and re.fullmatch(r"cnn runs: error: .*: give more .*ulimit -v.*\n", done.stderr)
+    assert done.returncode == 1 and re.fullmatch(r"cnn runs: error: .*: .*ulimit -v.*\n", done.stderr)
 
 
 def test_a_log_on_a_full_disk_is_named(tmp_path):

@@ -170,7 +170,7 @@ def test_one_process_at_a_time_writes_a_run(unbroken, tmp_path):
     await_line(process, "  fingerprint")
     second = run("restore", "--restore-path", folder)
     assert second.code == 2 and second.err.count("\n") == 1
-    assert f"the run in {folder} is being written by another process (pid {process.pid})" in second.err
+    assert f"another process (pid {process.pid}) is writing the run in {folder}" in second.err
     process.kill()
     process.communicate(timeout=60)
     succeed("restore", "--restore-path", folder)
