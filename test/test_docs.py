@@ -46,7 +46,6 @@ OTHERS = {
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
     "schedulers.md": {"--cpus-per-task", "--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
                       "--kill-on-bad-exit", "--resv-ports", "--mpi"},
-    "reading-a-run.md": {"--slow"},
     "measured.md": {"--slow"},
     "installing.md": {"--build-arg", "--gpus", "--no-deps", "--rm"},
 }  # fmt: skip

@@ -98,7 +98,7 @@ def test_wrong_sweeps_are_refused(text, words, named, tmp_path):
 def test_the_documented_sweeps_are_sweeps(tmp_path):
     page = (plugins.ROOT / "docs/sweeps.md").read_text()
     for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S):
-        (tmp_path / "s.yml").write_text(text.replace("  data-dir: pictures\n", ""))
+        (tmp_path / "s.yml").write_text(text.replace("  data-dir: photos\n", ""))
         file = ConfigFile(str(tmp_path / "s.yml"))
         for name in file.names:
             entries = file.block(name, 2)
