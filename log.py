@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -31,6 +33,7 @@ VALIDATION_LINE = (
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
 
+FIRST_LINES, ROUTINE_SECONDS = 20, 6.0  # after these lines the console shows one routine line in so many seconds
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
 
 
@@ -65,19 +68,35 @@ class RunLog:
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
+        self._printed, self._routine_at = 0, -math.inf  # lines on the console; the time of its last routine line
         self._one = threading.RLock()
 
-    def note(self, text: str = "", always: bool = False) -> None:
-        """A line for the console and log.txt, from any thread. Control characters of what it quotes become escapes.
-        `always`: a brief log shows it, too."""
+    def note(self, text: str = "", always: bool = False, routine: bool = False) -> None:
+        """Write a line to the console and to log.txt, from any thread; control characters become escapes.
+
+        `always`: a brief log shows the line, too. `routine`: the console may skip the line, to stay readable.
+        """
         text = _CONTROL.sub(lambda found: escaped(found[0]), text)
         with self._one:
             self._bar.clear()
             try:
-                if always or not self._brief or text.startswith("warning"):
+                if always or text.startswith("warning") or not (self._brief or (routine and self._is_crowded())):
                     self._print(text)
-            finally:  # also where the reader of the output has gone: log.txt alone tells why the run ends
+                    self._routine_at = time.monotonic() if routine else self._routine_at
+            finally:  # log.txt says why the run ends, even if nobody reads the console any more
                 self.file_only(text)
+
+    def detail(self, text: str) -> None:
+        """Write a line for developers to log.txt, or to the console if there is no log.txt."""
+        if self.folder:
+            self.file_only(text)
+        else:
+            self.note(text)
+
+    def _is_crowded(self) -> bool:
+        """Return whether the console shows too much for a routine line, which log.txt has anyway."""
+        recent = time.monotonic() - self._routine_at < ROUTINE_SECONDS
+        return self.folder is not None and self._printed >= FIRST_LINES and recent
 
     def warn(self, text: str) -> None:
         """A line for standard error, also of an instance whose log shows nothing, and for log.txt; from any thread."""
@@ -109,6 +128,7 @@ class RunLog:
 
     def _print(self, text: str) -> None:
         if self._console:
+            self._printed += 1
             try:
                 with files.naming(Path("standard output")):
                     print(text, flush=True)
@@ -119,9 +139,9 @@ class RunLog:
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
         self._last_row = row
-        self.note(self._training_line.format(**row))
+        self.note(self._training_line.format(**row), routine=True)
         if left:
-            self.note(f"  ETA: {left}")
+            self.detail(f"  ETA: {left}")
         if self._tables:
             self._tables["training.csv"].append(row)
         self._publish({tag: row[name] for tag, name in TRAINING_TAGS.items()}, row)
@@ -132,7 +152,7 @@ class RunLog:
             self._print(self._brief_line(row))
         self.note(VALIDATION_LINE.format(**row))
         if row["loss"] != "":
-            self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
+            self.detail(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
         if self._tables:
             self._tables["validation.csv"].append(row)
         shown = {tag: row[name] for tag, name in VALIDATION_TAGS.items() if row[name] != ""}

@@ -319,7 +319,7 @@ def test_a_slow_instance_is_named(tmp_path):
     given = [*ENDLESS, "--gradient-accumulation-count", 32, "--logs-path", tmp_path / "run"]
     processes = by_tf_config("train.py", [given] * 2)
     over, log = threading.Event(), iter(processes[0].stdout)
-    head = list(itertools.takewhile(lambda line: not line.startswith("First update"), log))
+    head = list(itertools.takewhile(lambda line: not line.startswith("step:"), log))
     assert re.search(r"listening on port \d+ of (::1 and )?127.0.0.1( and ::1)?, without auth", "".join(head)), head
 
     def disturb() -> None:

@@ -175,7 +175,7 @@ def test_a_log_that_fails_while_a_host_step_runs_ends_the_run_and_loses_no_count
     whole = RunLog.file_only
 
     def full(self, text):
-        if text.startswith("First update"):
+        if text.startswith("  first update"):
             raise OSError(28, "No space left on device", "log.txt")
         whole(self, text)
 
@@ -201,7 +201,7 @@ KILLED = (
 )  # fmt: skip
 MOMENTS = {  # the line after which the process is killed, and for how many seconds at most it lives on
     "before the first checkpoint": ("Total Parameters", 3.0),
-    "inside an update": ("  fingerprint", 1.5),
+    "inside an update": ("Saved ", 1.5),
     "while saving": ("step: ", 0.15),
     "while validating": ("Validation program ready", 1.0),
     "while averaging": ("Validation top-1 accuracy [ckpt-12]", 0.8),

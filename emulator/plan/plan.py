@@ -143,7 +143,8 @@ class ExecutionPlan:
         """A few lines for the head of a log; of a network of these variables."""
         lines = [
             f"Batch Size: {self.global_batch}",
-            f"  micro-batch {self.micro_batch_size} x accumulation {self.accumulation} x replicas {self.options.replicas}"
+            f"Layout: micro-batch {self.micro_batch_size} x accumulation {self.accumulation}"
+            + f" x replicas {self.options.replicas}"
             + (f" x instances {self.instances}" if self.instances > 1 else "")
             + (f", {self.micro_batches_per_pass} micro-batches a pass" if self.fold > 1 else "")
             + (f", batch norm over {self.options.BN_span} replicas" if self.options.BN_span > 1 else "")

@@ -36,7 +36,8 @@ def open_run_log(
         write_arguments(folder, values)
     log.file_only(f"Options:\n{cli.explain(run.options)}")
     for line in (*run.notes, *head):
-        log.note(line)
+        for part in line.splitlines():
+            (log.detail if part.startswith("  ") else log.note)(part)
     tolerance = getattr(run.data_source, "tolerance", None)
     if tolerance is not None:
         tolerance.follow(keep=log.file_only, warn=log.warn)
@@ -57,11 +58,11 @@ def training_head(run: Run) -> list[str]:
     """Return the log lines on the network and the plan that are about to be trained."""
     from harness.reports import predicted_rate
 
-    names = " ".join(v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name))
+    names = [v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name)]
     return [
         run.summary(),
         *predicted_rate.lines(run),
-        "Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "),
+        f"Trainable Variables: {len(names)}\n" + textwrap.indent(textwrap.fill(" ".join(names), 116), "  "),
         f"Total Parameters:{run.trace.parameters}",
     ]
 

@@ -63,6 +63,7 @@ def _ready(
             entry.warn = log.warn
         program.compile()
     program.phase_ends[:0] = [prepared, imported]
-    for text in (line.format(time.perf_counter() - imported.at), *(entry.report() if entry else ())):
-        log.note(text)
+    log.note(line.format(time.perf_counter() - imported.at))
+    for text in entry.report() if entry else ():
+        log.detail(f"  {text}")
     return program

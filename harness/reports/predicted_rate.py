@@ -55,4 +55,5 @@ def duration(hours: float) -> str:
     """Return a duration as people say it."""
     if hours >= 1:
         return f"{hours:,.1f} hours"
-    return f"{60 * hours:.0f} minutes" if hours >= 1 / 60 else f"{3600 * hours:.0f} seconds"
+    number, unit = (round(60 * hours), "minute") if hours >= 1 / 60 else (round(3600 * hours), "second")
+    return f"{number} {unit}{'s' * (number != 1)}"

@@ -178,12 +178,12 @@ class Run:
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
             self.plan.summary(self.trace.variables),
-            f"Kernels: {library.described()}",
+            f"  kernels: {library.described()}",
             *self._updates(),
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
             f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations a picture",
-            f"Host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
+            f"  host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
 

@@ -56,9 +56,11 @@ class Checkpointer:
         self.saved = resumed.updates
         initial = Checkpoint.at(context.folder, 0)
         if initial in find.numbered(context.folder):
-            context.log.note(f"Saved initial checkpoint to {initial.prefix}\n  when the run began")
+            context.log.note(f"Saved initial checkpoint to {initial.prefix}")
+            context.log.detail("  when the run began")
         if resumed.updates:
-            context.log.note(f"Saved checkpoint to {resumed.prefix}\n  before this call, which goes on from it")
+            context.log.note(f"Saved checkpoint to {resumed.prefix}")
+            context.log.detail("  before this call")
 
     @property
     def overdue(self) -> bool:
@@ -106,10 +108,9 @@ class Checkpointer:
             write.save_numbered(checkpoint, values, state)
             self._context.writer.latest = checkpoint.name
             seconds = "" if kind is CheckpointKind.INITIAL else f" in {time.perf_counter() - started:.2f}s"
-            context.log.note(
-                f"Saved {kind.value} to {checkpoint.prefix}{seconds}\n"
-                f"  fingerprint of the weights: {write.fingerprint(model)}"
-            )
+            log, last = context.log, context.run.length.iterations
+            log.note(f"Saved {kind.value} to {checkpoint.prefix}{seconds}", routine=updates < last)
+            log.detail(f"  fingerprint of the weights: {write.fingerprint(model)}")
             most = context.run.options.checkpoint.max_ckpts_to_keep
             write.prune(context.folder, checkpoint, most, context.run.length.is_checkpoint, best_name)
 

@@ -188,7 +188,7 @@ class TrainingLoop:
             rows.append((loss, accuracy))
             done = next(counter)
             if done == self._initial.updates + 1:
-                self._context.log.note(f"First update: loss {loss:.4f}, top-1 accuracy {100 * accuracy:.3f}%")
+                self._context.log.detail(f"  first update: loss {loss:.4f}, top-1 accuracy {100 * accuracy:.3f}%")
             left = self._left.after(done)
             self._context.log.progress(
                 done, self._context.run.length.iterations, f"loss {loss:.3f}{left and f', ETA {left}'}"

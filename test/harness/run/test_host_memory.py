@@ -138,7 +138,7 @@ def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, caps
     with pytest.raises(Answered):
         asked(f"{R18} --dry-run")
     said = capsys.readouterr().out
-    assert "warning: training needs about" in said and "Host memory: about" in said and "Learning rate:" in said
+    assert "warning: training needs about" in said and "host memory: about" in said and "Learning rate:" in said
     compiled = []
     with pytest.raises(Answered):
         entry.checked_run(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
