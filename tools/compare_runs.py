@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
             parser.error(f"{folder} {what}: it has no training.csv")
     runs = [(label, *training_chart.tables(folder)) for label, folder in zip(labels, folders)]
     picture = chart.figure(training_chart.comparison_panels(runs), arguments.title)
-    output.write_atomically(arguments.output, picture, output.PICTURE)
+    output.write_atomically(arguments.output, picture, output.SVG)
     print(arguments.output)
     return 0
 

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--svg", metavar="FILE", help="draw the error of each predicted rate")
     arguments = parser.parse_args(argv)
     if arguments.svg:
-        output.check(arguments.svg, output.PICTURE)
+        output.check(arguments.svg, output.SVG)
     workloads = [run_of(row.options.split()).workload() for row in ROWS]
     fitted = fit(workloads, range(len(ROWS)))
     left_out = []
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.write:
         _write(fitted)
     if arguments.svg:
-        output.write_atomically(arguments.svg, picture(workloads, fitted, left_out), output.PICTURE)
+        output.write_atomically(arguments.svg, picture(workloads, fitted, left_out), output.SVG)
     return 0
 
 

@@ -87,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--svg", metavar="FILE", help="draw accuracy by predicted rate")
     arguments = parser.parse_args(argv)
     if arguments.svg:
-        output.check(arguments.svg, output.PICTURE)
+        output.check(arguments.svg, output.SVG)
     predicted = predictions()
     print(table(predicted))
     if arguments.svg:
-        output.write_atomically(arguments.svg, picture(predicted), output.PICTURE)
+        output.write_atomically(arguments.svg, picture(predicted), output.SVG)
     return 0
 
 

@@ -146,11 +146,11 @@ def main(argv: list[str]) -> int:
     asked = vars(parser.parse_args(argv))
     target = asked.pop("output")
     if target:
-        output.check(target, output.PICTURE)
+        output.check(target, output.SVG)
     rows = outcomes(Group(**asked))
     print(table(rows))
     if target:
-        output.write_atomically(target, picture(rows), output.PICTURE)
+        output.write_atomically(target, picture(rows), output.SVG)
         print(f"\nThe picture is {target}")
     return 0
 

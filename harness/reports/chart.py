@@ -1,7 +1,6 @@
-"""Charts as SVG: panels of curves, and panels of rows with bars and dots.
+"""SVG charts: panels of curves, and panels of rows with bars and dots.
 
-Every chart is 440 pixels wide with letters of 16, so that a phone shows it legibly. A reader who prefers the dark gets the
-same picture inverted.
+Every chart is 440 pixels wide with 16-pixel text, so it is legible on a phone. Colours are inverted in dark mode.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from xml.sax.saxutils import escape, quoteattr
 
-WIDTH, SIZE, EDGE = 440.0, 16, 14  # pixels: of a chart, of its letters, of its margins
-STEP = 21  # pixels from a line of text to the next
+WIDTH, SIZE, EDGE = 440.0, 16, 14  # pixels: chart width, font size, margin
+STEP = 21  # line height in pixels
 INK, SOFT, RULE, AXIS, PAPER = "#333", "#666", "#e4e4e4", "#888", "#fff"
 PALE, BLUE, ORANGE, GREEN, PURPLE, SAND, RED = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f", "#8a5a99", "#d9a37e", "#c1121f"
 GREY, LIGHT = "#adb5bd", "#eef0f2"
 INVERTED = "filter:invert(.91) hue-rotate(180deg)"
 _DARK = f"<style>@media(prefers-color-scheme:dark){{:root{{{INVERTED}}}}}</style>"
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_MOST_POINTS = 500  # of a curve: about one for each pixel
+_MOST_POINTS = 500  # in a curve: about one per pixel
 Points = list[tuple[float, float]]
 Axis = tuple[float, float]
 
 
 def span(values: Sequence[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> Axis:
-    """Return the ends of an axis that shows all values, moved out to a tick within `slack` of a tick's distance."""
+    """Return the limits of an axis for all values. A limit moves out to the next tick within `slack` tick distances."""
     finite = [v for v in values if math.isfinite(v)] + ([] if floor is None else [floor])
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if high - low <= 1e-9 * abs(high):
@@ -39,21 +38,21 @@ def span(values: Sequence[float], floor: float | None = None, count: int = 6, sl
 
 
 def _round_step(low: float, high: float, count: int) -> float:
-    """Return the smallest of 1, 2, 5 × 10^n that cuts the range into at most `count` pieces."""
+    """Return the smallest of 1, 2 and 5 × 10^n that divides the range into at most `count` intervals."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Return the round numbers from low to high, about `count` at most."""
+    """Return round numbers from low to high, at most about `count` intervals."""
     step = _round_step(low, high, count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
 
 
 def escaped(text: str) -> str:
-    """Return a text for XML, with escapes for what XML cannot hold, as a folder's name may."""
+    """Return text escaped for XML. Characters that XML cannot represent (e.g. in a directory name) become escapes."""
     return escape(_shown(text))
 
 
@@ -62,7 +61,7 @@ def _shown(text: str) -> str:
 
 
 def text_width(text: str, size: float = SIZE, weight: str = "normal") -> float:
-    """Return the pixels that a text takes, about."""
+    """Return the approximate width of a text in pixels."""
     return len(text) * size * (0.57 if weight == "bold" else 0.52)
 
 
@@ -74,7 +73,7 @@ def _text(
 
 
 def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fill: str = INK) -> tuple[list[str], float]:
-    """Return lines of text below a height, and the height below them; a word longer than a line is cut."""
+    """Return a text's lines, drawn below y, and the y below them. A word longer than a line is broken."""
     most = int((WIDTH - 2 * EDGE) / text_width("x", size, weight))
     lines = textwrap.wrap(_shown(text), most, break_on_hyphens=False)
     parts = [_text(EDGE, y + STEP * k + 16, line, "start", fill, size, weight) for k, line in enumerate(lines)]
@@ -83,9 +82,9 @@ def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fi
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `width`: of its pen, 0 for a scatter of dots. `dots`: their size, 1 as usual, 0 for none. `trim`: extreme
-    points leave the panel instead of stretching its axis, and so do points above `ceiling` that come before all others.
-    `last`: the legend has the last value."""
+    """A curve. `width`: line width; 0 draws dots only. `dots`: relative size of the dots; 0 draws none. `trim`: the axis
+    ignores extreme points, so they may be outside of the panel. It always ignores leading points above `ceiling`. `last`:
+    the legend shows the last value."""
 
     label: str
     points: Points
@@ -99,7 +98,7 @@ class Line:
 
     @property
     def words(self) -> str:
-        """The curve's name with its last value."""
+        """The legend's text: the label, with the last value."""
         if not self.last:
             return self.label
         last = next((y for _, y in reversed(self.points) if math.isfinite(y)), None)
@@ -107,7 +106,7 @@ class Line:
 
     @property
     def sample(self) -> str:
-        """A piece of the curve for the legend."""
+        """A sample of the curve for the legend."""
         dot = self._dot(12, 0) if self.dots else ""
         return f"<path d='M0,0H24' {self._pen}/>{dot}"
 
@@ -117,18 +116,18 @@ class Line:
         return f'fill="none" stroke="{self.colour}" stroke-width="{self.width:g}"{dashes}'
 
     def _dot(self, x: float, y: float) -> str:
-        radius = (self.dots or 1) * max(4.0, self.width / 2 + 2.9)  # a wide line's dots show around those of the next one
+        radius = (self.dots or 1) * max(4.0, self.width / 2 + 2.9)  # dots of a wide line stay visible below the next line's
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{self.colour}" stroke="{PAPER}"/>'
 
     def scaling(self) -> list[float]:
-        """Return the values that the axis must show."""
+        """Return the values that the axis must include, sorted."""
         finite = [y for _, y in self.points if math.isfinite(y)]
         values = sorted(list(dropwhile(lambda y: y > self.ceiling, finite)) or finite)
         cut = len(values) // 50 if self.trim else 0
         return values[cut : len(values) - cut]
 
     def draw(self, place: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
-        """Yield the curve, which a value that is not a number breaks."""
+        """Yield the SVG of the curve. It has a gap at each value that is not finite."""
         path, pen, shown = [], "M", thinned(self.points)
         for x, y in shown:
             if math.isfinite(y):
@@ -141,7 +140,7 @@ class Line:
 
 
 def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
-    """Return the points of a long curve that show: the lowest and the highest of each piece, the ends, and gaps."""
+    """Return at most about `most` points that draw the same curve: each piece's minimum and maximum, the ends, and gaps."""
     if len(points) <= most:
         return points
     size, kept = math.ceil(2 * len(points) / most), {0, len(points) - 1}
@@ -153,13 +152,13 @@ def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
     return [points[k] for k in sorted(kept)]
 
 
-ALL = -1  # as a row: each of them
+ALL = -1  # row number that means every row
 
 
 @dataclass(frozen=True)
 class Box:
-    """A bar from x0 to x1 in a row, or a stroke at x0. `label`: in the legend; `says`: for the mouse; `text`: inside, with
-    `says` and where there is room; `thick`: part of the row's height; `least`: pixels of width."""
+    """A bar from x0 to x1 in a row, or a line at x0. `label`: text in the legend. `says`: tooltip. `text`: text inside the
+    bar if it fits and there is a tooltip. `thick`: height as a share of the row's. `least`: minimum width in pixels."""
 
     x0: float
     x1: float
@@ -174,23 +173,23 @@ class Box:
 
     @property
     def fill(self) -> str:
-        """The attributes of its colour."""
+        """The SVG attributes for colour and opacity."""
         return f'fill="{self.colour}"' + (f' opacity="{self.opacity:g}"' if self.opacity < 1 else "")
 
     @property
     def sample(self) -> str:
-        """A piece of the bar for the legend."""
+        """A sample of the bar for the legend."""
         wide, high = self.least if self.x0 == self.x1 else 16, 16 * self.thick
         return f'<path d="M{12 - wide / 2:g},{-high / 2:g}h{wide:g}v{high:g}h{-wide:g}z" {self.fill}/>'
 
     def outline(self, across: Callable[[float], float], top: float, height: float) -> str:
-        """Return the path around the bar in a row that begins at a height."""
+        """Return the bar's outline as an SVG path, in a row with this top and height."""
         x, width = across(self.x0), across(self.x1) - across(self.x0)
         wide, high = max(width, self.least), self.thick * height
         return f"M{x - (wide - width) / 2:.1f},{top + (height - high) / 2:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
 
     def draw(self, across: Callable[[float], float], top: float, height: float) -> str:
-        """Return the bar with its text."""
+        """Return the SVG of the bar and its text."""
         width = across(self.x1) - across(self.x0)
         shape = f'<path d="{self.outline(across, top, height)}" {self.fill} stroke="{PAPER}" stroke-width="0.6"/>'
         if self.text and width > text_width(self.text) + 3:
@@ -200,7 +199,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Dot:
-    """A value in a row, `lift` pixels below the row's middle."""
+    """A value in a row as a dot, `lift` pixels below the row's middle."""
 
     x0: float
     colour: str
@@ -211,7 +210,7 @@ class Dot:
 
     @property
     def x1(self) -> float:
-        """The value."""
+        """The value, as `Box` has it."""
         return self.x0
 
     @property
@@ -220,14 +219,14 @@ class Dot:
         return self.draw(lambda _: 12, -self.lift, 0)
 
     def draw(self, across: Callable[[float], float], top: float, height: float) -> str:
-        """Return the dot in a row that begins at a height."""
+        """Return the SVG of the dot, in a row with this top and height."""
         pen = f'r="6" fill="{self.colour}" stroke="{PAPER}" opacity="{self.opacity:g}"'
         return f'<circle cx="{across(self.x0):.1f}" cy="{top + height / 2 + self.lift:.1f}" {pen}/>'
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves over an axis, of epochs if `x` names no other. `tick`: writes a number of that axis."""
+    """A panel of curves over a shared x axis. `x`: name of that axis. `tick`: formats its numbers."""
 
     title: str
     lines: Sequence[Line]
@@ -238,16 +237,16 @@ class Curves:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Samples of the curves with their words."""
+        """A (sample, text) pair for each curve."""
         return [(line.sample, line.words) for line in self.lines]
 
     def draw(self, top: float) -> tuple[list[str], float]:
-        """Return the axes and the curves below a height, and the height below them."""
+        """Return the SVG of axes and curves, drawn below y = `top`, and the y below them."""
         left, right, bottom, height = 64, WIDTH - 16, top + 161, 150
         values, (x0, x1) = [y for line in self.lines for y in line.scaling()], self.x_axis
         y0, y1 = span(values, self.floor, 5, slack=1)
 
-        def place(x: float, y: float) -> tuple[float, float]:  # in the clipped picture, 7 pixels beyond the axes
+        def place(x: float, y: float) -> tuple[float, float]:  # in the nested <svg>, which extends 7 pixels beyond the axes
             return 7 + (x - x0) / (x1 - x0) * (right - left), 7 + height - (y - y0) / (y1 - y0) * height
 
         parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, [(bottom - height, height)], self.tick)
@@ -255,7 +254,7 @@ class Curves:
             y = bottom - height - 7 + place(x0, tick)[1]
             parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
         parts.append(f'<path d="M{left},{bottom:.1f}H{right}" stroke="{AXIS}"/>')
-        # A nested picture cuts off what leaves the panel, without an identifier that could clash on a page.
+        # A nested <svg> clips the curves; a clip path would need an id, which could clash with others on a page.
         frame = f'x="{left - 7}" y="{bottom - height - 7:.1f}" width="{right - left + 14}" height="{height + 14}"'
         parts += [f"<svg {frame}>", *(piece for line in self.lines for piece in line.draw(place)), "</svg>"]
         if not values:
@@ -265,8 +264,8 @@ class Curves:
 
 @dataclass(frozen=True)
 class Rows:
-    """A panel of rows on one axis; short names stand left of their rows, longer ones above. `x`: name of the axis;
-    `tick`: form of its numbers, empty for none; `height`: pixels of a row."""
+    """A panel of rows with a shared x axis. Short names are left of their rows, longer ones above. `x`: name of the axis.
+    `tick`: format of its numbers; empty for none. `height`: of a row, in pixels."""
 
     title: str
     names: Sequence[str]
@@ -279,28 +278,28 @@ class Rows:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Samples of the marks with their words, each word once."""
+        """A (sample, text) pair for each label."""
         return list({mark.label: (mark.sample, mark.label) for mark in reversed(self.marks) if mark.label}.values())[::-1]
 
     def draw(self, top: float) -> tuple[list[str], float]:
-        """Return the rows below a height, and the height below them."""
-        beside = all(len(name) <= 8 for name in self.names)
-        left, right = EDGE + 62.0 * (beside and any(self.names)), WIDTH - EDGE
+        """Return the SVG of the rows, drawn below y = `top`, and the y below them."""
+        names_left = all(len(name) <= 8 for name in self.names)
+        left, right = EDGE + 62.0 * (names_left and any(self.names)), WIDTH - EDGE
         x0, x1 = self.x_axis or span([x for mark in self.marks for x in (mark.x0, mark.x1)])
         words: list[str] = []
         bands: list[tuple[float, float]] = []
         y = top + 6
         for name in self.names:
-            lines, y = ([], y) if beside else _paragraph(name, y)
-            words += [_text(left - 8, y + self.height / 2 + 5, name, "end")] if beside and name else lines
+            lines, y = ([], y) if names_left else _paragraph(name, y)
+            words += [_text(left - 8, y + self.height / 2 + 5, name, "end")] if names_left and name else lines
             bands.append((y, self.height))
-            y += self.height + 6 * (not beside)
+            y += self.height + 6 * (not names_left)
 
         def across(x: float) -> float:
             return left + (min(max(x, x0), x1) - x0) / (x1 - x0) * (right - left)
 
         parts = _x_axis(across, (x0, x1), y, bands, self.tick.format) if self.tick else []
-        plain: dict[str, str] = {}  # bars of one colour are one path, unless they have something to say
+        plain: dict[str, str] = {}  # bars of one colour without a tooltip share a path
         for mark in self.marks:
             if isinstance(mark, Box) and not mark.says:
                 within = bands if mark.row == ALL else [bands[mark.row]]
@@ -318,7 +317,7 @@ class Rows:
 def _x_axis(
     across: Callable[[float], float], axis: Axis, bottom: float, bands: Sequence[Axis], tick: Callable[[float], str]
 ) -> list[str]:
-    """Return rules through the bands, which are heights and lengths, and their numbers below."""
+    """Return vertical grid lines through the bands, and their numbers below. `bands`: (top, height) each."""
     parts = []
     for value in ticks(*axis):
         x, name = across(value), tick(value)
@@ -329,7 +328,7 @@ def _x_axis(
 
 
 def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], float]:
-    """Return the samples with their words, in rows as wide as there is room, and the height below them."""
+    """Return the SVG of (sample, text) pairs, wrapped to the chart's width, and the y below them."""
     parts: list[str] = []
     x = right = WIDTH - EDGE
     for sample, words in entries:
@@ -344,7 +343,7 @@ def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], fl
 
 
 def figure(panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str] = (), alone: bool = True) -> str:
-    """Return panels below each other as one picture. `alone`: as a file of its own, not as a part of a page."""
+    """Return panels, stacked vertically, as one SVG. `alone`: a file with a background, not a part of an HTML page."""
     parts, y = _paragraph(title, 12.0 * bool(title), 18, "bold")
     for note in notes:
         lines, y = _paragraph(note, y, fill=SOFT)

@@ -1,4 +1,4 @@
-"""The network as a table: its layers by stage, with output and cost of each."""
+"""The network as a table: its layers by stage, each with its output shape and cost."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Row = tuple[str, ...]
 
 
 def layer_table(trace: Trace, plan: ExecutionPlan) -> str:
-    """Every layer of every stage, and the sums; multiply-adds and activations (FP32 bytes) are for one picture, forward.
+    """Return the table of layers with sums for each stage and for the network.
 
-    Moving: parameters that batches move and gradients do not.
+    Multiply-adds and activations (FP32 bytes) are for the forward pass of one image. Moving: moving statistics of batch
+    norm, which no gradient trains.
     """
     rows: list[Row] = [HEAD]
     for number, segments in enumerate(plan.stages):
@@ -38,7 +39,7 @@ def _row(operation: Operation) -> Row:
 
 
 def _kind(operation: Operation) -> str:
-    """conv 3x3/2 in 32 groups, depthwise 5x5, norm, relu, ..."""
+    """Return a description such as conv 3x3/2 in 32 groups, depthwise 5x5, norm or relu."""
     if not operation.kernel:
         return operation.kind
     depthwise = operation.groups > 1 and operation.groups == operation.source.channels
@@ -48,7 +49,7 @@ def _kind(operation: Operation) -> str:
 
 
 def _counts(operations: Iterable[Operation]) -> Row:
-    """Trained parameters, moving ones, multiply-adds, bytes of activations; nothing where there are none."""
+    """Return the columns trained parameters, moving statistics, multiply-adds and bytes of activations; empty for 0."""
     counted = list(operations)
     variables = [variable for operation in counted for variable in operation.variables]
     trained = sum(variable.elements for variable in variables if variable.trainable)
@@ -63,6 +64,5 @@ def _sum(name: str, operations: Iterable[Operation]) -> Row:
 
 
 def _line(row: Row, widths: list[int]) -> str:
-    """Names to the left, numbers to the right."""
     cells = [cell.ljust(w) if column < 3 else cell.rjust(w) for column, (cell, w) in enumerate(zip(row, widths))]
     return "  ".join(cells).rstrip()

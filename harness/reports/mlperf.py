@@ -1,7 +1,6 @@
-"""The lines by which MLPerf Training follows a run: `:::MLLOG {...}`, one for each event, as its compliance checker reads
-them, in the run's log and alone in result_<seed>.txt beside it.
+"""Log lines for MLPerf Training's compliance checker: `:::MLLOG {...}` for each event, in log.txt and result_<seed>.txt.
 
-Keys and their meaning: MLCommons' mlperf-logging package, rules of the open division.
+Source of the keys: MLCommons' mlperf-logging package, rules of the open division.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 class Events:
-    """Writes the events of a run with --mlperf-logging."""
+    """Writes the events of a run with --mlperf-logging; of other runs, none."""
 
     def __init__(self, run: Run, log: RunLog) -> None:
         self._run, self._log = run, log if run.options.logging.mlperf_logging else None
         self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
-        self._block = -1  # the weight update that the present one began with
-        self._over = True  # so that a run that never began is not ended
-        self._zero = time.time() - time.monotonic()  # asked once: times must not go back with the clock
+        self._block = -1  # first weight update of the current block
+        self._over = True  # until run_start: a run without it has no run_stop
+        self._zero = time.time() - time.monotonic()  # read once, so that times never decrease if the clock is changed
 
     def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
         if self._log is None:
@@ -40,25 +39,25 @@ class Events:
                 with files.append(self._results) as results:
                     results.write(f"{line}\n".encode())
             except OSError as error:  # no reason to lose the run: log.txt has the lines too
-                self._log.note(f"warning: {self._results} cannot be written ({error.strerror}) and ends here")
+                self._log.note(f"warning: writing {self._results} stops here ({error.strerror}); log.txt has all events")
                 self._results = None
 
     def log_init_start(self) -> None:
-        """Write the events that come before training: the settings of the run."""
+        """Write the events before training, among them the run's settings."""
         self._event("cache_clear", True)
         self._event("init_start", kind=START)
         for key, value in _settings(self._run).items():
             self._event(key, value)
 
     def log_init_stop(self, update: int) -> None:
-        """Note that the programs are built and training begins at a weight update."""
+        """Write that initialisation is complete and training begins at weight update `update`."""
         self._event("init_stop", kind=STOP)
         self._event("run_start", kind=START)
         self._over = False
         self.block_begins(update)
 
     def block_begins(self, update: int) -> None:
-        """Note that training continues from a weight update to the next checkpoint."""
+        """Write the start of a block: training from weight update `update` to the next checkpoint."""
         length = self._run.length
         period = length.iterations_per_ckpt or length.iterations
         self._block = update
@@ -66,17 +65,17 @@ class Events:
         self._event("block_start", kind=START, first_epoch_num=self._epoch(update) + 1, epoch_count=count)
 
     def _epoch(self, update: int) -> int:
-        """Return the whole epochs done."""
+        """Return the number of completed epochs."""
         return round(self._run.length.epoch(update))
 
     def block_over(self) -> None:
-        """Write the end of a block, whose checkpoint is due."""
+        """Write the end of the current block, if there is one."""
         if self._block >= 0:
             self._event("block_stop", kind=STOP, first_epoch_num=self._epoch(self._block) + 1)
             self._block = -1
 
     def evaluated(self, update: int, score: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Run a validation between its events; one of averages, which follow the run, has none."""
+        """Run a validation and write its events. Averages are validated after the run, without events."""
         if update < 0:
             return score()
         epoch = self._epoch(update)
@@ -87,7 +86,7 @@ class Events:
         return row
 
     def log_run_stop(self, status: str) -> None:
-        """Note the end of the run, "success" or "aborted", once."""
+        """Write the end of the run, once. `status`: "success" or "aborted"."""
         if not self._over:
             self.block_over()
             self._event("run_stop", kind=STOP, status=status)
@@ -95,7 +94,7 @@ class Events:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Return the settings that the rules ask for before training."""
+    """Return the settings that the rules require before training."""
     training, plan = run.options.training, run.plan
     lars = training.optimiser == "LARS"
     decay = training.lars_weight_decay if lars else training.weight_decay

@@ -1,4 +1,4 @@
-"""The planner's answer about a run in a line for logs."""
+"""The planner's prediction for a run, as log lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MIB = 2**20
 
 
 def on_smallest_system(run: Run) -> Prediction | None:
-    """Return the prediction on the smallest Mk2 system that holds the run's plan; None without one, or if no tile would
-    compute."""
+    """Return the prediction for the smallest Mk2 system that holds the run's plan; None if there is none, or if
+    --num-io-tiles leaves no tile to compute."""
     from emulator.cost_model import systems
     from emulator.cost_model.prediction import check_tiles, predict
 
@@ -29,7 +29,7 @@ def on_smallest_system(run: Run) -> Prediction | None:
 
 
 def lines(run: Run) -> list[str]:
-    """Return lines for the head of a log, never to be taken for this machine's rate."""
+    """Return the prediction as lines for the beginning of a log. They name the POD: it is not this machine's rate."""
     prediction = on_smallest_system(run) if run.trains else None
     if prediction is None:
         return []
@@ -43,7 +43,7 @@ def lines(run: Run) -> list[str]:
 
 
 def compared(run: Run, host_throughput: float) -> list[str]:
-    """Return the measured rate and the predicted one, clearly apart, for the end of a training."""
+    """Return the host's measured rate and the POD's predicted rate, on separate lines, for the end of a log."""
     prediction = on_smallest_system(run)
     if prediction is None or not host_throughput:
         return []
@@ -52,7 +52,7 @@ def compared(run: Run, host_throughput: float) -> list[str]:
 
 
 def duration(hours: float) -> str:
-    """Return a duration as people say it."""
+    """Return a duration in hours, minutes or seconds."""
     if hours >= 1:
         return f"{hours:,.1f} hours"
     number, unit = (round(60 * hours), "minute") if hours >= 1 / 60 else (round(3600 * hours), "second")

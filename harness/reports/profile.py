@@ -1,9 +1,11 @@
-"""The profile of one weight update: a Chrome trace, and a picture of the stages' cells.
+"""The profile of one weight update: a Chrome trace (profile.json) and a timeline of the stages (profile.svg).
 
-`--profile [FILE]` and `--gc-profile [TYPE]` ask for it, and so does `gc-profile -d DIR -- command` by an environment
-variable. The files are `profile.json` and `profile.svg`, in the run's folder, in DIR, or as FILE says. All but `--profile`
-alone have three more beside them, as the IPU's tool had: `execution.json`, the same in numbers, `archive.a`, all of these
-in one file of the tool `ar`, and `stdout.txt`, what the command printed.
+Requested by `--profile [FILE]`, `--gc-profile [TYPE]`, or `gc-profile -d DIR -- command` (an environment variable). The
+files are in the run directory, in DIR, or at FILE. The last two also write the files of the IPU's tool:
+
+- `execution.json`: the measurements as numbers;
+- `archive.a`: all these files in an `ar` archive;
+- `stdout.txt`: what the command printed.
 """
 
 from __future__ import annotations
@@ -32,27 +34,28 @@ from harness.reports import timeline
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
 STEM = "profile"
-OWN_NAMES = (f"{STEM}.json", f"{STEM}.svg")  # without a name of the call's
+OWN_NAMES = (f"{STEM}.json", f"{STEM}.svg")  # the default names
 EXECUTION, PRINTED, ARCHIVE = "execution.json", "stdout.txt", "archive.a"
-STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
+STAGES_PROCESS = 10_000  # process number in the trace, above those of TensorFlow's devices
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """The request for a recording: its kind, and the two files' path without its ending."""
+    """A requested profile. `target`: path of the trace and the timeline without suffix. `reports`: whether to write
+    execution.json, archive.a and stdout.txt, too."""
 
     kind: str
     target: Path
-    reports: bool  # whether execution.json, archive.a and stdout.txt are wanted beside them
+    reports: bool
 
     @property
     def operations(self) -> bool:
-        """True if single operations are wanted, not only the stages' cells."""
+        """True if single operations are to be recorded, not only the stages' cells."""
         return self.kind != DEVICE
 
 
 def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> ProfileRequest | None:
-    """The profile that the options or the environment ask for. `folder`: of the run."""
+    """Return the profile that the options or the environment request, or None. `folder`: the run directory."""
     around = environ.get(FOLDER_VARIABLE)
     if options.gc_profile == NONE or (options.gc_profile is None and options.profile is None and not around):
         return None
@@ -65,23 +68,24 @@ def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) 
 
 
 def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
-    """OptionError if the named files could not be written; makes their folder. Asked before a run begins."""
+    """Create the folder of the files that --profile names; OptionError if they cannot be written."""
     request = requested(options, Path(), environ)
     if request is None or options.profile in (None, AUTO):
         return
     try:
         request.target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
+        folder = request.target.parent
+        raise OptionError(f"--profile {options.profile}: cannot create folder {folder}: {error.strerror}") from None
     from harness.reports import output
 
     for name in _names(request):
-        kind = output.PICTURE if name.endswith(".svg") else output.JSON
+        kind = output.SVG if name.endswith(".svg") else output.JSON
         output.check(str(request.target.with_name(name)), kind, OWN_NAMES)
 
 
 def _names(request: ProfileRequest) -> tuple[str, str]:
-    """Return the names of the trace and of the picture."""
+    """Return the file names of the trace and the timeline."""
     return f"{request.target.name}.json", f"{request.target.name}.svg"
 
 
@@ -93,39 +97,39 @@ def write(
     operations: Sequence[Mapping[str, Any]] = (),
     most_alive: int | None = None,
 ) -> list[str]:
-    """Write all files; return lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
-    `most_alive`: the most bytes of tensors that were alive at once."""
+    """Write all files and return log lines about them. `operations`: events of a Chrome trace, in microseconds.
+    `most_alive`: peak memory of live tensors, in bytes."""
     trace, drawing = (request.target.with_name(name) for name in _names(request))
     measures = _measures(plan, cells, most_alive)
     texts = {
         trace: json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}),
-        drawing: timeline.picture(plan, cells, title, cores()),
+        drawing: timeline.svg(plan, cells, title, cores()),
     }
     failure = _write_all(request, title, texts, operations, measures)
     if failure:
         return [failure]
     lines = [
-        f"Profile of one weight update ({measures['milliseconds']:.1f} ms, stages idle for "
-        f"{100 * measures['idle_share']:.0f} %, up to {measures['busy_at_once']} of {measures['stages']} at work at once): "
-        f"{drawing}",
-        f"Its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
+        f"Profile of one weight update ({measures['milliseconds']:.1f} ms, "
+        f"stages {100 * measures['idle_share']:.0f} % idle, "
+        f"at most {measures['busy_at_once']} of {measures['stages']} busy at once): {drawing}",
+        f"Trace of its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
     ]
     if most_alive is not None:
-        lines.append(f"At most {most_alive / 1e6:.1f} MB of tensors were alive at once, besides the weights")
+        lines.append(f"Peak memory of tensors, without the weights: {most_alive / 1e6:.1f} MB")
     if request.kind == TILE:
-        lines.append("TILE_PROFILE: tiles are not emulated; it holds what IPU_PROFILE does")
+        lines.append("TILE_PROFILE: tiles are not emulated, so the profile is that of IPU_PROFILE")
     return lines
 
 
 def write_operations(request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
-    """Write the trace of a program without stages; return a line about it."""
+    """Write the trace of a program without stages and return a log line about it."""
     trace = request.target.with_name(_names(request)[0])
     failure = _write_all(request, title, {trace: json.dumps({"traceEvents": list(operations)})}, operations, {})
-    return failure or f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
+    return failure or f"Trace of the operations of one micro-batch for chrome://tracing or ui.perfetto.dev: {trace}"
 
 
 def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:
-    """Return the stages' measurements; times in milliseconds since the first cell began."""
+    """Return the stages' measurements, with times in milliseconds since the first cell began."""
     began = min(cell.begin for cell in cells)
     return {
         "schedule": plan.schedule,
@@ -151,7 +155,7 @@ def _write_all(
     request: ProfileRequest, title: str, texts: Mapping[Path, str], operations: Sequence[Mapping[str, Any]],
     measures: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """Write the texts and, if they are wanted, execution.json and archive.a; return the reason of a failure."""
+    """Write the texts and, if requested, execution.json and archive.a; return an error message or ""."""
     members = {f"{STEM}{path.suffix}": text for path, text in texts.items()}
     try:
         request.target.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +172,7 @@ def _write_all(
 
 
 def _totals(operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, float]]:
-    """Return how often each type of operation ran, and for how long."""
+    """Return the count and the total time of each type of operation."""
     totals: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
     for event in operations:
         if "op" in event.get("args", {}):
@@ -179,23 +183,23 @@ def _totals(operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str
 
 
 def _archive(members: Mapping[str, str]) -> bytes:
-    """Return a file of the tool `ar`, whose members have no owner and no date."""
+    """Return an `ar` archive. Its members have no owner and no date, so the bytes are reproducible."""
     parts = [b"!<arch>\n"]
     for name, text in members.items():
         content = files.encoded(text)
         header = f"{name + '/':<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
-        parts += [header.encode(), content, b"\n" * (len(content) % 2)]  # each begins at an even byte
+        parts += [header.encode(), content, b"\n" * (len(content) % 2)]  # each member begins at an even byte
     return b"".join(parts)
 
 
 class _Copied:
-    """A stream whose text goes into a file too, as long as that can be written."""
+    """A stream that copies its text to a file and ignores errors of the copy."""
 
     def __init__(self, stream: TextIO, copy: TextIO) -> None:
         self._stream, self._copy = stream, copy
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # the log has it too
+        with contextlib.suppress(OSError):  # log.txt has the text too
             self._copy.write(text)
         return self._stream.write(text)
 
@@ -205,17 +209,17 @@ class _Copied:
 
 @contextlib.contextmanager
 def copied_output(request: ProfileRequest | None) -> Iterator[None]:
-    """Copy everything that is printed meanwhile to stdout.txt beside the profile, if that is wanted."""
+    """Copy standard output to stdout.txt in the profile's folder, if the request includes it."""
     if request is None or not request.reports:
         yield
         return
     path = request.target.with_name(PRINTED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, "")  # a link, a pipe or a file with other names is replaced
+        files.write_atomically(path, "")  # replaces a link or a pipe instead of writing through it
         copy = io.TextIOWrapper(files.append(path), encoding="utf-8", errors="replace", line_buffering=True)
     except OSError as error:
-        print(f"What is printed is not copied: {error.strerror}: {path}")
+        print(f"Standard output is not copied to {path}: {error.strerror}")
         yield
         return
     try:
@@ -227,7 +231,7 @@ def copied_output(request: ProfileRequest | None) -> Iterator[None]:
 
 
 def _cell_events(cells: Sequence[CellTiming], stages: int) -> list[dict[str, Any]]:
-    """The cells as a process of the trace with a row for each stage."""
+    """Return the cells as events of one process with a thread for each stage."""
     named = [_name("process_name", 0, "stages"), *(_name("thread_name", j, f"stage {j}") for j in range(stages))]
     events = [
         {

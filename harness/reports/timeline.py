@@ -1,4 +1,4 @@
-"""A picture of a weight update: stages as rows, forward, backward and idle, as the schedule has it and as it ran."""
+"""Timelines of one weight update, scheduled and measured: a row for each stage, with its forward and backward passes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
-MAX_CLOCKS = 64  # drawn; of a longer schedule the beginning, which is what its rest repeats
-Cell = tuple[Action, float, float, str]  # an action, its begin and end, and what there is to say of it
+MAX_CLOCKS = 64  # of a longer schedule only this many are drawn; the rest repeats them
+Cell = tuple[Action, float, float, str]  # an action, its begin and end, and its tooltip
 
 
-def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
-    """Return the schedule of one update above the measured one."""
+def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
+    """Return the scheduled timeline of one update above the measured one."""
     from harness.reports import chart
 
     timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MAX_CLOCKS))[:MAX_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
-    cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"
+    cut = "" if len(shown) == len(ran) else f" (first {len(timeline)} clocks)"
     zero = min((cell.begin for cell in ran), default=0.0)
     measured = [
         (cell.action, 1000 * (cell.begin - zero), 1000 * (cell.end - zero), f"{1000 * (cell.end - cell.begin):.2f} ms")
@@ -34,7 +34,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
     ]
     scheduled_idle = schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
     idle = [scheduled_idle, timings.idle_fraction(ran, len(plan.stages))]
-    # on one device the stages do not wait: they share it
+    # Stages on one device share it, so they are never idle.
     shares = [f": {100 * share:.0f} % idle" if plan.options.shards > 1 else "" for share in idle]
     names = [f"stage {stage}" for stage in range(len(plan.stages))]
     panels = (
@@ -45,7 +45,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
 
 
 def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) -> Rows:
-    """Return a row for each stage with its passes, whose numbers stand in them."""
+    """Return a row for each stage. Its bars are passes, with their numbers inside."""
     from harness.reports.chart import LIGHT, Box, Rows
 
     bars = [
@@ -54,7 +54,7 @@ def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) ->
         for action, begin, end, says in cells
     ]  # fmt: skip
     low, high = min((bar.x0 for bar in bars), default=0.0), max((bar.x1 for bar in bars), default=1.0)
-    idle = [Box(low, high, LIGHT, stage, "idle; numbers are passes") for stage in range(len(names))]
+    idle = [Box(low, high, LIGHT, stage, "idle (numbers: passes)") for stage in range(len(names))]
     return Rows(title, names, [*bars, *idle], unit, height=38)
 
 
@@ -67,11 +67,11 @@ def _about(plan: ExecutionPlan, cores: int) -> str:
 
 
 def _scheduled(timeline: schedules.Timeline) -> Iterator[Cell]:
-    """Yield the timeline's cells; actions that share one share its clock."""
+    """Yield the timeline's cells. Actions of the same clock divide it between them."""
     places = max(len(cell) for row in timeline for cell in row)
     for clock, row in enumerate(timeline):
         for cell in row:
             for place, action in enumerate(cell):
-                place += places - len(cell) if action.kind == BACKWARD else 0  # a lone backward keeps its place
+                place += places - len(cell) if action.kind == BACKWARD else 0  # a backward is always in the last part
                 width = 1 / places
                 yield action, clock + place * width, clock + (place + 1) * width, f"clock {clock}"

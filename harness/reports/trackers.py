@@ -1,5 +1,4 @@
-"""Services that follow a run's measures beside its own files: TensorBoard, Weights & Biases, MLflow. The last two are
-imported by name, where a call asks for them."""
+"""Send a run's metrics to TensorBoard, Weights & Biases and MLflow. The last two are imported only if requested."""
 
 from __future__ import annotations
 
@@ -18,46 +17,49 @@ from base.fields import ONE_CALL, PER_INSTANCE
 from harness.options.sections import LoggingOptions, with_trait
 from harness.run.run import Run
 
-_DECIDING = ("model", "dataset", "optimiser", "lr_schedule", "precision")  # of every run, whoever gave them
-_IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # by itself it waits for minutes
-_SUCCESS, _FAILURE = 1, 2  # how a session of TensorBoard's plug-in for hyperparameters ended
-_LONGEST = 500  # characters of a parameter's value that MLflow takes
+_ALWAYS = ("model", "dataset", "optimiser", "lr_schedule", "precision")  # logged even if they have their defaults
+_MLFLOW_LIMITS = {  # by default it retries for minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+_SUCCESS, _FAILURE = 1, 2  # status of a session in TensorBoard's HParams plug-in
+_LONGEST = 500  # MLflow's limit for the characters of a parameter's value
 
 
 def check_installed(logging: LoggingOptions) -> None:
-    """OptionError, with the command that installs it, if the package of a service is missing that a call asks for."""
+    """Raise OptionError, with the command to install it, if the package of a requested service is missing."""
     for name, distribution in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
         if getattr(logging, name) and sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
             raise OptionError(
-                f"--{name} needs the package {distribution}, which is not installed: {sys.executable} -m pip install "
-                f"{distribution}, or leave it out: --no-{name}"
+                f"--{name} needs the package {distribution}. Install it with {sys.executable} -m pip install "
+                f"{distribution}, or give --no-{name}"
             )
 
 
 class Board:
-    """TensorBoard's events in a run's folder."""
+    """TensorBoard's events in a run directory."""
 
     def __init__(
-        self, folder: Path, iteration: int, hyperparameters: Mapping[str, Any], pictures: Mapping[str, bytes] | None = None
+        self, folder: Path, iteration: int, hyperparameters: Mapping[str, Any], images: Mapping[str, bytes] | None = None
     ) -> None:
-        """Events of an earlier call after `iteration` count as superseded. `pictures`: PNG files by name, shown there."""
+        """Start a file of events, which supersede those of earlier calls after `iteration`. `images`: PNG files by name."""
         import tensorflow.compat.v1 as tf
 
         with tf.Graph().as_default():
-            # TensorFlow appends to a file of that name, through a link too: nobody can prepare a random one
+            # TensorFlow appends to an existing file, even through a link. Nobody can prepare one with a random name.
             self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
         self._write_hparams("session_start_info", _session_start(hyperparameters))
-        for name, file in (pictures or {}).items():
-            width, height = struct.unpack(">2I", file[16:24])  # of a PNG file's header
+        for name, file in (images or {}).items():
+            width, height = struct.unpack(">2I", file[16:24])  # from the PNG header
             image = tf.Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=file)
             self._writer.add_summary(
-                tf.Summary(value=[tf.Summary.Value(tag=f"first pictures/{name}", image=image)]), iteration
+                tf.Summary(value=[tf.Summary.Value(tag=f"first images/{name}", image=image)]), iteration
             )
         self._writer.flush()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write a point of each chart."""
+        """Write a value of each metric."""
         import tensorflow.compat.v1 as tf
 
         shown = [tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
@@ -65,12 +67,12 @@ class Board:
         self._writer.flush()
 
     def close(self, complete: bool) -> None:
-        """End the file, and the plug-in's session, whose page has the options beside the last value of each chart."""
+        """Close the file and end the HParams session."""
         self._write_hparams("session_end_info", _session_end(complete))
         self._writer.close()
 
     def _write_hparams(self, name: str, content: bytes) -> None:
-        """Write a message of the plug-in for hyperparameters."""
+        """Write a message of the HParams plug-in."""
         import tensorflow.compat.v1 as tf
 
         data = tf.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
@@ -79,7 +81,7 @@ class Board:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, which is never asked a question."""
+    """A run of Weights & Biases."""
 
     def __init__(self, project: str, name: str, values: Mapping[str, Any], run_id: str | None) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -95,14 +97,14 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=step)
 
     def close(self, complete: bool) -> None:
-        """Leave the end to the package, which sends what it holds when the process ends."""
+        """Do nothing: wandb itself finishes the run when the process ends."""
 
 
 class MLflow:
-    """A run of MLflow, at the place that MLFLOW_TRACKING_URI names."""
+    """A run of MLflow, at the address in MLFLOW_TRACKING_URI."""
 
     def __init__(self, experiment: str, name: str, values: Mapping[str, Any], run_id: str | None) -> None:
-        for variable, value in _IMPATIENT.items():
+        for variable, value in _MLFLOW_LIMITS.items():
             os.environ.setdefault(variable, value)
         import mlflow
 
@@ -119,21 +121,21 @@ class MLflow:
         self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self, complete: bool) -> None:
-        """End the run; one that was stopped as such."""
+        """End the run; mark it as killed if it is not complete."""
         self._mlflow.end_run("FINISHED" if complete else "KILLED")
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Return the options that somebody or something gave this run, and those that decide on others, by name."""
+    """Return the options to log, by name: those with a source other than their default, and the most important ones."""
     values, sources = run.options.values(), run.options.sources
     hidden = with_trait(PER_INSTANCE) | with_trait(ONE_CALL)
-    names = dict.fromkeys((*_DECIDING, *(name for name in values if name in sources and name not in hidden)))
+    names = dict.fromkeys((*_ALWAYS, *(name for name in values if name in sources and name not in hidden)))
     return {name: values[name] for name in names if values[name] is not None} | {"global_batch": run.plan.global_batch}
 
 
 def _session_start(values: Mapping[str, Any]) -> bytes:
-    """A HParamsPluginData message of TensorBoard's plug-in with session_start_info, its field 3: there field 1 is a map of
-    names to values, as in a Struct, and field 5 the time in seconds."""
+    """Return a HParamsPluginData message with session_start_info (field 3). In it, field 1 maps names to values, encoded
+    like a Struct, and field 5 is the time in seconds."""
     from google.protobuf.struct_pb2 import Struct
 
     plain = {
@@ -146,8 +148,8 @@ def _session_start(values: Mapping[str, Any]) -> bytes:
 
 
 def _session_end(complete: bool) -> bytes:
-    """A HParamsPluginData message with session_end_info, its field 4: there field 1 is the status, a success or a failure,
-    and field 2 the time in seconds."""
+    """Return a HParamsPluginData message with session_end_info (field 4). In it, field 1 is the status and field 2 the time
+    in seconds."""
     from google.protobuf.internal import encoder
 
     status = _SUCCESS if complete else _FAILURE

@@ -1,6 +1,6 @@
-"""A run as a picture: the learning-rate curve as text, and loss, accuracy and rate as one SVG file.
+"""Charts of a run: loss, accuracy and learning rate as SVG, and the learning rate as text.
 
-Draws the CSV's own columns and computes no statistics; needs no plotting library.
+They show the columns of the CSV files as they are, without a plotting library.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from harness.run import validations
 from LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
-# as their authors write them; a plug-in that is not here goes by its own name
+# Names for people; plug-ins that are not listed keep their own.
 _NETWORKS = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
 _DATA = {
     "fashion-mnist": "Fashion-MNIST", "fashion-mnist-full": "all of Fashion-MNIST", "cifar-10": "CIFAR-10",
-    "cifar-100": "CIFAR-100", "imagenet": "ImageNet", "imagefolder": "a folder of pictures",
+    "cifar-100": "CIFAR-100", "imagenet": "ImageNet", "imagefolder": "a folder of images",
 }  # fmt: skip
 BLOCKS = " ▁▂▃▄▅▆▇█"
-# colours and widths of runs in one chart: none hides the first
+# Colour and line width of each run in a chart. The first is wide, so it shows below the others.
 PENS = ((PALE, 6.0), *((colour, 2.2) for colour in (BLUE, ORANGE, GREEN, PURPLE, SAND, RED, "#00808a")))
-# title, column of training or of validation, lowest end of the axis
+# title, column of training.csv, column of validation.csv, lower limit of the axis
 _COMPARED = (
     ("Training loss", "loss_batch", "", None),
     ("Validation loss", "", "loss", None),
@@ -39,7 +39,7 @@ _COMPARED = (
 
 
 def run_title(options: Mapping[str, Any]) -> str:
-    """Return network, size and data of the run with such options; an empty text where they are not known."""
+    """Return network, size and data set of a run with these options; "" if they are unknown."""
     model, data, size = (options.get(name) for name in ("model", "dataset", "model_size"))
     if not model:
         return ""
@@ -50,19 +50,20 @@ def run_title(options: Mapping[str, Any]) -> str:
 def text_curve(
     learning_rate: Callable[[int], float], iterations: int, epochs: float, width: int = 60, height: int = 8
 ) -> str:
-    """The learning rate over the run: `width` × `height` characters between its axes."""
+    """Return the learning rate over a run as text: `width` × `height` characters between the axes."""
     edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
     columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
 
-    def rate(update: int) -> float:  # one that no axis can show counts as 0
+    def rate(update: int) -> float:  # 0 for values that no axis can show
         return value if 0 < (value := learning_rate(update)) <= 1e30 else 0.0
 
     tops = [max(map(rate, column)) for column in columns]
     peak, at = highest(rate, iterations)
     eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top in tops]
     labels = {height - 1: peak, height // 2 - 1: peak * (height // 2) / height}
-    lines = [f"learning rate: {peak:.4g} at its peak (epoch {at * epochs / iterations:.4g}), "
-             f"{learning_rate(iterations - 1):.4g} at the last of {iterations:,} updates"]  # fmt: skip
+    updates = f"{iterations:,} update{'s' * (iterations > 1)}"
+    lines = [f"learning rate: peak {peak:.4g} (epoch {at * epochs / iterations:.4g}), "
+             f"{learning_rate(iterations - 1):.4g} at the last of {updates}"]  # fmt: skip
     for row in reversed(range(height)):
         axis = f"{labels[row]:>9.4g} ┤" if row in labels else " " * 10 + "│"
         lines.append((axis + "".join(BLOCKS[min(8, max(0, e - 8 * row))] for e in eighths)).rstrip())
@@ -79,13 +80,13 @@ def _text_axis(epochs: float, width: int) -> list[str]:
 
 
 def run_svg(training_rows: Rows, validation_rows: Rows, title: str, name: str = "") -> str:
-    """Return the picture of a run, from rows with the CSV's columns. `name`: of the run."""
+    """Return the chart of a run as SVG. The rows have the columns of training.csv and validation.csv."""
     notes = filter(None, (_best(points(training_rows, "train_acc_avg"), validation_rows), name))
     return chart.figure(run_panels(training_rows, validation_rows), title, list(notes))
 
 
 def run_panels(training: Rows, validation: Rows) -> list[Curves]:
-    """Return loss, top-1 accuracy and learning rate over the epochs."""
+    """Return panels of loss, top-1 accuracy and learning rate over the epochs."""
     average = points(training, "loss_avg")
     return _panels(
         ("Loss", None, (
@@ -93,14 +94,14 @@ def run_panels(training: Rows, validation: Rows) -> list[Curves]:
             Line("average over an epoch", average, BLUE),
             Line("validation", validation_points(validation, "loss"), ORANGE, dots=True, ceiling=_ceiling(training)))),
         ("Top-1 accuracy, %", 0.0, (
-            Line("training, over an epoch", points(training, "train_acc_avg"), BLUE),
+            Line("training, average over an epoch", points(training, "train_acc_avg"), BLUE),
             Line("validation", validation_points(validation), ORANGE, dots=True))),
-        ("Learning rate", 0.0, [Line("at each log row", points(training, "lr"), GREEN)]),
+        ("Learning rate", 0.0, [Line("at each logged step", points(training, "lr"), GREEN)]),
     )  # fmt: skip
 
 
 def comparison_panels(runs: Sequence[tuple[str, Rows, Rows]]) -> list[Curves]:
-    """Return a panel for each measure that a run has, of (label, training rows, validation rows) each."""
+    """Return a panel for each metric that at least one run has. `runs`: (label, training rows, validation rows) each."""
     panels: list[tuple[str, float | None, Sequence[Line]]] = []
     for title, trained, validated, floor in _COMPARED:
         lines = []
@@ -114,18 +115,19 @@ def comparison_panels(runs: Sequence[tuple[str, Rows, Rows]]) -> list[Curves]:
 
 
 def _ceiling(training: Rows) -> float:
-    """Return the loss that a first checkpoint may exceed, as its norms have not settled, without flattening the curves."""
+    """Return the loss above which the axis ignores a run's first validations: batch norm's statistics are still rough, and
+    such a loss would flatten all curves."""
     return 1.5 * max((y for _, y in points(training, "loss_avg") if math.isfinite(y)), default=math.inf)
 
 
 def _panels(*panels: tuple[str, float | None, Sequence[Line]]) -> list[Curves]:
-    """Return panels of (title, lowest end of the axis, lines) on one axis of epochs."""
+    """Return panels with a shared axis of epochs. `panels`: (title, lower limit of the y axis, lines) each."""
     epochs = chart.span([x for _, _, lines in panels for line in lines for x, _ in line.points], floor=0)
     return [Curves(title, lines, epochs, floor) for title, floor, lines in panels]
 
 
 def _best(training: Points, validation: Rows) -> str:
-    """The best accuracy of a run and its place, in words; an empty text if nothing is known."""
+    """Return the best accuracy of a run and its epoch as a phrase; "" without rows."""
     placed = [row for row in validation if validation_points([row])]
     if placed:
         ((epoch, value),) = validation_points(validations.ranked(placed)[:1])
@@ -134,38 +136,38 @@ def _best(training: Points, validation: Rows) -> str:
 
 
 def whole_steps(rows: Rows) -> Rows:
-    """Return the rows without the last one if it covers less than half the updates of the one before: a few batches at the
-    end of a training are no fair last value for a legend."""
+    """Return the rows without the last one if it covers less than half the updates of the one before. The mean of so few
+    batches would be a misleading last value in a legend."""
     ends = [number(row, "iteration") for row in rows[-3:]]
     return rows[:-1] if len(ends) == 3 and ends[2] - ends[1] < (ends[1] - ends[0]) / 2 else rows
 
 
 def write_run_svg(folder: Path, title: str = "") -> Path:
-    """Draw a run as its training.svg. `title`: the run for people, above the folder's name."""
+    """Write the chart of a run to training.svg in its directory. `title`: above the directory's name."""
     target, names = folder / "training.svg", [*[title] * bool(title), folder.resolve().name]
     files.write_atomically(target, run_svg(*tables(folder), *names))
     return target
 
 
 def tables(folder: Path) -> tuple[Rows, Rows]:
-    """Return the rows of a run's training.csv and validation.csv."""
+    """Return the rows of training.csv and of validation.csv in a run directory."""
     training, validation = (run_table(folder, name).read() for name in TABLES)
     return training, validation
 
 
 def validation_points(rows: Rows, column: str = "val_acc") -> Points:
-    """A measure of validation. Averaged weights have no place on the epoch axis; their rows carry a negative iteration."""
+    """Return a validation metric over the epochs, without averaged weights, whose epoch is negative."""
     return sorted(p for p in points(rows, column) if p[0] >= 0 and math.isfinite(p[1]))
 
 
 def points(rows: Rows, column: str) -> Points:
-    """Return the values of a column over the epochs; nan where a value is no number, nothing where the epoch is none."""
+    """Return (epoch, value) for a column; the value may be nan. Rows without an epoch are left out."""
     pairs = [(number(row, "epoch"), number(row, column)) for row in rows]
     return [(x, y) for x, y in pairs if math.isfinite(x)]
 
 
 def number(row: Mapping[str, Any], column: str) -> float:
-    """Return a cell as a number; nan for a missing or an empty one, and for one that no axis can show."""
+    """Return a cell as a number; nan if it is missing, empty or too large for an axis."""
     cell = row.get(column)
     value = math.nan if cell in (None, "") else float(cell)
     return value if abs(value) <= 1e30 else math.nan

@@ -29,7 +29,7 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
     target = {"name": a_run / "training.csv", "link": tmp_path / "link", "linked folder": tmp_path / "other/training.csv"}
     (tmp_path / "link").symlink_to(a_run / "training.csv")
     (tmp_path / "other").symlink_to(a_run)
-    with pytest.raises(OptionError, match="is the folder of a run, which writes such files itself; give another name"):
+    with pytest.raises(OptionError, match="is a run directory"):
         output.write_atomically(str(target[through]), "replaced", output.ANY)
     assert (a_run / "training.csv").read_text() == "kept"
 
@@ -39,7 +39,7 @@ def test_every_file_of_a_run_is_its_own(a_run):
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
     for name in run_files.NAMES:
-        with pytest.raises(OptionError, match="is the folder of a run"):
+        with pytest.raises(OptionError, match="is a run directory"):
             output.write_atomically(str(a_run / name), "replaced", output.ANY)
         assert output.check(str(a_run / name), output.ANY, may_replace=(name,))
         assert output.check(str(a_run.parent / name), output.ANY)
@@ -75,7 +75,7 @@ def test_a_file_of_another_kind_keeps_its_place(command, words, earlier, tmp_pat
     theirs.write_text("of a user's own")
     call = [*words.format(run=folder).split(), theirs]
     result = run(command, *call)
-    assert result.code == 2 and f"{theirs} is there already, as a file of something else; move that away" in result.err
+    assert result.code == 2 and f"{theirs} exists and is a file of another kind" in result.err
     assert theirs.read_text() == "of a user's own"
     for begin in ("", earlier) if earlier else ():  # an empty one, as of mktemp, and an earlier one of this kind
         theirs.write_text(begin)

@@ -143,7 +143,7 @@ def test_curve_as_text():
     """A ramp over half the run, then a tenth: 8 updates in 8 columns of 4 rows."""
     rates = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1, 0.1, 0.0]
     head, *rows = text_curve(rates.__getitem__, 8, 4.0, width=8, height=4).split("\n")
-    assert head == "learning rate: 1 at its peak (epoch 2), 0 at the last of 8 updates"
+    assert head == "learning rate: peak 1 (epoch 2), 0 at the last of 8 updates"
     assert rows == [
         "        1 ┤    █",
         "          │   ██",

@@ -126,7 +126,7 @@ def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
 
 def phases(told: str) -> dict[str, float]:
     """The table of a compilation's profile: seconds by phase."""
-    table = told.split("Profile of the compilation, ")[1].split("\nIts phases")[0]
+    table = told.split("Compilation profile, ")[1].split("\nTrace of")[0]
     return {name: float(seconds) for name, seconds in re.findall(r"^  (\S.*?) +([\d.]+) s(?:  .*)?$", table, re.M)}
 
 
@@ -150,7 +150,7 @@ def test_where_the_time_before_the_first_update_went(tmp_path):
     assert_same_bits(*(variables(tmp_path / name, 6) for name in ("one", "two")))
     out = succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 7, "--profile-compilation").out
     assert list(phases(out))[-1] == "first update" and "the second took" not in out
-    assert "Profile of" not in succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 8).out
+    assert "Compilation profile" not in succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 8).out
 
     out = succeed(
         "validation", "--restore-path", tmp_path / "one", "--profile-compilation", "--logs-path", tmp_path / "v"
@@ -210,7 +210,7 @@ def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
 def test_validation_is_profiled_too(tmp_path):
     words = [*RESNET.split(), "--generated-data", "--logs-path", tmp_path / "run", "--profile", tmp_path / "p"]
     out = succeed("validation", *words, "--gc-profile").out
-    assert "The operations of one micro-batch" in out
+    assert "operations of one micro-batch" in out
     assert out.endswith((tmp_path / "stdout.txt").read_text()) and "top-1 accuracy" in (tmp_path / "stdout.txt").read_text()
     counted = json.loads((tmp_path / "execution.json").read_text())["operations"]
     assert sum(counted[kind]["count"] for kind in counted if kind.endswith("Conv2D")) >= 7
@@ -236,7 +236,7 @@ def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
     plan = prepare(cli.parse(words.split(), "train", environ={}).options, {}).plan
     drawn = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
     found = [CellTiming(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
-    told = checked(timeline.picture(plan, found, "a <title> & more", 2))
+    told = checked(timeline.svg(plan, found, "a <title> & more", 2))
     assert told.count("0") >= 2 and {"clock", "ms"} <= {*told}
 
 

@@ -161,7 +161,7 @@ def test_tensorboard_shows_the_pictures_that_the_network_sees(unbroken, tmp_path
     (path,) = result.folder.glob("events.out.tfevents.*")
     events = [event for event in tf.train.summary_iterator(str(path)) if event.HasField("summary")]
     shown = {v.tag: v.image for event in events for v in event.summary.value if v.HasField("image")}
-    assert len(shown) == 5 and all(re.fullmatch(r"first pictures/\d{3} \w+", tag) for tag in shown)
+    assert len(shown) == 5 and all(re.fullmatch(r"first images/\d{3} \w+", tag) for tag in shown)
     run = prepare(cli.parse([*map(str, UNBROKEN)], "train", environ=os.environ).options, os.environ)
     with tf.Graph().as_default(), tf.Session() as session:
         files = [image.encoded_image_string for _, image in sorted(shown.items())]
