@@ -1,4 +1,4 @@
-"""Plans a training on an IPU system before anything runs: memory, rate, where the time goes, and better plans.
+"""Predict memory, rate and time of a training on an IPU system, and find faster plans.
 
 cnn plan --config mk2_efficientnet_b4_g16_16ipus
 cnn plan --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16
@@ -24,7 +24,7 @@ from harness.reports import output
 
 
 def main(argv: Sequence[str]) -> int:
-    """Predictions of every configuration on every system, printed and written where the call asks for them."""
+    """Predict every configuration on every system, print and write the results; return the exit code."""
     answers.answer_general(list(argv), "train")
     request = plan_options.parse(argv)
     if request.help:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(request: PlanRequest) -> list[Planned]:
-    """Return one prediction for each configuration and system, in the order of the call."""
+    """Return the prediction for each configuration and system, in the order of the call."""
     scaled = len(request.systems) > 1
     return [
         Planned(name, predict(work, system), run, undivided=variants.undivided(work, system) if scaled else "")

@@ -1,10 +1,11 @@
-"""Writes a report of a run, or of several side by side, as one page that needs nothing else: curves, options, plan,
-timings, and what the newest checkpoint gets wrong.
+"""Write an HTML report of one or more runs.
 
-cnn report logs/<run>                                 into logs/<run>/report.html
-cnn report logs/<run>/ckpt-500                        what that checkpoint gets wrong, in place of the newest
-cnn report logs/<run> --no-evaluation                 the rows alone, at once
-cnn report logs/<run> logs/<other> --html both.html   what differs first, curves in the same charts
+The page shows training curves, options, plan, speed, and the mistakes of the newest checkpoint.
+
+cnn report logs/<run>                                 write logs/<run>/report.html
+cnn report logs/<run>/ckpt-500                        evaluate this checkpoint
+cnn report logs/<run> --no-evaluation                 evaluate none: fast
+cnn report logs/<run> logs/<other> --html both.html   compare runs
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from harness.reports import output
 
 
 def main(argv: list[str]) -> int:
-    """parse -> read -> evaluate -> write."""
+    """Parse, read the runs, evaluate their checkpoints, write the page; return the exit code."""
     given = _parsed(argv)
     runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in given.runs.values()]
     own = runs[0][0].path / FILE
@@ -47,24 +48,24 @@ def main(argv: list[str]) -> int:
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
-    """Return the options; `runs`: folder and checkpoint by path, each once."""
+    """Return the options. `runs`: run directory and checkpoint by path, each once."""
     parser = command_line.Parser(
         prog="cnn report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or checkpoints in them, at most {MAX_RUNS}")
-    parser.add_argument("--html", metavar="FILE", help=f"the page (default: {FILE} in the folder of a single run)")
-    parser.add_argument("--no-evaluation", action="store_true", help="the rows alone, without checkpoints and data")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories or checkpoints, at most {MAX_RUNS}")
+    parser.add_argument("--html", metavar="FILE", help=f"output file (default: {FILE} in the run directory)")
+    parser.add_argument("--no-evaluation", action="store_true", help="report the tables only: read no checkpoint, no data")
     given = parser.parse_args(argv)
     given.runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
     if len(given.runs) > MAX_RUNS:
-        raise OptionError(f"{len(given.runs)} runs: at most {MAX_RUNS} fit on a page; give fewer")
+        raise OptionError(f"{len(given.runs)} runs are too many: give at most {MAX_RUNS}")
     if given.html is None and len(given.runs) > 1:
-        raise OptionError(f"{len(given.runs)} runs have no common folder for their page: give --html FILE")
+        raise OptionError(f"a report of {len(given.runs)} runs needs a file name: give --html FILE")
     return given
 
 
 def _run(path: Path) -> tuple[Path, Checkpoint | None]:
-    """Return the run's folder, and the checkpoint if the path names one."""
+    """Return the run directory, and the checkpoint if the path names one."""
     if path.is_dir() or not find.prefix(path).with_name(f"{find.prefix(path).name}.index").exists():
         return path, None
     (checkpoint,) = find.select(find.prefix(path))
@@ -72,15 +73,14 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 
 
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
-    """A run with the answers of a checkpoint, or its newest one; without checkpoint or data, the page says what is
-    missing."""
+    """Return a run with the predictions of a checkpoint (by default, its newest), or with the reason why there are none."""
     from harness.report_page import validation_results
 
     say = partial(print, file=sys.stderr)
     try:
         return Reported(run, validation_results.evaluate(run.path, say, checkpoint))
     except validation_results.NoEvaluation as error:
-        say(f"warning: {run.path} is reported by its rows alone: {error}")
+        say(f"warning: the report of {run.path} has no validation results: {error}")
         return Reported(run, missing=str(error))
 
 

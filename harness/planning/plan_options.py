@@ -1,4 +1,4 @@
-"""The way from the words of a call to the planner's workload: options as for train.py, and those of cnn plan alone."""
+"""Parse the options of cnn plan, which are its own and train.py's, and prepare the plans to predict."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from harness.reports import output
 from harness.run import data, resolve, rules
 from harness.run.run import Run
 
-MAX_PROCESSES = 65536  # of the host
-ASKED_OF_TRAINING = ("dry_run", "explain", "summary")
-RANDOM = "--generated-data"  # a plan reads no data,
-FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
+MAX_PROCESSES = 65536  # on the host
+TRAINING_ONLY = ("dry_run", "explain", "summary")
+RANDOM = "--generated-data"  # plans read no data, except:
+FOLDERS = "imagefolder"  # the number of classes depends on the data
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The options of cnn plan, and the words for train.py's options of each configuration."""
+    """The options of cnn plan. `calls`: for each configuration, its label and train.py's arguments."""
 
     systems: tuple[System, ...]
     json: str | None
@@ -41,71 +41,69 @@ class PlanRequest:
     inference: bool
     processes: int | None
     help: bool
-    calls: tuple[tuple[str, tuple[str, ...]], ...]  # (label, words)
+    calls: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def parser() -> argparse.ArgumentParser:
-    """cnn plan's own options; all others are those of train.py."""
+    """Return the parser of cnn plan's own options."""
     own = command_line.Parser(
         prog="cnn plan", add_help=False, allow_abbrev=False,
-        description="Plans a training on an IPU system before anything runs: memory of each IPU, rate, parts of the time.",
-        epilog="All other options are those of train.py: python train.py --help lists them. It alone answers --dry-run, "
-        "--explain, --summary and --list-configs.",
+        description="Predict memory, rate and time of a training on an IPU system, without running it.",
+        epilog="All other options are those of train.py (see python train.py --help), except --dry-run, --explain, "
+        "--summary and --list-configs.",
     )  # fmt: skip
     own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16; several for the same global batch on "
-                     "each (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
+                     help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16; with several, each gets the same "
+                     "global batch (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
     own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="named configurations, planned side by side")  # fmt: skip
-    own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - for standard output")
-    own.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
-    own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
+                     help="named configurations to compare")  # fmt: skip
+    own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - means standard output")
+    own.add_argument("--html", metavar="FILE", help="write one self-contained page with charts")
+    own.add_argument("--search", action="store_true", help="find the fastest plan that fits, for the same network and "
                      "global batch, and print it as a block for configs.yml")  # fmt: skip
-    own.add_argument("--inference", action="store_true", help="the forward pass alone, on one IPU, as validation.py has it")
+    own.add_argument("--inference", action="store_true", help="plan only the forward pass, on one IPU, as in validation.py")
     own.add_argument("--processes", type=command_line.int_between(1, MAX_PROCESSES), metavar="N",
-                     help="host processes that feed the replicas (default: one for two "
-                     "IPUs of the system)")  # fmt: skip
-    own.add_argument("-h", "--help", action="store_true", help="this text")
+                     help="number of host processes that feed the replicas (default: one for every two IPUs of the system)"
+                     )  # fmt: skip
+    own.add_argument("-h", "--help", action="store_true", help="show this text")
     return own
 
 
 def parse(argv: Sequence[str]) -> PlanRequest:
-    """The request; OptionError for what cannot be one."""
+    """Return the parsed request; OptionError for invalid options."""
     known, rest = parser().parse_known_args(list(argv))
     _check_answered_elsewhere(rest)
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
         if (option, target) == ("--html", "-"):
-            raise OptionError("--html needs the name of a file; standard output, -, is for --json")
+            raise OptionError("--html needs a file name; only --json can write to standard output (-)")
         if target and target != "-":
             output.check(target, kind)
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
-        raise OptionError(f"--json and --html both name {known.json}; give two files")
+        raise OptionError(f"--json and --html both name {known.json}; give two different files")
     if known.inference and known.search:
-        raise OptionError("--search looks for plans of trainings, and --inference plans none; give one of them")
+        raise OptionError("--search finds plans for training only; give --search or --inference, not both")
     names = list(dict.fromkeys(known.config))
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
-        help=known.help or "help" in sources.given_arguments(rest, "train"),  # shortened, as train.py takes it
+        help=known.help or "help" in sources.given_arguments(rest, "train"),  # train.py accepts abbreviations
     )  # fmt: skip
 
 
 def _check_answered_elsewhere(words: list[str]) -> None:
-    """OptionError for the questions about a call that train.py answers in place of a training."""
+    """Raise OptionError for options that make train.py print something instead of training."""
     given = sources.given_arguments(words, "train")
-    for name in ASKED_OF_TRAINING:
+    for name in TRAINING_ONLY:
         if name in given:
             word = flag(name)
-            raise OptionError(f"{word} is a question to train.py: python train.py {word}, with the same other options")
+            raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
 
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
-    """The run that train.py, or validation.py, would begin with these words, without its data; with --restore-path, the run
-    that is resumed.
+    """Return the run that train.py (validation.py without `training`) starts or resumes with these arguments.
 
-    Options that a configuration leaves out because it is only the base of others are assumed, as the notes say: ImageNet,
-    and replicas enough for batch norm's span.
+    No data are read. Base configurations may lack a data set or replicas for --BN-span; both are assumed, with a note.
     """
     alone = membership.without_others(environ)
     given, words, assumed = list(words), list(words), []
@@ -114,7 +112,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         parsed = cli.parse(words, "train", recorded)
     except data.NoDataSet:
         words += ["--dataset", "imagenet"]
-        assumed.append("no data set is given: ImageNet is assumed")
+        assumed.append("no data set given; assuming ImageNet")
         parsed = cli.parse(words, "train", recorded)
     options = parsed.options
     folder = options.dataset.data_dir or environ.get("DATA_DIR")
@@ -122,30 +120,30 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     if generates:
         words.append(RANDOM)
     if generates and options.dataset.dataset == FOLDERS:
-        assumed.append("no --data-dir is given: as many pictures and classes as ImageNet's are assumed")
+        assumed.append("no --data-dir given; assuming the numbers of images and classes of ImageNet")
     span = options.device.BN_span if getattr(options.model, "batch_norm", True) else 1
     if training and span > options.device.replicas and "replicas" not in options.sources:
         words += ["--replicas", str(span)]
-        assumed.append(f"--BN-span {span} needs as many replicas: {span} are assumed")
+        assumed.append(f"--BN-span {span} needs {span} replicas; assuming --replicas {span}")
     rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
-    if rates == (None, None):  # of which no time and no memory depends
+    if rates == (None, None):  # neither time nor memory depends on the rate
         words += ["--abs-learning-rate", "0.1"]
     if words != given:
         parsed = cli.parse(words, "train", recorded)
     options, notes = parsed.options, [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
     if generates:
-        options = replace(options, sources={**options.sources, "generated_data": "a plan reads no data"})
+        options = replace(options, sources={**options.sources, "generated_data": "plans read no data"})
     if options.training.distributed:
         options = replace(options, training=replace(options.training, distributed=False))
-        assumed.append("--distributed: the replicas of one process are planned; give those of all as --replicas")
+        assumed.append("--distributed: planning one process; to plan them all, give --replicas for all")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
-    if training and generates:  # which train.py will not
+    if training and generates:  # the check that generated data skip, but the planned training does not
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
     return replace(run, notes=(*notes, *assumed))
 
 
 def _recorded(words: list[str]) -> Mapping[str, Any]:
-    """The options of the run that --restore-path names, if it is given."""
+    """Return the recorded options of the run that --restore-path names, if it is given."""
     path = sources.argument(words, "restore_path", "train")
     if not path:
         return {}
@@ -154,7 +152,7 @@ def _recorded(words: list[str]) -> Mapping[str, Any]:
 
 
 class Case(NamedTuple):
-    """A plan that is asked for."""
+    """A plan to predict."""
 
     name: str
     run: Run
@@ -163,8 +161,10 @@ class Case(NamedTuple):
 
 
 def cases(request: PlanRequest) -> Iterator[Case]:
-    """Each configuration on each system, in the order of the call: on one as it is, on each of several with as many replicas
-    as the system holds, for the same global batch. OptionError for a system that does not hold the plan."""
+    """Yield each configuration on each system, in the order of the call; OptionError for a system that is too small.
+
+    With several systems, each gets as many replicas as it holds, for the same global batch.
+    """
     for label, words in request.calls:
         run = run_of(words, training=not request.inference)
         work = run.workload(request.processes)
@@ -180,4 +180,4 @@ def cases(request: PlanRequest) -> Iterator[Case]:
 def _too_small(system: System, work: Workload) -> OptionError:
     shards, span = work.plan.options.shards, work.plan.options.BN_span
     least = f"{shards} (--shards)" if span == 1 else f"{shards * span} (--shards x --BN-span)"
-    return OptionError(f"--system {system.name} has {system.ipus} IPUs and the plan takes at least {least}; leave it out")
+    return OptionError(f"--system {system.name} has {system.ipus} IPUs, but the plan needs at least {least}; leave it out")

@@ -1,4 +1,4 @@
-"""Predictions as one page that needs nothing else: pictures first, numbers below, legible on a phone."""
+"""Predictions as one self-contained HTML page: charts first, numbers below."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PARTS = {
     "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
 }  # fmt: skip
 STAGES = {1: PALE, 2: BLUE, 4: GREEN, 8: SAND, 16: PURPLE}
-SHOWN = 3  # micro-batches for each stage that a timeline shows
+SHOWN = 3  # micro-batches in a timeline, times the number of stages
 
 
 def render(planned: Sequence[Planned]) -> str:
-    """Return the whole page."""
+    """Return the complete page as HTML."""
     parts = []
     if len(planned) > 1:
         parts += [markup.heading(1, "Plans compared"), markup.text("\n".join(plan_table.comparison(planned)))]
@@ -38,31 +38,31 @@ def _section(planned: Planned) -> str:
     prediction, timing = planned.prediction, planned.prediction.timing
     room, energy = prediction.room / MIB, prediction.kilowatt_hours
     facts = [
-        (f"{timing.images_per_second:,.0f}", "images a second"),
+        (f"{timing.images_per_second:,.0f}", "images per second"),
         (f"{1e3 * timing.seconds:,.1f} ms", plan_table.unit_of_work(prediction)),
         (f"{timing.hours:,.1f}", "hours"),
-        (f"{abs(room):,.0f} MiB {'left' if prediction.fits else 'too much'}", "on the fullest IPU"),
+        (f"{abs(room):,.0f} MiB", f"{'free' if prediction.fits else 'too much'} on the fullest IPU"),
         (f"{100 * timing.idle_share:.0f} %", "idle"),
-        (f"{100 * timing.peak_share:.1f} %", "of the peak"),
+        (f"{100 * timing.peak_share:.1f} %", "of the peak arithmetic rate"),
         *([(f"{energy:,.0f}", "kWh")] if energy is not None else []),
     ]
-    pictures = [_memory(prediction), _update(prediction)]
+    panels = [_memory(prediction), _update(prediction)]
     if len(prediction.memories) > 1:
-        pictures = [_timeline(prediction), *pictures, _schedules(prediction)]
+        panels = [_timeline(prediction), *panels, _schedules(prediction)]
     if planned.given:
-        pictures.insert(0, _weighed(planned, planned.given))
+        panels.insert(0, _frontier(planned, planned.given))
     return "".join(
         [
             markup.heading(2, f"{planned.name}, predicted on {prediction.system.name}"),
             markup.facts(facts),
-            markup.charts(pictures),
+            markup.charts(panels),
             markup.folded("Numbers", markup.text(plan_table.one(planned))),
         ]
     )
 
 
-def _weighed(planned: Planned, given: Prediction) -> Curves:
-    """Return a search's plans as dots, memory against rate: the fastest of each number of stages and micro-batch."""
+def _frontier(planned: Planned, given: Prediction) -> Curves:
+    """Return a scatter plot of a search, rate over memory: the fastest plan for each number of stages and micro-batch."""
     by_stages: dict[int, list[Prediction]] = {}
     for each in planned.frontier:
         by_stages.setdefault(len(each.workload.plan.stages), []).append(each)
@@ -70,25 +70,25 @@ def _weighed(planned: Planned, given: Prediction) -> Curves:
         (f"{count} stage{'s' * (count > 1)}", plans, STAGES.get(count, GREY), 1)
         for count, plans in sorted(by_stages.items())
     ]
-    groups += [("asked for", [given], INK, 2), ("chosen", [planned.prediction], ORANGE, 2)]
+    groups += [("given plan", [given], INK, 2), ("chosen plan", [planned.prediction], ORANGE, 2)]
     lines = [
         Line(label, [(p.fullest.total / MIB, p.timing.images_per_second) for p in plans], colour, 0, size, last=False)
         for label, plans, colour, size in groups
     ]
-    title = f"Images a second: of {planned.looked_at:,} plans the fastest for each number of stages and micro-batch"
+    title = f"Images per second: fastest of {planned.looked_at:,} plans for each number of stages and micro-batch"
     limit, most = planned.prediction.capacity / MIB, max(y for line in lines for _, y in line.points)
     lines.insert(0, Line(f"limit: {limit:,.0f} MiB", [(limit, 0), (limit, most)], RED, last=False))
-    return Curves(title, lines, (0, 1.03 * max(limit, given.fullest.total / MIB)), 0, "MiB of the fullest IPU")
+    return Curves(title, lines, (0, 1.03 * max(limit, given.fullest.total / MIB)), 0, "MiB on the fullest IPU")
 
 
 def _timeline(prediction: Prediction) -> Rows:
-    """Return the beginning of an update, with the stages' real durations."""
+    """Return the timeline of an update's first micro-batches, with predicted durations."""
     timing, plan = prediction.timing, prediction.workload.plan
     count, names = min(plan.accumulation, SHOWN * len(prediction.memories)), _ipus(prediction)
     cells = [
         (action, 1e3 * begin, 1e3 * end, f"{1e3 * (end - begin):.2f} ms") for action, begin, end in timing.placed(count)
     ]
-    title = f"{plan.schedule}, one replica: {count} of {plan.accumulation} micro-batches"
+    title = f"{plan.schedule} schedule of one replica: {count} of {plan.accumulation} micro-batches"
     return timeline.panel(title, cells, names, "ms")
 
 
@@ -97,7 +97,7 @@ def _ipus(prediction: Prediction) -> list[str]:
 
 
 def _memory(prediction: Prediction) -> Rows:
-    """Return each IPU's memory as a stacked bar against the limit."""
+    """Return a stacked bar of each IPU's memory, with the limit."""
     marks, limit = [], prediction.capacity / MIB
     for row, memory in enumerate(prediction.memories):
         begin = 0.0
@@ -111,17 +111,17 @@ def _memory(prediction: Prediction) -> Rows:
 
 
 def _update(prediction: Prediction) -> Rows:
-    """Return the parts of an update's time, or of an inference's."""
+    """Return bars of the parts of an update's time, or of a micro-batch's in inference."""
     rows = [
         (f"{name.replace('_', ' ')}: {1e3 * seconds:,.2f} ms", seconds, BLUE)
         for name, seconds in prediction.update_parts.items()
         if seconds > 0
     ]
-    return _bars(f"Where the time of {plan_table.unit_of_work(prediction)} goes", rows)
+    return _bars(f"Time {plan_table.unit_of_work(prediction)}", rows)
 
 
 def _schedules(prediction: Prediction) -> Rows:
-    """Return bars of images a second, one for each schedule of the plan's stages."""
+    """Return bars of the plan's rate with each schedule."""
     rows = []
     for schedule in SCHEDULES:
         workload, timing = variants.scheduled(prediction.workload, schedule), prediction.timing
@@ -133,17 +133,17 @@ def _schedules(prediction: Prediction) -> Rows:
 
 
 def _rates(planned: Sequence[Planned]) -> Rows:
-    """Return bars of images a second, one for each plan; those that do not fit are red."""
+    """Return bars of each plan's rate; red if the plan does not fit."""
     rows = []
     for each in planned:
         p, rate = each.prediction, each.prediction.timing.images_per_second
         memory = f"{p.fullest.total / MIB:,.0f} of {p.capacity / MIB:,.0f} MiB"
         rows.append((f"{each.name}, {p.system.name}: {rate:,.0f} img/sec, {memory}", rate, BLUE if p.fits else RED))
-    return _bars("Images a second, and memory of the fullest IPU", rows)
+    return _bars("Images per second, and memory of the fullest IPU", rows)
 
 
 def _bars(title: str, rows: Iterable[tuple[str, float, str]]) -> Rows:
-    """Return rows of (words, value, colour)."""
+    """Return a bar for each (name, value, colour)."""
     rows = list(rows)
     bars = [Box(0, value, colour, k) for k, (_, value, colour) in enumerate(rows)]
     return Rows(title, [words for words, _, _ in rows], bars, tick="", height=16)

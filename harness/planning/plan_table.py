@@ -12,18 +12,19 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 from harness.planning.planned_config import Planned, efficiencies
 from harness.reports.predicted_rate import MIB, duration
 
-NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
+NOTE = "The planner's model is fitted to published rates. To print its errors, run python tools/fit_planner.py."
 
 
 def report(planned: Sequence[Planned]) -> str:
-    """Every plan, and a table of all where there are several; notes and number formats once for each configuration."""
+    """Return the text on all plans, after a table that compares them if there are several. Notes and number formats appear
+    once for each configuration."""
     parts = ["\n".join(comparison(planned))] if len(planned) > 1 else []
     parts += [one(each, each.run is not before) for each, before in zip(planned, (None, *(p.run for p in planned)))]
     return "\n\n".join([*parts, commands.as_invoked(NOTE)])
 
 
 def comparison(planned: Sequence[Planned]) -> list[str]:
-    """Return a line for each plan, below a heading."""
+    """Return a table with a line for each plan."""
     width, shares = max(len(each.name) for each in planned), efficiencies(planned)
     heading = f" {'efficiency':>10s}" if any(shares) else ""
     lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'replicas':>8s} {'accum.':>6s} {'batch':>6s} {'fits':>4s} "
@@ -41,12 +42,12 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
 
 
 def unit_of_work(prediction: Prediction) -> str:
-    """Return the unit of work that a prediction is about."""
-    return "an update" if prediction.workload.training else "a micro-batch"
+    """Return the unit to which a prediction's times refer."""
+    return "per update" if prediction.workload.training else "per micro-batch"
 
 
 def one(planned: Planned, whole: bool = True) -> str:
-    """A plan in a few lines; not `whole`: without what the configuration's other plans have too."""
+    """Return the text on a plan. `whole`: with notes and number formats, which all plans of a configuration share."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
     energy, unit = prediction.kilowatt_hours, unit_of_work(prediction)
@@ -77,8 +78,8 @@ def _fit(planned: Planned) -> list[str]:
     parts = sorted(asdict(prediction.fullest).items(), key=lambda part: -part[1])[:4]
     largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
     if prediction.fits:
-        return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB are left on the fullest IPU ({largest} MiB)"]
-    lines = [f"  DOES NOT FIT: the fullest IPU lacks {-room:,.0f} of {capacity:,.0f} MiB ({largest} MiB)"]
+        return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB free on the fullest IPU (largest parts: {largest} MiB)"]
+    lines = [f"  DOES NOT FIT: {-room:,.0f} MiB above the {capacity:,.0f} of the fullest IPU (largest parts: {largest} MiB)"]
     return [*lines, *(f"    try {remedy}" for remedy in planned.remedies[:4])]
 
 
@@ -96,24 +97,27 @@ def _stages(prediction: Prediction) -> list[str]:
 
 
 def _found(planned: Planned) -> list[str]:
-    """Return lines on the plans that the search looked at, and on its answer as a configuration."""
+    """Return lines on the search: its best plans, and the chosen one as a configuration."""
     given, best = planned.given, planned.prediction
     ratio = best.timing.images_per_second / given.timing.images_per_second
     micro_batch_note = (
-        ["  the micro-batch is kept: batch norm's statistics are of one"] if keeps_micro_batch(given.workload) else []
+        ["  the search keeps the micro-batch size, because batch norm depends on it"]
+        if keeps_micro_batch(given.workload)
+        else []
     )
     scaled = given.workload.plan.total_replicas != planned.run.plan.total_replicas
-    asked = "the plan that was given" + f", with {given.workload.plan.total_replicas} replicas" * scaled
+    asked = "the given plan" + f", with {given.workload.plan.total_replicas} replicas" * scaled
     lines = [
         *micro_batch_note,
-        f"  found among {planned.looked_at:,} plans: {ratio:.2f} times the rate of {asked} "
-        f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', which does not fit'})",
-        "  the fastest by stages and micro-batch:",
+        f"  fastest of {planned.looked_at:,} plans: {ratio:.2f} times the rate of {asked} "
+        f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', does not fit'})",
+        "  fastest plans by number of stages and micro-batch:",
     ]
     for other in planned.frontier[:8]:
         plan = other.workload.plan
         lines.append(
-            f"    {len(plan.stages):2d} stages x {plan.total_replicas:3d}, micro-batch {plan.micro_batch_size:3d} x "
+            f"    {len(plan.stages):2d} {'stages' if len(plan.stages) > 1 else 'stage '} x {plan.total_replicas:3d} replica"
+            f"{'s' if plan.total_replicas > 1 else ' '}, micro-batch {plan.micro_batch_size:3d} x "
             f"{plan.accumulation:4d}: {other.timing.images_per_second:9,.0f} img/sec, {other.fullest.total / MIB:5,.0f} MiB"
             + (", recomputation" if plan.options.enable_recomputation else "")
         )

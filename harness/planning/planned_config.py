@@ -1,4 +1,4 @@
-"""The search's answer as a configuration that train.py takes."""
+"""Plans with their predictions, and the result of a search as a configuration for train.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 @dataclass(frozen=True)
 class Planned:
-    """A prediction; with --search the requested plan's as `given`, and those of the other plans that were looked at."""
+    """A plan's prediction. After a search: `given`: the requested plan's prediction; `frontier`: the best plans'."""
 
     name: str
     prediction: Prediction
@@ -35,16 +35,16 @@ class Planned:
     given: Prediction | None = None
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
-    undivided: str = ""  # why the plan leaves a part of the system out, though it is scaled to it
+    undivided: str = ""  # why a plan that is scaled to a system leaves IPUs unused
 
     @cached_property
     def remedies(self) -> tuple[str, ...]:
-        """Options of train.py that lessen the need of the fullest IPU, where the plan does not fit."""
+        """Options of train.py that reduce the memory of the fullest IPU; none if the plan fits."""
         follows = self.run.options.training.global_batch_size is not None
         return remedies(self.prediction, None if follows else self.run.plan.accumulation)
 
     def values(self, efficiency: float | None) -> dict[str, Any]:
-        """Return the plan for JSON."""
+        """Return the plan as values for JSON."""
         found = {}
         if self.given:
             found = {"configuration": self.block, "looked_at": self.looked_at, "given": self.given.values()}
@@ -53,7 +53,7 @@ class Planned:
 
     @property
     def block_name(self) -> str:
-        """The plan's name as a configuration."""
+        """The name of the plan's configuration."""
         return "".join(c if c.isalnum() else "_" for c in f"{self.name}_{self.prediction.system.name}_searched")
 
     @property
@@ -77,15 +77,15 @@ class Planned:
             "enable_recomputation": plan.options.enable_recomputation,
             "available_memory_proportion": list(plan.options.available_memory_proportion),
         }
-        values.pop("global_batch_size", None)  # the accumulation count says it
-        values = drop_conflicting(values)  # those of a recorded run are all there
+        values.pop("global_batch_size", None)  # follows from the accumulation count
+        values = drop_conflicting(values)  # a recorded run has values for options that exclude each other
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 
 
 def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
-    """Return each plan's rate for an IPU of its system as a share of that on the smallest system of the same IPUs; None
-    where a plan is on one system."""
+    """Return each plan's scaling efficiency: its rate per IPU, relative to the smallest system with such IPUs. None for a
+    plan on one system only."""
     found: list[float | None] = []
     for each in planned:
         kin = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
@@ -96,40 +96,40 @@ def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
 
 
 def fastest(request: PlanRequest) -> list[Planned]:
-    """The fastest plan for each configuration and system; OptionError where nothing fits."""
+    """Return the fastest plan for each configuration and system; OptionError if no plan fits."""
     planned = []
     for name, run, work, system in plan_options.cases(request):
         given, plans = predict(work, system), search.search(work, system)
         candidates = [Planned(name, each, run, given, plans.frontier, plans.looked_at) for each in plans.frontier]
         if not candidates:
             raise OptionError(
-                f"{name}: no plan fits on {system.name} for a global batch of {work.plan.global_batch}, of "
-                f"{plans.looked_at} looked at; {_smaller(run)}"
+                f"{name}: none of {plans.looked_at} plans with global batch {work.plan.global_batch} fits on {system.name}; "
+                f"{_smaller(run)}"
             )
         planned.append(_first_taken(candidates))
     return planned
 
 
 def _smaller(run: Run) -> str:
-    """Return the advice for a network that fits nowhere."""
+    """Return the advice if no plan fits."""
     half = "" if run.plan.precision.compute.bytes <= FP16.bytes else ", or --precision 16.16"
     return f"give a smaller --image-size or --global-batch-size{half}"
 
 
 def _first_taken(candidates: Sequence[Planned]) -> Planned:
-    """The first one whose block train.py takes; OptionError with the last one's fault if there is none."""
+    """Return the first plan that train.py accepts; OptionError with the last error if it accepts none."""
     for planned in candidates:
         refusal = _refusal(planned)
         if refusal is None:
             return planned
     raise OptionError(
-        f"{planned.name}: of the {len(candidates)} plans that fit on {planned.prediction.system.name} train.py takes none; "
-        f"the last one: {refusal}"
+        f"{planned.name}: train.py rejects all {len(candidates)} plans that fit on {planned.prediction.system.name}; "
+        f"the last error: {refusal}"
     )
 
 
 def _refusal(planned: Planned) -> str | None:
-    """Why train.py does not take the plan's block, as rules between options may forbid it; None if it does."""
+    """Return the error with which train.py rejects the plan's configuration, or None."""
     with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
         file.write(planned.block)
         file.flush()

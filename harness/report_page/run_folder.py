@@ -1,4 +1,4 @@
-"""A run's folder as a report reads it: its rows, and its options against the defaults and against those of other runs."""
+"""Read a run directory for a report: rows, and options that differ from the defaults or from those of other runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from harness.reports import training_chart
 from harness.run import validations
 
 Row = Mapping[str, str]
-_DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # options that decide on defaults of others
-_OF_THE_DATA = "num_classes"  # recorded with every run
-_SHOWN = ("config", "data_dir", "init_path")  # though they belong to one call, or to one host
+_DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # defaults of other options depend on these
+_OF_THE_DATA = "num_classes"  # a property of the data set, although every run records it
+_SHOWN = ("config", "data_dir", "init_path")  # shown although they belong to one call or one host
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files that a run wrote. `arguments`: the content of its last arguments file, empty if it is missing; `options`:
-    the options among them; `notes`: lines on missing files."""
+    """The content of a run directory. `arguments`: its newest arguments file; empty if missing. `options`: the options
+    among them. `notes`: messages about missing files."""
 
     path: Path
     arguments: Mapping[str, Any]
@@ -38,51 +38,51 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The directory's name."""
         return self.path.resolve().name
 
     @property
     def network(self) -> str:
-        """Model, size and data set for people; the folder's name where nothing records them."""
+        """Model, size and data set for people; the directory's name if they were not recorded."""
         return training_chart.run_title(self.options) or self.name
 
     @property
     def best(self) -> Row | None:
-        """The row of the best validation; None without any."""
+        """The row of the best validation, or None."""
         return next(iter(validations.ranked_for(self.options, self.validation)), None)
 
     @property
     def done(self) -> int:
-        """The number of updates in the rows."""
+        """The number of completed updates."""
         return max(0, *(int(row["iteration"]) for row in (*self.training, *self.validation)))
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether --patience ended the run: the last validations brought no better accuracy."""
+        """Whether --patience ended the run, because the last validations did not improve."""
         return validations.patience_is_over(validations.by_update(self.validation), self.arguments.get("patience") or 0)
 
 
 def read(path: Path) -> RunFolder:
-    """Return the run in a folder; OptionError for a folder that is no run or has no whole row, CheckpointError for damaged
-    arguments."""
+    """Return the run in a directory. Raise OptionError if it is no run directory or has no complete row, CheckpointError
+    if its arguments file is damaged."""
     if not path.is_dir():
-        what = "no folder" if path.exists() else "not there"
-        raise OptionError(f"{path} is {what}; give a run folder, as in logs/<run>{find.beside(path)}")
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise OptionError(f"{path} {what}; give a run directory, such as logs/<run>{find.beside(path)}")
     if not any((path / name).exists() for name in (*TABLES, *ARGUMENTS)):
         raise OptionError(
-            f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json{find.runs_in(path)}"
+            f"{path} is not a run directory: it has no training.csv, validation.csv or arguments.json{find.runs_in(path)}"
         )
     training, validation = (run_table(path, name).read() for name in TABLES)
     if not training and not validation:
-        raise OptionError(f"{path} has no rows yet: a report needs training.csv or validation.csv with one row at least")
+        raise OptionError(f"{path} has no rows yet: a report needs at least one row in training.csv or validation.csv")
     arguments = run_record.arguments(path)
-    missing = "arguments.json is missing: options, plan and environment of the run are not known"
+    missing = "arguments.json is missing, so the run's options, plan and environment are unknown"
     return RunFolder(path, arguments, run_record.options(path), training, validation, () if arguments else (missing,))
 
 
 def changed_options(run: RunFolder) -> list[tuple[str, str, str]]:
-    """Return (option, value, default) where a value is not the default of the run's network, data, curve and update rule;
-    OptionError where these are not known."""
+    """Return (option, value, default) of the options that differ from the defaults of the run's model, data set, schedule
+    and optimiser; OptionError if these are unknown."""
     options = run.options
     if not options:
         raise OptionError("arguments.json is missing")
@@ -98,8 +98,7 @@ def changed_options(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def different_options(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
-    """Return each option in which runs differ, with its value in each run; - where a run has no such option, or its
-    options are not known."""
+    """Return each option in which runs differ, with its value in each run; "-" if a run did not record it."""
     known = {option.name for option in every_option(None)}
     names = dict.fromkeys((*_DECIDING, *sorted({name for run in runs for name in run.options})))
     rows = []
@@ -111,7 +110,7 @@ def different_options(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
 
 
 def formatted(value: Any) -> str:
-    """Return a value as people write it."""
+    """Return a value as it is written on a command line."""
     if value is None or value in ([], ()):
         return "none"
     if isinstance(value, bool):
@@ -122,5 +121,5 @@ def formatted(value: Any) -> str:
 
 
 def _counts(name: str) -> bool:
-    """Return whether an option says something of the run, not of the call or the host."""
+    """Return whether an option describes the run, not a call or a host."""
     return name in _SHOWN or name not in {_OF_THE_DATA} | with_trait(ONE_CALL) | with_trait(PER_INSTANCE)

@@ -1,4 +1,4 @@
-"""A run, or several side by side, as one page that needs nothing else."""
+"""Reports: one self-contained HTML page for one run, or for several runs side by side."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 FILE = "report.html"
 MAX_RUNS = 16  # on one page
-_AT_THE_END = "cnn report adds them, with the newest checkpoint and the data"
+_AT_THE_END = "to add them, run cnn report; it needs the newest checkpoint and the data"
 _RECORDED = {
     "command": "command", "started": "datetime", "host": "hostname", "processes": "instances", "seed": "seed",
-    "run": "run_id", "data": "data_dir", "digest of the data": "records_digest",
+    "run ID": "run_id", "data": "data_dir", "digest of the data": "records_digest",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A run on a page. `evaluation`: its newest checkpoint's answers; `missing`: why there are none."""
+    """A run on a page. `evaluation`: the predictions of a checkpoint; `missing`: why there are none."""
 
     run: RunFolder
     evaluation: Evaluation | None = None
@@ -39,14 +39,14 @@ class Reported:
 
 
 def write(folder: Path) -> Path:
-    """Write the page of a run, from its rows alone, beside them, whole or not at all."""
+    """Write a run's report into its directory, from its tables alone, atomically."""
     target = folder / FILE
     files.write_atomically(target, render([Reported(run_folder.read(folder), missing=commands.as_invoked(_AT_THE_END))]))
     return target
 
 
 def render(reported: Sequence[Reported]) -> str:
-    """Return the whole page."""
+    """Return the complete page as HTML."""
     return _one_run(reported[0]) if len(reported) == 1 else _several_runs(reported)
 
 
@@ -71,29 +71,29 @@ def _several_runs(reported: Sequence[Reported]) -> str:
     figures = [(name, *(("n", result.get(name, "-")) for result in results)) for name in names]
     parts = [
         markup.heading(1, f"{len(runs)} runs compared"),
-        markup.heading(2, "Options in which they differ"),
-        markup.table(("option", *labels), options) if options else markup.paragraph("The runs have the same options."),
+        markup.heading(2, "Options that differ"),
+        markup.table(("option", *labels), options) if options else markup.paragraph("All runs have the same options."),
         markup.heading(2, "Results"),
         markup.table(("", *labels), figures),
-        markup.heading(2, "Curves"),
+        markup.heading(2, "Training curves"),
         markup.charts(
             training_chart.comparison_panels([(label, run.training, run.validation) for label, run in zip(labels, runs)])
         ),
     ]
     for label, each in zip(labels, reported):
         parts += [markup.heading(2, label), markup.paragraph(f"{_title(each.run)}. {_state(each.run)}", "soft")]
-        parts.append(markup.folded("This run alone", "\n".join(_sections(each, 3))))
+        parts.append(markup.folded("Details of this run", "\n".join(_sections(each, 3))))
     return markup.page(f"{len(runs)} runs: {', '.join(labels)}", parts)
 
 
 def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
-    """Return the parts of a page on one run, each below a heading of a level."""
+    """Return the sections about one run. `level`: of their headings."""
     run, scored, summary = reported.run, reported.evaluation, reported.run.arguments.get("summary_str")
     missing = f"the validation results are missing: {reported.missing or 'no checkpoint was evaluated'}"
     notes = [*run.notes, *([] if scored else [missing])]
     parts = [markup.paragraph(f"{note[:1].upper()}{note[1:]}.", "note") for note in notes]
     for title, content in (
-        ("Curves", curves),
+        ("Training curves", curves),
         ("Averaged weights", _averages(run)),
         ("Validation results", validation_sections.section(scored) if scored else ""),
         ("Options that differ from the defaults", _options(run)),
@@ -105,7 +105,7 @@ def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
 
 
 def _title(run: RunFolder) -> str:
-    """Return network, data, best accuracy and where."""
+    """Return network, data set, best accuracy and its checkpoint."""
     result = _results(run)
     if "best checkpoint" in result:
         return f"{run.network}: {result['best validation accuracy']} at {result['best checkpoint']}"
@@ -114,45 +114,47 @@ def _title(run: RunFolder) -> str:
 
 
 def _state(run: RunFolder) -> str:
-    """Return the progress of a run."""
+    """Return a run's progress as a phrase."""
     total, epochs = run.arguments.get("total_iterations"), number(run.training[-1], "epoch") if run.training else math.nan
     state = (
-        f"{run.done:,} updates"
-        + (f" of {total:,}" if total else "")
+        f"{run.done:,} "
+        + (f"of {total:,} " if total else "")
+        + "updates"
         + (f", {epochs:.4g} epochs" if epochs == epochs else "")
     )
     if not total or not run.training or run.done >= total:
         return state
-    return state + ("; --patience ended it" if run.out_of_patience else "; it is running, or was stopped")
+    return state + ("; ended by --patience" if run.out_of_patience else "; still running or stopped")
 
 
 def _results(run: RunFolder) -> Mapping[str, str]:
-    """Return the figures of a run by their names, without those that are missing."""
+    """Return the results of a run by name, without missing ones."""
     best, trained = run.best or {}, run.training[-1] if run.training else {}
     last = next((row for row in reversed(run.validation) if number(row, "iteration") >= 0), {})
     rates = [rate for row in run.training if math.isfinite(rate := number(row, "img_per_sec"))]
     figures = (
         ("best validation accuracy", number(best, "val_acc"), "{:.2f} %"),
-        ("top-5 accuracy there", number(best, "top5_acc"), "{:.2f} %"),
+        ("its top-5 accuracy", number(best, "top5_acc"), "{:.2f} %"),
         ("last validation accuracy", number(last, "val_acc"), "{:.2f} %"),
         ("last validation loss", number(last, "loss"), "{:.4g}"),
         ("last training accuracy", number(trained, "train_acc_avg"), "{:.2f} %"),
         ("last training loss", number(trained, "loss_avg"), "{:.4g}"),
         ("updates", run.done, "{:,}"),
         ("parameters", run.arguments.get("parameters") or math.nan, "{:,}"),
-        ("images a second (median)", statistics.median(rates or [math.nan]), "{:,.1f}"),
+        ("images per second (median)", statistics.median(rates or [math.nan]), "{:,.1f}"),
         ("training time", number(trained, "total_time"), "{:,.1f} s"),
     )
     results = {name: form.format(value) for name, value, form in figures if value >= 0}
-    if best:  # averaged weights have no epoch
+    if best:
         name = best.get("name") or f"update {best['iteration']}"
-        epoch = f" (epoch {number(best, 'epoch'):.4g})" if number(best, "iteration") >= 0 else ""
+        averaged = number(best, "iteration") < 0  # without an epoch
+        epoch = "" if averaged else f" (epoch {number(best, 'epoch'):.4g})"
         results["best checkpoint"] = f"{name}{epoch}"
     return results
 
 
 def _averages(run: RunFolder) -> str:
-    """Return the rows of averaged weights, which have no place on the axis of epochs."""
+    """Return a table of the averaged weights, which the charts leave out because they belong to no epoch."""
     rows = [
         (row.get("name") or "", ("n", f"{number(row, 'val_acc'):.2f}"), ("n", f"{number(row, 'loss'):.4g}"))
         for row in run.validation
@@ -162,22 +164,22 @@ def _averages(run: RunFolder) -> str:
 
 
 def _options(run: RunFolder) -> str:
-    """Return the options that differ from the defaults, or why these are not known."""
+    """Return a table of the options that differ from the defaults, or the reason why they are unknown."""
     try:
         changed = run_folder.changed_options(run)
     except OptionError as error:
-        return markup.paragraph(f"They are not known: {str(error).splitlines()[0]}")
+        return markup.paragraph(f"Unknown: {str(error).splitlines()[0]}")
     return markup.table(("option", "value", "default"), changed) if changed else markup.paragraph("None.")
 
 
 def _environment(run: RunFolder) -> str:
-    """Return the place and the time of a run, as it recorded them."""
+    """Return a table of what a run recorded about its command, host, time and data."""
     known = [(name, str(run.arguments[key])) for name, key in _RECORDED.items() if run.arguments.get(key) is not None]
     return markup.table(("", ""), known) if known else ""
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the folders' names, with as many of the folders around them as tell them apart."""
+    """Return the directories' names, with as many parent directories as needed to make them unique."""
     paths = [run.path.resolve() for run in runs]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-depth:]) for path in paths]

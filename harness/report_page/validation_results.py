@@ -1,4 +1,4 @@
-"""The answers of a run's newest checkpoint to its validation images, and what can be counted among them."""
+"""The predictions of a checkpoint for its validation set, and statistics of them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from log import RunLog
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
-_SMALL = 64  # pixels: an image up to this side is kept as it is
-_SIDE = 160  # pixels of a larger one
-WRONG = 12  # images that are shown, the most confident mistakes
+_SMALL = 64  # pixels: images up to this side keep their size
+_SIDE = 160  # pixels: side of larger images on the page
+WRONG = 12  # number of mistakes that are shown
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Answers to n images. `labels`, `records` [n], whole numbers; `answers`, `probabilities` [n, k]: the most probable
-    classes, the first one first; `files`: names by place, of those that are known; `images`: PNG or JPEG by place, as the
-    network saw them."""
+    """Predictions for n images. `labels`, `records` [n]: integers. `answers`, `probabilities` [n, k]: the most probable
+    classes, in this order. `files`: known file names by place. `images`: PNG or JPEG by place, as the network sees them."""
 
     checkpoint: str
     classes: int
@@ -47,46 +46,45 @@ class Evaluation:
     images: Mapping[int, bytes] = field(default_factory=dict)
 
     def name(self, label: int) -> str:
-        """Return the name of a class, or its number."""
+        """Return the name of a class, or its number if it has no name."""
         return self.names[label] if label < len(self.names) else f"class {label}"
 
     def described(self, place: int) -> str:
-        """Return the name of an image's file, or the number of its record."""
+        """Return an image's file name, or its record number if that is unknown."""
         return self.files.get(place) or f"record {self.records[place]} of the validation set"
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return numbers of images [label, answer]."""
+        """Return the confusion matrix: numbers of images [actual class, predicted class]."""
         pairs = self.labels * self.classes + self.answers[:, 0]
         return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
     def class_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return precision, recall and F1 of each class [classes, 3], 0 where there is nothing to divide by, and the number
-        of its images [classes]."""
+        """Return precision, recall and F1 [classes, 3], with 0 for 0/0, and the number of images [classes]."""
         right = self.labels[self.labels == self.answers[:, 0]]
         both, answered, images = (np.bincount(of, minlength=self.classes) for of in (right, self.answers[:, 0], self.labels))
         parts = both / np.maximum(answered, 1), both / np.maximum(images, 1), 2 * both / np.maximum(answered + images, 1)
         return np.stack(parts, 1), images
 
     def most_confused(self, most: int) -> list[tuple[int, int, int]]:
-        """Return the most frequent (class, wrong answer, count), the most frequent first."""
+        """Return at most `most` triples (actual class, predicted class, count), in order of decreasing count."""
         wrong = self.labels != self.answers[:, 0]
         pairs = np.stack([self.labels[wrong], self.answers[wrong, 0]])
         pairs, count = np.unique(pairs, axis=1, return_counts=True)
         return [(int(pairs[0, k]), int(pairs[1, k]), int(count[k])) for k in np.argsort(-count, kind="stable")[:most]]
 
     def mistakes(self) -> list[int]:
-        """Return the places of the wrong answers with the highest probabilities, the highest first."""
+        """Return the places of the most confident wrong predictions, the most confident first."""
         order = np.argsort(-self.probabilities[:, 0], kind="stable")
         return [int(k) for k in order[self.labels[order] != self.answers[order, 0]][:WRONG]]
 
 
 class NoEvaluation(Exception):
-    """Why there are no answers, in a line: no whole checkpoint, or no data that can be read."""
+    """A checkpoint cannot be evaluated, because it or the data cannot be read. The message is one line."""
 
 
 def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None = None) -> Evaluation:
-    """Return the answers of a run's checkpoint, or of the newest one that is whole; NoEvaluation without it or its data.
-    `say`: takes lines."""
+    """Return the predictions of a checkpoint; by default, of the run's newest intact one. Raise NoEvaluation if it or the
+    data cannot be read. `say`: receives progress messages."""
     try:
         return _evaluate(folder, say, checkpoint)
     except WrongInput as error:
@@ -94,11 +92,10 @@ def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | 
     except Exception as error:
         if not tf_runtime.is_of_tensorflow(error):
             raise
-        raise NoEvaluation(tf_runtime.device_error(error).splitlines()[0]) from error  # as of a record that is damaged
+        raise NoEvaluation(tf_runtime.device_error(error).splitlines()[0]) from error  # e.g. a damaged record
 
 
 def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
-    """Return the answers with their images."""
     words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
     checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_network_in(folder)
     for line in warnings:
@@ -106,17 +103,18 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     recorded = entry.recorded_options(folder, words, "validation")
     run = entry.checked_run(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
     if run.options.dataset.random_data:
-        raise DataError("the run's data are random: no answer can be right or wrong")
+        raise DataError("the run has random data, so predictions mean nothing")
     if not run.data_source.spec.validation_images:
         raise DataError(f"data set {run.data_source.spec.name} has no validation images")
     for line in entry.other_pictures(run, recorded):
         say(line)
-    say(f"Evaluating {checkpoint.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}")
+    spec = run.data_source.spec
+    say(f"Evaluating {checkpoint.name} on the {spec.validation_images} validation images of {spec.name}")
     return _with_images(run, _answered(run, checkpoint, values))
 
 
 def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
-    """Return the checkpoint's answers, without images."""
+    """Return the checkpoint's predictions, without images and file names."""
     program_cache.import_tensorflow(run)
     from harness.programs import build
 
@@ -127,9 +125,9 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
         program.load(values)
         program.rewind()
         rows = _rows(program, local_micro_batches(run))
-    records = np.flatnonzero(rows[:, 0] >= 0)  # of filling, and of what cannot be read, no label is known
+    records = np.flatnonzero(rows[:, 0] >= 0)  # padding and unreadable images have no label
     if not len(records):
-        raise OptionError("none of the validation images can be read")
+        raise OptionError("no validation image can be read")
     rows = rows[records]
     photo_predictions.finite(rows[:, 1 + most :], checkpoint.prefix)
     return Evaluation(
@@ -139,7 +137,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
 
 
 def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
-    """Return the program's rows, one for each image, in the order of the validation set."""
+    """Return the program's output: a row for each image, in the order of the validation set."""
     log, rows = RunLog(None), []
     for k in range(micro_batches):
         rows.append(program.step(k, k + 1)["answers"])
@@ -149,7 +147,7 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
 
 
 def _with_images(run: Run, scored: Evaluation) -> Evaluation:
-    """Return the answers with the names of the images' files and the most confident mistakes."""
+    """Return the predictions with file names and the images of the most confident mistakes."""
     from harness.programs import build
 
     wrong = scored.mistakes()
@@ -160,13 +158,13 @@ def _with_images(run: Run, scored: Evaluation) -> Evaluation:
 
 
 def _short(name: str, run: Run) -> str:
-    """Return a file's name within the data set's folder."""
+    """Return a file's path relative to the data set's folder."""
     top = f"{run.data_dir}/" if run.data_dir else ""
     return name.removeprefix(top).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _encoded(image: np.ndarray) -> bytes:
-    """Return an image as PNG; a large one made smaller, as JPEG."""
+    """Return an image as PNG; if it is large, reduced and as JPEG."""
     from PIL import Image
 
     drawn, content = Image.fromarray(image), io.BytesIO()

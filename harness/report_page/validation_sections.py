@@ -1,4 +1,4 @@
-"""The sections of a page on a checkpoint's answers: classes, the confusion matrix, and the most confident mistakes."""
+"""The report's section "Validation results": scores by class, confusion matrix, most confident mistakes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from harness.report_page import markup
 if TYPE_CHECKING:
     from harness.report_page.validation_results import Evaluation
 
-_MATRIX = 25  # classes that a matrix is drawn for
-_LISTED = 30  # classes that are shown at once
+_MATRIX = 25  # most classes for which the matrix is drawn
+_LISTED = 30  # most classes that are listed without a click
 _PAIRS = 12
 _SCORES = "precision", "recall", "F1"
 
 
 def section(scored: Evaluation) -> str:
-    """Return everything on one checkpoint's answers."""
+    """Return the section as HTML."""
     count, right = len(scored.labels), int((scored.labels == scored.answers[:, 0]).sum())
     scores, images = scored.class_scores()
     means = (f"{name} {100 * mean:.1f} %" for name, mean in zip(_SCORES, scores[images > 0].mean(0)))
     introduction = (
         f"{scored.checkpoint} classifies {right:,} of {count:,} images correctly: {100 * right / count:.1f} %. "
-        f"Means over the classes: {', '.join(means)}."
+        f"Averages over the classes: {', '.join(means)}."
     )
-    blocks = (("Scores of each class, in %", _classes(scored)), ("Confusion matrix", _confusions(scored)))
+    blocks = (("Scores by class, %", _classes(scored)), ("Confusion matrix", _confusions(scored)))
     return "\n".join(
         [
             markup.paragraph(introduction),
@@ -40,17 +40,19 @@ def section(scored: Evaluation) -> str:
 
 
 def _classes(scored: Evaluation) -> str:
-    """Return a row for each class that has images, the lowest recall (the class's accuracy) first; many of them folded."""
+    """Return a table of the classes that have images, sorted by recall (the class's accuracy), the lowest first."""
     scores, images = scored.class_scores()
     order = sorted(np.flatnonzero(images).tolist(), key=lambda k: (scores[k, 1], k))
     rows = [(scored.name(k), *(("n", f"{100 * x:.1f}") for x in scores[k]), ("n", f"{images[k]:,}")) for k in order]
     table, without = markup.table(("class", *_SCORES, "images"), rows), scored.classes - len(order)
-    missing = markup.paragraph(f"{without} classes have no validation images.", "soft") if without else ""
-    return (table if len(order) <= _LISTED else markup.folded(f"{len(order)} classes, the lowest first", table)) + missing
+    number = "1 class has" if without == 1 else f"{without} classes have"
+    missing = markup.paragraph(f"{number} no validation images.", "soft") if without else ""
+    summary = f"{len(order)} classes, lowest recall first"
+    return (table if len(order) <= _LISTED else markup.folded(summary, table)) + missing
 
 
 def _confusions(scored: Evaluation) -> str:
-    """Return the matrix of few classes, and the pairs that are most often confused."""
+    """Return the pairs of classes that are confused most often, after the matrix if the classes are few."""
     counts = Counter(scored.labels.tolist())
     rows = [
         (scored.name(label), scored.name(answer), ("n", f"{count:,}"), ("n", f"{100 * count / counts[label]:.1f}"))
@@ -58,19 +60,19 @@ def _confusions(scored: Evaluation) -> str:
     ]
     if not rows:
         return markup.paragraph("None: every image is classified correctly.")
-    listed = markup.table(("class", "predicted", "count", "% of it"), rows, "most frequent confusions")
+    listed = markup.table(("actual", "predicted", "images", "% of class"), rows, "Most frequent confusions")
     return listed if scored.classes > _MATRIX else _matrix(scored) + listed
 
 
 def _matrix(scored: Evaluation) -> str:
-    """Return classes as rows and answers as columns, numbered alike; a deeper colour is a larger part of the class."""
+    """Return the matrix with actual classes as rows. A deeper colour means a larger share of the class."""
     names = [scored.name(k) for k in range(scored.classes)]
     head = "".join(f'<th scope="col" title="{escape(name)}">{k}</th>' for k, name in enumerate(names))
     rows = []
     for k, (name, counts) in enumerate(zip(names, scored.confusion_matrix().tolist())):
         cells = "".join(_cell(count, sum(counts), j == k) for j, count in enumerate(counts))
         rows.append(f'<tr><th scope="row" class="row">{escape(name)}&nbsp;{k}</th>{cells}</tr>')
-    caption = "<caption>rows: class; columns: answer</caption>"
+    caption = "<caption>Rows: actual class. Columns: predicted class.</caption>"
     return (
         f'<div class="wide"><table class="matrix">{caption}<thead><tr><th></th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -85,17 +87,17 @@ def _cell(count: int, of: int, right: bool) -> str:
 
 
 def _mistakes(scored: Evaluation) -> str:
-    """Return the wrong answers of the highest probability, with their images where these are kept."""
+    """Return the most confident wrong predictions, with their images if these are known."""
     figures = []
     for place in scored.mistakes():
         label, answer = int(scored.labels[place]), int(scored.answers[place, 0])
         own = scored.probabilities[place][scored.answers[place] == label]
-        probability = f"{100 * own[0]:.1f} %" if len(own) else f"not among the first {scored.answers.shape[1]}"
+        probability = f"{100 * own[0]:.1f} %" if len(own) else f"(not in the top {scored.answers.shape[1]})"
         file, content = scored.described(place), scored.images.get(place)
-        image = markup.photograph(content, file, content.startswith(b"\x89PNG")) if content else ""
+        image = markup.image(content, file, content.startswith(b"\x89PNG")) if content else ""
         given, true = escape(scored.name(answer)), escape(scored.name(label))
-        words = f"<b>{given}</b> {100 * scored.probabilities[place, 0]:.1f} %<br>is {true} ({probability})"
+        words = f"predicted <b>{given}</b> {100 * scored.probabilities[place, 0]:.1f} %<br>actual {true} {probability}"
         figures.append(f"<figure>{image}<figcaption>{words}<br>{escape(file)}</figcaption></figure>")
     if not figures:
         return markup.paragraph("None: every image is classified correctly.")
-    return f'<div class="pictures">{"".join(figures)}</div>'
+    return f'<div class="images">{"".join(figures)}</div>'

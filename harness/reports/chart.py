@@ -83,8 +83,8 @@ def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fi
 @dataclass(frozen=True)
 class Line:
     """A curve. `width`: line width; 0 draws dots only. `dots`: relative size of the dots; 0 draws none. `trim`: the axis
-    ignores extreme points, so they may be outside of the panel. It always ignores leading points above `ceiling`. `last`:
-    the legend shows the last value."""
+    ignores extreme points, so they may be outside of the panel. `ceiling`: the axis always ignores leading points above
+    it. `last`: the legend shows the last value."""
 
     label: str
     points: Points
@@ -127,7 +127,7 @@ class Line:
         return values[cut : len(values) - cut]
 
     def draw(self, place: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
-        """Yield the SVG of the curve. It has a gap at each value that is not finite."""
+        """Yield the SVG of the curve, with a gap at each value that is not finite."""
         path, pen, shown = [], "M", thinned(self.points)
         for x, y in shown:
             if math.isfinite(y):

@@ -130,16 +130,16 @@ def test_the_numbers_are_those_of_the_rows(reported, trained):
     assert title in text
     assert f"{float(validated[-1]['loss']):.4g} last validation loss" in text
     assert f"{float(training[-1]['train_acc_avg']):.2f} % last training accuracy" in text
-    assert f"{training[-1]['iteration']} updates of {training[-1]['iteration']}, " in text
+    assert f"{training[-1]['iteration']} of {training[-1]['iteration']} updates, " in text
 
 
-@pytest.mark.parametrize("patience, told", [(0, "it is running, or was stopped"), (2, "--patience ended it")])
-def test_a_run_that_patience_ended_is_not_called_stopped(patience, told, plain):
+@pytest.mark.parametrize("patience, state", [(0, "still running or stopped"), (2, "ended by --patience")])
+def test_a_run_that_patience_ended_is_not_called_stopped(patience, state, plain):
     """Two validations without a gain end it if --patience says so."""
     with (plain / "validation.csv").open("a") as file:
         file.writelines(f"ckpt-{i},{i},{i / 10},40,40,0.5,100,200,1.5,95,1\n" for i in (21, 22))
     (plain / "arguments.json").write_text(json.dumps({"total_iterations": 40, "patience": patience}))
-    assert run_page._state(run_folder.read(plain)).endswith(f"; {told}")
+    assert run_page._state(run_folder.read(plain)).endswith(f"; {state}")
 
 
 def test_the_options_that_differ_are_told(reported, trained):
@@ -189,7 +189,8 @@ def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree,
         result = succeed("report", copy)
     finally:
         moved.rename(tree)
-    assert result.err.startswith(f"warning: {copy} is reported by its rows alone: ") and result.err.count("\n") == 1
+    assert result.err.startswith(f"warning: the report of {copy} has no validation results: ")
+    assert result.err.count("\n") == 1
     seen = Page((copy / "report.html").read_text())
     assert str(tree) in seen.text and "The validation results are missing" in seen.text
     assert "Validation results" not in seen.texts and {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
@@ -227,8 +228,8 @@ def test_several_runs_begin_with_what_differs(trained, plain, tmp_path):
         file.unlink()
     succeed("report", trained, other, plain, "--no-evaluation", "--html", tmp_path / "both.html")
     seen = Page((tmp_path / "both.html").read_text())
-    headings = [text for text in seen.texts if text in ("Options in which they differ", "Results", "Curves")]
-    assert headings == ["Options in which they differ", "Results", "Curves"]
+    headings = ["Options that differ", "Results", "Training curves"]
+    assert [text for text in seen.texts if text in headings] == headings
     rows = run_folder.different_options([run_folder.read(each) for each in (trained, other)])
     assert rows == [("--momentum", ["0.9", "0.5"])]
     assert seen.text.count("other (last: ") == 5 and seen.text.count("run (last: ") == 5
@@ -236,14 +237,14 @@ def test_several_runs_begin_with_what_differs(trained, plain, tmp_path):
 
 def test_a_training_ends_with_its_page(trained):
     seen = Page((trained / "at-the-end.html").read_text(encoding="utf-8"))
-    assert "cnn report adds them" in seen.text and "Validation results" not in seen.texts
+    assert "run cnn report" in seen.text and "Validation results" not in seen.texts
     assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
 
 
 HEAD = ",".join(tables.TRAINING_COLUMNS) + "\n"
 BAD = {
-    "missing": (shutil.rmtree, "is not there"),
-    "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is no run folder"),
+    "missing": (shutil.rmtree, "does not exist"),
+    "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is not a run directory"),
     "no rows": (lambda f: [(f / "training.csv").write_text(HEAD), (f / "validation.csv").unlink()], "has no rows yet"),
     "arguments": (lambda folder: (folder / "arguments.json").write_text("{"), "arguments.json"),
 }
