@@ -1,7 +1,7 @@
 """The profile of one weight update: a Chrome trace (profile.json) and a timeline of the stages (profile.svg).
 
 Requested by `--profile [FILE]`, `--gc-profile [TYPE]`, or `gc-profile -d DIR -- command` (an environment variable). The
-files are in the run directory, in DIR, or at FILE. The last two also write the files of the IPU's tool:
+files are in the run directory, in DIR, or at FILE. Except `--profile` alone, all also write the files of the IPU's tool:
 
 - `execution.json`: the measurements as numbers;
 - `archive.a`: all these files in an `ar` archive;
@@ -183,7 +183,7 @@ def _totals(operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str
 
 
 def _archive(members: Mapping[str, str]) -> bytes:
-    """Return an `ar` archive. Its members have no owner and no date, so the bytes are reproducible."""
+    """Return an `ar` archive. Members have no owner and no date, so the bytes are reproducible."""
     parts = [b"!<arch>\n"]
     for name, text in members.items():
         content = files.encoded(text)

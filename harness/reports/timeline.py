@@ -45,7 +45,7 @@ def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) 
 
 
 def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) -> Rows:
-    """Return a row for each stage. Its bars are passes, with their numbers inside."""
+    """Return a row for each stage, with a numbered bar for each pass."""
     from harness.reports.chart import LIGHT, Box, Rows
 
     bars = [
