@@ -1,7 +1,7 @@
-"""The worker process of a peer: Keras on made pictures, `fit` for training, a compiled call for inference.
+"""A worker process that runs Keras on random images: `fit` for training, a compiled call for inference.
 
-benchmarks/peers.py starts it: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. The
-worker describes itself when it is ready, and answers each line of standard input with a round of UPDATES batches.
+benchmarks/peers.py starts it: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. It
+describes itself when it is ready, and answers each line of standard input with a round of UPDATES batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYERS = keras.layers
 
 
 def resnet14() -> keras.Model:
-    """The quickstart's network: three stages of two basic units, shortcuts by pooling and zero channels."""
+    """Return the quickstart's network: three stages of two basic units. Shortcuts pool and add zero channels."""
 
     def unit(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTensor:
         y = LAYERS.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
@@ -48,13 +48,13 @@ NETWORKS = {"efficientnet_b0": "EfficientNetB0", "efficientnet_b2": "EfficientNe
 
 
 def main() -> None:
-    """The worker."""
+    """Build the network and serve rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=[*NETWORKS, "resnet14"])
     parser.add_argument("side", type=command_line.int_between(1))
     parser.add_argument("batch", type=command_line.int_between(1))
     parser.add_argument("updates", type=command_line.int_between(1))
-    parser.add_argument("--jit", action="store_true", help="compiled by XLA")
+    parser.add_argument("--jit", action="store_true", help="compile with XLA")
     parser.add_argument("--inference", action="store_true")
     asked = parser.parse_args()
     classes = 10 if asked.network == "resnet14" else 1000
@@ -64,11 +64,11 @@ def main() -> None:
         build = getattr(keras.applications, NETWORKS[asked.network])
         model = build(weights=None, input_shape=(asked.side, asked.side, 3), classifier_activation=None)
     samples = asked.batch * asked.updates
-    pictures = np.random.default_rng(0).random((samples, asked.side, asked.side, 3), np.float32)
+    images = np.random.default_rng(0).random((samples, asked.side, asked.side, 3), np.float32)
     labels = np.random.default_rng(1).integers(0, classes, samples)
     if asked.inference:
         call = tf.function(lambda x: model(x, training=False), jit_compile=asked.jit)
-        batches = [tf.constant(pictures[i : i + asked.batch]) for i in range(0, samples, asked.batch)]
+        batches = [tf.constant(images[i : i + asked.batch]) for i in range(0, samples, asked.batch)]
 
         def work() -> None:
             for batch in batches:
@@ -76,8 +76,8 @@ def main() -> None:
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(1e-4, 0.9), loss, jit_compile=asked.jit)
-        data = tf.data.Dataset.from_tensor_slices((pictures, labels)).batch(asked.batch).prefetch(2)
-        # the thread that tunes it looks after 10, 20, 40 ... 640 ms, and an epoch that is over waits until it wakes
+        data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(asked.batch).prefetch(2)
+        # The autotuning thread sleeps for 10, 20, 40 ... 640 ms, and the end of an epoch waits until it wakes.
         steady = tf.data.Options()
         steady.autotune.enabled = False
         data = data.with_options(steady)

@@ -1,5 +1,6 @@
-"""Stands for torchvision, which timm imports for pictures: the networks do without, and its wheels fit one build of PyTorch
-only. To be imported before timm."""
+"""Replace torchvision by an empty stand-in. Import this module before timm.
+
+timm imports torchvision, but its networks do not need it, and each torchvision wheel fits only one build of PyTorch."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from types import ModuleType
 from unittest.mock import MagicMock
 
 
-class NoPictures(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules that have everything."""
+class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import hook that returns mock modules for torchvision."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of torchvision, or of a module in it; None for any other."""
+        """Return a spec for torchvision and its modules, None for any other module."""
         found = name.split(".")[0] == "torchvision"
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Return a module that has every name."""
+        """Return a module in which every name exists."""
         module = MagicMock(name=spec.name)
         module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
         return module
@@ -28,4 +29,4 @@ class NoPictures(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing, as the module is complete."""
 
 
-sys.meta_path.insert(0, NoPictures())
+sys.meta_path.insert(0, StandIn())

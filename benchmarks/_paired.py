@@ -1,5 +1,7 @@
-"""Ways of running, measured turn by turn: each in a process of its own, a round of one after a round of the other, so that
-what else the machine does falls on both. Ratios are of neighbouring rounds; their median is quoted."""
+"""Measure ways of running in turn, so that other load on the machine affects all of them alike.
+
+Each way has its own process and runs one round after a round of the other. Quote the median of the ratios of neighbouring
+rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from typing import Any
 from base.process import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
-_SPINNING = 0.5  # seconds; OpenMP's threads wait for 0.2 before they sleep
+_SPINNING = 0.5  # seconds; OpenMP threads spin for 0.2 s before they sleep
 
 
 @dataclass(frozen=True)
@@ -29,23 +31,23 @@ class Measured:
     """The measurements of one way of running."""
 
     speeds: tuple[float, ...]  # samples per second of each round
-    peak: float  # MB of memory, at most
+    peak: float  # peak memory of the process in MB
     built: float  # seconds until the program was ready
-    alive: float = 0.0  # MB of tensors at once, at most, in one weight update; 0: not asked
+    alive: float = 0.0  # peak MB of live tensors in one weight update; 0: not measured
 
 
 def ours(words: Sequence[str], updates: int = 1, inference: bool = False) -> list[str]:
-    """The command of a worker that carries out `updates` weight updates of train.py with these options in a round, or as
-    many micro-batches of inference."""
+    """Return the command of a worker whose round is `updates` weight updates of train.py with these options, or as many
+    micro-batches of inference."""
     mode = ["--inference"] if inference else []
     return [sys.executable, str(Path(__file__).with_name("_worker.py")), *mode, str(updates), *words]
 
 
 class Worker:
-    """A process of its own that runs one round at a time."""
+    """A process that runs one round at a time."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        """`environ`: what its environment has beyond this one's."""
+        """Start the process. `environ` is added to the environment."""
         environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = subprocess.Popen(
             command,
@@ -60,22 +62,22 @@ class Worker:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The worker's description of itself, sent as soon as it is ready."""
+        """Return the worker's description of itself, sent as soon as it is ready."""
         return self._answer()
 
     @property
     def built(self) -> float:
-        """Seconds that building the program took, as soon as it is done."""
+        """Return the seconds that building the program took."""
         return self.about["built"]
 
     def round(self) -> float:
-        """Run a round, when the threads of the worker before have left off spinning; return its samples per second."""
+        """Run a round after the previous worker's threads have stopped spinning. Return its samples per second."""
         time.sleep(_SPINNING)
         self.begin_round()
         return self.end_round()
 
     def begin_round(self) -> None:
-        """Starts one, for several workers at once."""
+        """Start a round without waiting, so that several workers run at once."""
         assert self.about
         self._ask("round")
 
@@ -84,21 +86,21 @@ class Worker:
         return self._answer()["speed"]
 
     def alive(self) -> float:
-        """MB of tensors that are alive at once, at most, in one weight update."""
+        """Return the peak MB of live tensors in one weight update."""
         self._ask("alive")
         return self._answer()["alive"]
 
     def peak(self) -> float:
-        """The process' peak memory in MB so far."""
+        """Return the peak memory of the process so far, in MB."""
         self._ask("peak")
         return self._answer()["peak"]
 
     def close(self) -> None:
-        """No more rounds will come."""
+        """Tell the worker that there are no more rounds."""
         self._process.stdin.close()
 
     def end(self) -> None:
-        """The process is gone then."""
+        """End the process and wait for it."""
         self.close()
         self._process.wait()
 
@@ -109,7 +111,7 @@ class Worker:
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"this worker ended: {' '.join(self._command)}")
+            raise SystemExit(f"A worker ended without an answer: {' '.join(self._command)}")
         return json.loads(line)
 
 
@@ -117,7 +119,7 @@ class Instances:
     """Workers that train together, one for each address of the cluster."""
 
     def __init__(self, words: Sequence[str], updates: int, addresses: Sequence[str], prefixes: Sequence[Sequence[str]] = ()):
-        """`prefixes`: of the workers' commands, which place them."""
+        """Start one worker for each address. `prefixes` are put before their commands, to place them."""
         command = ours([*words, "--distributed"], updates)
         self._workers = [
             Worker(
@@ -128,7 +130,7 @@ class Instances:
         ]
 
     def round(self) -> float:
-        """Run a round of all together; return the slowest one's samples per second."""
+        """Run a round of all workers at once. Return the samples per second of the slowest."""
         for worker in self._workers:
             worker.begin_round()
         return min(worker.end_round() for worker in self._workers)
@@ -142,7 +144,7 @@ class Instances:
 
 
 def turns(ways: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """Return what each way gives in `rounds` rounds, in turn, the first one first and last by turns."""
+    """Return the results of each way in `rounds` rounds. The ways take turns, in alternating order."""
     found: list[list[float]] = [[] for _ in ways]
     for i in range(rounds):
         for which in range(len(ways))[:: 1 if i % 2 == 0 else -1]:
@@ -151,7 +153,7 @@ def turns(ways: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]
 
 
 def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measured, Measured]:
-    """Measure both ways, `rounds` rounds each after one that does not count."""
+    """Measure two ways in `rounds` rounds, after a first round that does not count."""
     workers = Worker(ours(one)), Worker(ours(other))
     for worker in workers:
         worker.round()
@@ -163,22 +165,22 @@ def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measure
 
 
 def alone(words: Sequence[str], rounds: int = 2) -> Measured:
-    """Measure one way by itself, for its memory."""
+    """Measure one way by itself, including its memory."""
     worker = Worker(ours(words))
     speeds = tuple(worker.round() for _ in range(rounds))
-    peak = worker.peak()  # before the recording, which takes memory too
+    peak = worker.peak()  # before recording, which takes memory too
     alive = worker.alive()
     worker.end()
     return Measured(speeds, peak, worker.built, alive)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, and the range."""
+    """Return the median and the range as text."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def arguments(description: str, rounds: int = 0, words: bool = False, **counts: int) -> argparse.Namespace:
-    """Read a benchmark's command line, and print the machine. `rounds`, `counts`: defaults of options."""
+    """Read the command line of a benchmark and print the machine. `rounds` and `counts` are defaults of options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if words:
         parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
@@ -190,7 +192,7 @@ def arguments(description: str, rounds: int = 0, words: bool = False, **counts: 
 
 
 def machine() -> str:
-    """Return a description of the machine that the figures are measured on."""
+    """Return a description of this machine."""
     names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""A worker's side of the talk with benchmarks/_paired.py: its name, then an answer to each line of standard input."""
+"""The worker's side of the protocol of benchmarks/_paired.py: describe yourself, then answer each line of standard input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping
 def serve(
     work: Callable[[], object], samples: int, also: Mapping[str, Callable[[], float]] | None = None, **about: object
 ) -> None:
-    """Prints its name, then answers until standard input ends: `peak` with the process' peak memory in MB, the names of
-    `also` with what they give, and any other line with the samples a second of one round of `work`."""
+    """Print `about`, then answer until standard input ends.
+
+    The answer to `peak` is the peak memory of the process in MB. The answer to a name in `also` is its result.
+    Any other line runs `work` once and gets the samples per second.
+    """
     _say(**about)
     asked = {"peak": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **(also or {})}
     for line in map(str.strip, sys.stdin):

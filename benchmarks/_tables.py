@@ -1,4 +1,4 @@
-"""The table and the picture of docs/measured.md that compare this harness with its peers, from the files of results."""
+"""The comparison with Keras and PyTorch in docs/measured.md: its tables and its chart, from the files of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLOURS = {"Keras": "#d9772b", "PyTorch": "#3d78b5"}
 
 
 def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
-    """Write the table and the picture: of each machine the newest results."""
+    """Write the tables and the chart, with the newest results of each machine."""
     machines = _newest(files)
     page = DOCS / "measured.md"
     text = page.read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
 
 
 def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return for each machine the newest result of each row, from files in the order of their days."""
+    """Return the newest result of each row for each machine. `files` are ordered by day."""
     machines: dict[str, dict[str, Mapping[str, Any]]] = {}
     for path in files:
         run = json.loads(path.read_text(encoding="utf-8"))
@@ -42,7 +42,8 @@ def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any
 
 
 def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[float, float, float, str] | None:
-    """Return a way's speed relative to the best of a family of peers: median, least and largest of the rounds, its name."""
+    """Compare one of our ways with the fastest way of a library. Return median, least and largest ratio of the rounds, and
+    the name of that way; None if the library was not measured."""
     ways = {name: speeds for name, speeds in result["speeds"].items() if name.startswith(family)}
     if not ways:
         return None
@@ -52,30 +53,31 @@ def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[
 
 
 def _table(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequence[Row]) -> Iterator[str]:
-    """A table for each machine, with a line for each of our ways of each row."""
+    """Yield a table for each machine, with a line for each of our ways of each row."""
     for machine, results in machines.items():
         days = sorted({result["day"] for result in results.values()})
         yield from (f"{machine}, {' and '.join(days)}:", "")
-        yield "| step or inference, FP32 | times as fast as Keras | as PyTorch | share of the matrix rate |"
-        yield "| --- | --- | --- | --- |"
+        yield "| task (FP32) | images/s | speed-up over Keras | speed-up over PyTorch | share of the matrix rate |"
+        yield "| --- | --- | --- | --- | --- |"
         for row in rows:
             if result := results.get(row.name):
-                yield from _line(result, row.name, "ours")
+                yield from _line(result, row.title, "ours")
                 for way in row.also:
-                    yield from _line(result, f"the same{way.name.removeprefix('ours')}", way.name)
+                    yield from _line(result, f"the same, {way.options}", way.name)
         yield ""
 
 
 def _line(result: Mapping[str, Any], name: str, own: str) -> Iterator[str]:
-    """The line of our way `own`, if it was measured."""
+    """Yield the line of our way `own`, if it was measured."""
     if own in result["speeds"]:
         compared = [against(result, family, own) for family in FAMILIES]
         cells = [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–" for ratio in compared]
-        yield f"| {name} | {' | '.join(cells)} | {_share(result, own)} |"
+        rate = statistics.median(result["speeds"][own])
+        yield f"| {name} | {rate:,.{int(rate < 100)}f} | {' | '.join(cells)} | {_share(result, own)} |"
 
 
 def _share(result: Mapping[str, Any], own: str) -> str:
-    """Return the share of the machine's own matrix rate that an update's multiply-adds come to, as text."""
+    """Return the rate of an update's multiply-adds as a share of the machine's rate for matrix products."""
     if not result["multiply_adds"]:
         return "–"
     rate = 6 * result["multiply_adds"] * statistics.median(result["speeds"][own])
@@ -83,14 +85,14 @@ def _share(result: Mapping[str, Any], own: str) -> str:
 
 
 def _picture(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequence[Row]) -> str:
-    """Return a panel for each machine, with a row for each comparison and a dot for each peer."""
+    """Draw a panel for each machine, with a row for each task and a dot for each library."""
     panels = []
     for machine, results in machines.items():
         shown = [row for row in rows if row.name in results]
-        marks: list[Box | Dot] = [Box(1, 1, AXIS, ALL, "as fast as the peer", least=1, thick=1)]
+        marks: list[Box | Dot] = [Box(1, 1, AXIS, ALL, "equal speed", least=1, thick=1)]
         for k, row in enumerate(shown):
             for family in FAMILIES:
                 if ratio := against(results[row.name], family):
-                    marks.append(Dot(ratio[0], COLOURS[family], k, f"against {family}"))
-        panels.append(Rows(machine.partition(", ")[0], [row.name for row in shown], marks, height=22, x_axis=(0, 3.5)))
-    return chart.figure(panels, "Times as fast as the best setting of each peer")
+                    marks.append(Dot(ratio[0], COLOURS[family], k, f"over {family}"))
+        panels.append(Rows(machine.partition(", ")[0], [row.title for row in shown], marks, height=22, x_axis=(0, 3.5)))
+    return chart.figure(panels, "Speed-up over each library's fastest setting")

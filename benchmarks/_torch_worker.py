@@ -1,8 +1,8 @@
-"""The worker process of a peer: PyTorch with timm's networks on made pictures.
+"""A worker process that runs PyTorch with the networks of timm on random images.
 
 benchmarks/peers.py starts it: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last]
-[--compile] [--inference]. --last: channels last in memory; --compile: torch.compile. The worker describes itself when it is
-ready, and answers each line of standard input with a round of UPDATES updates, or batches.
+[--compile] [--inference]. --last stores channels last, --compile uses torch.compile. The worker describes itself when it is
+ready, and answers each line of standard input with a round of UPDATES updates (or batches of inference).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.nn import functional
 
 
 def group16(norm: type[nn.Module] | partial) -> nn.Module:
-    """EfficientNet-B0 with groups of 16 channels and expansion 4."""
+    """Return EfficientNet-B0 with groups of 16 channels and expansion 4."""
     rows = (
         "ds_r1_k3_s1_e1_c16_se0.25", "ir_r2_k3_s2_e4_c24_se0.25", "ir_r2_k5_s2_e4_c40_se0.25", "ir_r3_k3_s2_e4_c80_se0.25",
         "ir_r3_k5_s1_e4_c112_se0.25", "ir_r4_k5_s2_e4_c192_se0.25", "ir_r1_k3_s1_e4_c320_se0.25",
@@ -42,7 +42,7 @@ def group16(norm: type[nn.Module] | partial) -> nn.Module:
 
 
 class Unit(nn.Module):
-    """A basic unit of the quickstart's network; its shortcut pools, and adds zero channels."""
+    """A basic unit of the quickstart's network. Its shortcut pools and adds zero channels."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Unit(nn.Module):
         self.stride = stride
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, channels, side, side] -> [batch, filters, side / stride, side / stride]."""
+        """Map [batch, channels, side, side] to [batch, filters, side / stride, side / stride]."""
         y = functional.relu(self.norms[0](self.first(x)))
         y = self.norms[1](self.second(y))
         if self.stride > 1:
@@ -62,7 +62,7 @@ class Unit(nn.Module):
 
 
 def resnet14() -> nn.Module:
-    """The quickstart's network."""
+    """Return the quickstart's network."""
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     channels = 16
     for filters, stride in ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1)):
@@ -79,9 +79,9 @@ OWN = {
 
 
 def main() -> None:
-    """The worker."""
+    """Build the network and serve rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("network", help=f"{', '.join(OWN)}, or one of timm's")
+    parser.add_argument("network", help=f"{', '.join(OWN)}, or a network of timm")
     for name in ("side", "batch", "updates", "accumulation"):
         parser.add_argument(name, type=command_line.int_between(1))
     for flag in ("--last", "--compile", "--inference"):
@@ -93,8 +93,8 @@ def main() -> None:
     model = model.to(memory_format=layout)
     run = torch.compile(model) if asked.compile else model
     kept = asked.batch * asked.accumulation * (asked.updates if asked.inference else 1)
-    pictures = torch.rand(kept, 3, asked.side, asked.side).contiguous(memory_format=layout)
-    batches = pictures.split(asked.batch)
+    images = torch.rand(kept, 3, asked.side, asked.side).contiguous(memory_format=layout)
+    batches = images.split(asked.batch)
     if asked.inference:
         model.eval()
 

@@ -1,7 +1,7 @@
-"""The worker process of a benchmark: builds the training program of its options and does one host step a round.
+"""A worker process that runs this harness: it builds a training program and runs one host step in each round.
 
 The benchmarks start it: python benchmarks/_worker.py [--inference] UPDATES OPTION... with options of train.py. With
---inference a round is as many micro-batches through a frozen program.
+--inference, a round is UPDATES micro-batches in a frozen program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.run.run import Run
 
 
 def main(updates: int, words: list[str]) -> None:
-    """`updates` is the length of a round, `words` are options of train.py. Answers each line of standard input."""
+    """Serve rounds of `updates` weight updates. `words` are options of train.py."""
     run = prepare(cli.parse(words, "train", environ={}).options, os.environ)
     with Team(run.cluster, 600) as team:
         team.rendezvous(run)
@@ -50,31 +50,31 @@ def _answer(run: Run, team: Team, updates: int) -> None:
 
 
 def infer(batches: int, words: list[str]) -> None:
-    """A round is `batches` micro-batches, one after another. Answers each line of standard input."""
+    """Serve rounds of `batches` micro-batches of inference, one after another."""
     run = prepare(cli.parse(words, "inference_embedded", environ={}).options, os.environ, training=False)
     tf_runtime.import_tensorflow()
     from harness.programs.build import frozen_program, validation_batches_uint8
     from ipu_utils import FrozenProgram
 
-    program, pictures = FrozenProgram(frozen_program(run, None, "")), validation_batches_uint8(run, 1).images[0]
+    program, images = FrozenProgram(frozen_program(run, None, "")), validation_batches_uint8(run, 1).images[0]
 
     def work() -> None:
         for _ in range(batches):
-            program.infer(pictures)
+            program.infer(images)
 
     work()
-    _rounds.serve(work, batches * len(pictures), version=version())
+    _rounds.serve(work, batches * len(images), version=version())
 
 
 def version() -> str:
-    """Return the name and the version of the software that computes."""
+    """Return the names and versions of the software that computes."""
     return f"this harness, TensorFlow {versions.installed('tensorflow')}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inference", action="store_true", help="micro-batches of inference instead of updates")
-    parser.add_argument("updates", type=command_line.int_between(1), help="weight updates of a round")
+    parser.add_argument("--inference", action="store_true", help="run micro-batches of inference instead of updates")
+    parser.add_argument("updates", type=command_line.int_between(1), help="weight updates in a round")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="options of train.py")
     asked = parser.parse_args()
     infer(asked.updates, asked.words) if asked.inference else main(asked.updates, asked.words)

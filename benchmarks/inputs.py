@@ -1,9 +1,11 @@
-"""The input pipeline at 224 px from real JPEGs, against TensorFlow's bare kernels and a loader of PIL in worker processes;
-the second epoch, kept in memory, against the first from a slow disk; how long saving stalls.
+"""Measure the input pipeline at 224 px on JPEGs, and how long training waits for a checkpoint.
 
-python benchmarks/inputs.py [--rounds 7] [--pictures 512]
+The pipeline is compared with TensorFlow's bare kernels, and with PIL in worker processes. The second epoch, from memory,
+is compared with the first, from a slow disk.
 
-Each loader runs in turn in this process, a round after a round of the other; ratios are of neighbouring rounds.
+python benchmarks/inputs.py [--rounds 7] [--images 512]
+
+The loaders take turns in this process. Ratios are of neighbouring rounds.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from Datasets.formats.tfrecord import RecordIndex
 from Datasets.imagenet import open_imagenet
 
 SIDE, BATCH = 224, 32
-Loader = Iterator[int]  # pictures of each batch
+Loader = Iterator[int]  # yields the number of images in each batch
 
 
 def ours(folder: Path, **changes: object) -> Loader:
-    """The training stream."""
+    """Return the training stream of this harness."""
     source = open_imagenet(OpenRequest(str(folder), {}))
     request = ReadRequest(**({"batch_size": BATCH, "image_size": SIDE, "seed": 1} | changes))
     return _batches(lambda: source.train(request))
 
 
 def bare(folder: Path) -> Loader:
-    """TensorFlow's own reader, decode and crop, resize and batch, on as many threads; nothing checked or keyed."""
+    """Return a stream of TensorFlow's own operations on as many threads, without checksums and keyed random draws."""
     files = sorted(str(file) for file in folder.glob("train-*"))
     features = {"image/encoded": tf.FixedLenFeature([], tf.string), "image/class/label": tf.FixedLenFeature([], tf.int64)}
 
@@ -66,7 +68,7 @@ def bare(folder: Path) -> Loader:
 
 
 def pil(folder: Path) -> Loader:
-    """Worker processes that decode, crop, resize and mirror with PIL, and normalise in numpy: a picture a call."""
+    """Yield batches of worker processes that decode, crop, resize and mirror with PIL and normalise with numpy."""
     index = RecordIndex(sorted(folder.glob("train-*")))
     encoded = [
         tf.train.Example.FromString(index.payload(k)).features.feature["image/encoded"].bytes_list.value[0]
@@ -96,8 +98,8 @@ def _pil_batch(numbers: np.ndarray) -> np.ndarray:
 
     random, found = np.random.default_rng(int(numbers[0])), []
     for k in numbers:
-        with Image.open(io.BytesIO(_encoded[k])) as picture:
-            whole = picture.convert("RGB")
+        with Image.open(io.BytesIO(_encoded[k])) as image:
+            whole = image.convert("RGB")
         width, height = whole.size
         area, ratio = random.uniform(0.05, 1.0) * width * height, random.uniform(0.75, 1.33)
         w, h = min(width, round((area * ratio) ** 0.5)), min(height, round((area / ratio) ** 0.5))
@@ -125,7 +127,7 @@ def _batches(stream: Callable[[], tf.data.Dataset]) -> Loader:
 
 
 def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, least: float) -> None:
-    """Measure the speed of `other` relative to `one`."""
+    """Print the speed of `other` relative to `one`."""
     for loader in (one, other):
         _speed(loader, seconds)
     speeds = _paired.turns([partial(_speed, loader, seconds) for loader in (one, other)], rounds)
@@ -137,14 +139,14 @@ def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, 
 
 
 def _speed(loader: Loader, seconds: float) -> float:
-    started, pictures = time.perf_counter(), 0
+    started, images = time.perf_counter(), 0
     while (taken := time.perf_counter() - started) < seconds:
-        pictures += next(loader)
-    return pictures / taken
+        images += next(loader)
+    return images / taken
 
 
 def slow_disk(folder: Path, rounds: int) -> None:
-    """Epochs of the same stream when every read waits 5 ms: the first reads, the second has the records in memory."""
+    """Compare two epochs if every read waits 5 ms: the first reads the disk, the second has the records in memory."""
     source = open_imagenet(OpenRequest(str(folder), {}))
     read, size = RecordIndex._stored, source.spec.train_images // BATCH * BATCH
 
@@ -164,11 +166,11 @@ def slow_disk(folder: Path, rounds: int) -> None:
         found.append(times[0] / times[1])
         loader.close()
     RecordIndex._stored = read
-    print(f"{'second epoch against the first, every read waiting 5 ms':<58} {_paired.spread(found):<22}", flush=True)
+    print(f"{'second epoch over the first, 5 ms a read':<58} {_paired.spread(found):<22}", flush=True)
 
 
 def saving(rounds: int) -> None:
-    """Seconds that training waits for a checkpoint of ResNet-50 with momentum in 32.32, and until it is on the disk."""
+    """Print how long training waits for a checkpoint of ResNet-50 with momentum in 32.32, and when it is on the disk."""
     from harness.checkpoints import write
     from harness.checkpoints.checkpoint import Checkpoint
     from harness.checkpoints.write import Writer
@@ -183,26 +185,26 @@ def saving(rounds: int) -> None:
         for k in range(rounds):
             started = time.perf_counter()
             values = program.values()
-            writer.submit(lambda: write.save_numbered(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
+            writer.submit(lambda: write.save_numbered(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - finished in this round
             stalls.append(time.perf_counter() - started)
             writer.wait_until_finished()
             whole.append(time.perf_counter() - started)
-    print(f"{'saving ResNet-50 with slots: training waits':<58} {_paired.spread(stalls)} s", flush=True)
-    print(f"{'                             on the disk after':<58} {_paired.spread(whole)} s", flush=True)
+    print(f"{'saving ResNet-50 with momentum: training waits':<58} {_paired.spread(stalls)} s", flush=True)
+    print(f"{'                                on disk after':<58} {_paired.spread(whole)} s", flush=True)
 
 
 def main() -> None:
-    """The command line."""
-    asked = _paired.arguments(__doc__, rounds=7, pictures=512, seconds=3)
+    """Run all measurements."""
+    asked = _paired.arguments(__doc__, rounds=7, images=512, seconds=3)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         writer = Path(__file__).resolve().parent.parent / "test" / "helpers" / "photos.py"
-        words = ["--train", str(asked.pictures), "--validation", "0"]
+        words = ["--train", str(asked.images), "--validation", "0"]
         subprocess.run([sys.executable, str(writer), made, *words], check=True)
-        pil_loader = pil(folder)  # its processes are forked before this one's TensorFlow has threads
+        pil_loader = pil(folder)  # fork its processes before TensorFlow starts threads here
         next(pil_loader)
-        compare("our stream against a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
-        compare("our stream against TensorFlow's bare kernels", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
+        compare("our stream over a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
+        compare("our stream over TensorFlow's bare kernels", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
         slow_disk(folder, max(2, asked.rounds // 2))
     saving(asked.rounds)
 

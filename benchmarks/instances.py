@@ -1,5 +1,6 @@
-"""The cost of several processes: two instances of one replica against one instance of two, the bytes that go between them,
-and how much longer they take to start.
+"""Measure what several processes cost: two instances with one replica each, compared with one instance with two replicas.
+
+Speed, bytes sent for each update, and start-up time are measured.
 
 python benchmarks/instances.py [--rounds 9]
 """
@@ -21,7 +22,7 @@ from harness.run.resolve import prepare
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm"
 RN8 = "--model-size 8 --dataset cifar-10 --synthetic-data --batch-norm --batch-size 32"
-ROWS = {  # name -> options, weight updates of a round
+ROWS = {  # name -> options, weight updates in a round
     "EfficientNet-B0 G16, group norm, 224 px, accumulation 8": (f"{B0} --batch-size 4 --gradient-accumulation-count 8", 1),
     "ResNet-50, group norm, 224 px, accumulation 4": (f"{RN50} --batch-size 4 --gradient-accumulation-count 4", 1),
     "ResNet-8 on CIFAR, micro-batch 32, no accumulation": (RN8, 40),
@@ -32,20 +33,20 @@ STARTS = 3
 
 
 def two_instances(words: list[str], updates: int) -> _paired.Instances:
-    """Two that train together, on ports that are free now."""
+    """Start two instances that train together, on free ports."""
     return _paired.Instances(words, updates, [f"localhost:{port}" for port in launch.free_ports(2)])
 
 
 def received() -> int:
-    """Bytes that this host has received from itself."""
+    """Return the bytes that this host has received over loopback."""
     line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[0])
 
 
 def speed(rounds: int) -> None:
-    """Images per second, and bytes of an update against a ring's optimum: each instance sends 2 (n - 1) / n times the
-    gradients."""
-    print(f"{'what':<58} {'times one instance':<22} {'img/s':>15} {'MB an update':>13} {'of the optimum':>15}")
+    """Print images per second, and the bytes of an update relative to the optimum of a ring: each of n instances sends
+    2 (n - 1) / n times the gradients."""
+    print(f"{'what':<58} {'speed-up over one':<22} {'img/s':>15} {'MB an update':>13} {'of the optimum':>15}")
     for name, (options, updates) in ROWS.items():
         words = [*COMMON.split(), *options.split()]
         one, both = _paired.Worker(_paired.ours([*words, "--replicas", "2"], updates)), two_instances(words, updates)
@@ -70,7 +71,7 @@ def speed(rounds: int) -> None:
 
 
 def starts() -> None:
-    """Seconds from starting the processes to the first update."""
+    """Print the seconds from starting the processes to the first update."""
     words = [*COMMON.split(), *RN8.split()]
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(STARTS):
@@ -86,7 +87,7 @@ def starts() -> None:
 
 
 def main() -> None:
-    """Everything."""
+    """Run all measurements."""
     rounds = _paired.arguments(__doc__, rounds=9).rounds
     speed(rounds)
     starts()

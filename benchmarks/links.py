@@ -1,6 +1,7 @@
-"""Instances on hosts of their own, joined by links of several speeds: seconds of an update beside the estimate of
-docs/distributed.md. Every instance is in a network namespace, on a switch; the kernel's token bucket limits what it sends.
-Linux, the superuser, `ip` and `tc` are needed.
+"""Measure updates of several hosts over links of several speeds, and compare them with the estimate of docs/distributed.md.
+
+Each instance runs in a network namespace on a virtual switch, and a token bucket limits what it sends. This needs Linux,
+root, `ip` and `tc`.
 
 python benchmarks/links.py [--instances 4] [--rounds 7]
 """
@@ -25,7 +26,7 @@ from harness.run.resolve import prepare
 
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm --batch-size 4"
 COMMON = "--precision 32.32 --optimiser momentum --seed 1"
-ROWS = {  # name -> options, bytes of a gradient on the link
+ROWS = {  # name -> options, bytes of one gradient on the link
     "accumulation 1": ("", 4),
     "accumulation 1, --all-reduce-format fp16": ("--all-reduce-format fp16", 2),
     "accumulation 4": ("--gradient-accumulation-count 4", 4),
@@ -35,14 +36,14 @@ PORT = 2222
 
 
 class Switch:
-    """Hosts 10.79.0.1, .2 and so on, in network namespaces; this host is .254."""
+    """A virtual switch with hosts 10.79.0.1, 10.79.0.2, ... in network namespaces. This host is 10.79.0.254."""
 
     def __init__(self, hosts: int) -> None:
         self.hosts = [f"links{os.getpid()}h{k}" for k in range(hosts)]
         self._bridge = f"lb{os.getpid()}"
 
     def connect(self) -> None:
-        """Makes the hosts and their cables."""
+        """Create the hosts and their links."""
         _ip(f"link add {self._bridge} type bridge")
         _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
         _ip(f"link set {self._bridge} up")
@@ -56,20 +57,20 @@ class Switch:
 
     @staticmethod
     def address(number: int) -> str:
-        """Of the host of this number, from 1 on."""
+        """Return the address of a host, counted from 1."""
         return f"10.79.0.{number}"
 
     def limit(self, gigabits: float | None) -> None:
-        """Limits what each host sends, from now on; None: not at all."""
+        """Limit what each host sends. None removes the limit."""
         for host in self.hosts:
             subprocess.run(["tc", "-n", host, "qdisc", "del", "dev", "eth0", "root"], stderr=subprocess.DEVNULL, check=False)
-            if gigabits:  # a bucket of a millisecond
+            if gigabits:  # the bucket holds a millisecond of traffic
                 burst = max(int(gigabits * 1e9 / 8 / 1000), 65536 * 2)
                 words = f"-n {host} qdisc add dev eth0 root tbf rate {gigabits:g}gbit burst {burst} latency 50ms"
                 subprocess.run(["tc", *words.split()], check=True)
 
     def remove(self) -> None:
-        """Takes all away, as far as it is there."""
+        """Remove the hosts and the switch, as far as they exist."""
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(["ip", "link", "del", self._bridge], stderr=subprocess.DEVNULL, check=False)
@@ -77,7 +78,7 @@ class Switch:
 
 @contextmanager
 def switched(hosts: int) -> Iterator[Switch]:
-    """A switch and its hosts, which are gone afterwards."""
+    """Provide a switch with hosts, and remove it afterwards."""
     switch = Switch(hosts)
     try:
         switch.connect()
@@ -91,7 +92,7 @@ def _ip(words: str) -> None:
 
 
 def measure(name: str, switch: Switch, rounds: int) -> None:
-    """Prints the rows of one network: every link turn by turn."""
+    """Print the rows of one network. The links take turns."""
     options, gradient_bytes = ROWS[name]
     words = f"{COMMON} {RN50} {options}".split()
     run = prepare(cli.parse(words, "train", environ={}).options, {})
@@ -106,7 +107,7 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
 
     def of_update(link: float | None) -> float:
         switch.limit(link)
-        return size * run.plan.global_batch / instances.round()  # `run` is one of them alone
+        return size * run.plan.global_batch / instances.round()  # `run` is only one of the instances
 
     seconds = dict(zip(LINKS, _paired.turns([partial(of_update, link) for link in LINKS], rounds)))
     instances.end()
@@ -123,10 +124,10 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
 
 
 def main() -> None:
-    """Everything."""
+    """Run all measurements."""
     given = _paired.arguments(__doc__, rounds=7, instances=4)
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
-        raise SystemExit("network namespaces need Linux, the superuser, and the programs ip and tc (Debian: iproute2)")
+        raise SystemExit("Network namespaces need root and the programs ip and tc (Debian package iproute2)")
     print(f"{given.instances} instances, ResNet-50 with group norm, 224 px, micro-batch 4")
     print(f"{'':<42} Gbit/s formula     free  measured  c + t  at least  efficiency")
     with switched(given.instances) as switch:

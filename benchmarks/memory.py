@@ -1,5 +1,6 @@
-"""Memory, and the time to build, of layouts that must not cost either, EfficientNet-B0 at 224 px: MB of the process at its
-peak, and of tensors that are alive at once.
+"""Check that accumulation and replicas take no further memory or build time, for EfficientNet-B0 at 224 px.
+
+Memory is the peak of the process and the peak of live tensors, in MB.
 
 python benchmarks/memory.py
 """
@@ -18,27 +19,27 @@ NETWORK = (
     "--optimiser momentum --seed 1 --fold 1"
 )
 RECOMPUTED = "--enable-recomputation"
-FEW, MANY = 16, 32  # pictures of a micro-batch: a larger one adds activations alone
+FEW, MANY = 16, 32  # images of a micro-batch; a larger one only adds activations
 
 
 def alone(batch: int, accumulation: int, more: str = "") -> _paired.Measured:
-    """Measure the plain loop with further options, by itself."""
+    """Measure one training by itself."""
     return _paired.alone(f"{NETWORK} --batch-size {batch} --gradient-accumulation-count {accumulation} {more}".split())
 
 
 def row(name: str, *cells: str) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     return f"{name:<44} " + " ".join(f"{cell:>14}" for cell in cells)
 
 
 def change(one: _paired.Measured, other: _paired.Measured, what: str) -> str:
-    """A measurement of both."""
+    """Return a quantity of two measurements as text."""
     places = 1 if what == "built" else 0
     return f"{getattr(one, what):.{places}f} -> {getattr(other, what):.{places}f}"
 
 
 def main() -> None:
-    """Everything."""
+    """Run all measurements."""
     _paired.arguments(__doc__)
     print(row("what", "process", "tensors", "s to build"))
     for name, first, second in (
@@ -46,7 +47,7 @@ def main() -> None:
         ("replicas 1 -> 16", alone(4, 4), alone(4, 4, "--replicas 16")),
     ):
         shares = (second.peak / first.peak - 1, second.alive / first.alive - 1)
-        verdict = f"   {100 * shares[0]:+.1f} %, {100 * shares[1]:+.1f} %, must stay under 5 %"
+        verdict = f"   {100 * shares[0]:+.1f} %, {100 * shares[1]:+.1f} %, must be below 5 %"
         print(row(name, *(change(first, second, what) for what in ("peak", "alive", "built"))) + verdict, flush=True)
     kept, again = ([alone(batch, 2, extra) for batch in (FEW, MANY)] for extra in ("", RECOMPUTED))
     print(row("recomputation, micro-batch 32", *(change(kept[1], again[1], what) for what in ("peak", "alive"))))
@@ -56,7 +57,7 @@ def main() -> None:
     }
     shares = [again / kept for kept, again in added.values()]
     verdict = f"{'':15}   {shares[0]:.2f}, {shares[1]:.2f} of it, tensors must be at most 0.50"
-    print(row("  for one picture more", *(f"{a:.0f} -> {b:.0f}" for a, b in added.values())) + verdict, flush=True)
+    print(row("  for one more image", *(f"{a:.0f} -> {b:.0f}" for a, b in added.values())) + verdict, flush=True)
 
 
 if __name__ == "__main__":

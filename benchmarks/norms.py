@@ -1,4 +1,4 @@
-"""The cost of a norm with its activation: forward and backward on one tensor, turn by turn with batch norm + swish.
+"""Measure norms with their activation, forward and backward on one tensor, in turn with batch norm and swish.
 
 python benchmarks/norms.py [--rounds 15]
 """
@@ -28,7 +28,7 @@ from Models._norms import BatchNorm, GroupNorm
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
 GROUP = GroupNorm(groups=4, epsilon=1e-3, two_pass=True)
 RULE = ProxyRule("swish", 0.03)
-CALLS = 5  # of one round
+CALLS = 5  # in one round
 Network = Callable[[TensorLayers, tf.Tensor], tf.Tensor]
 
 
@@ -41,28 +41,27 @@ def weights(channels: int) -> dict[str, tf.Tensor]:
 
 
 def batch_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Batch norm of training, and TensorFlow's swish."""
+    """Apply batch norm in training mode, then TensorFlow's swish."""
     return tf.nn.silu(layers.norm(x, BatchNorm(epsilon=1e-3)))
 
 
 def group_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Group norm, swish."""
+    """Apply group norm and swish."""
     return layers.norm_activation(x, GROUP, "swish")
 
 
 def proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Group norm, proxied swish, the factor left to the gate, as after a network's spatial convolutions."""
+    """Apply group norm and proxied swish, and leave the factor to the gate, as after spatial convolutions."""
     return layers.proxy_norm_activation(x, GROUP, RULE, scaled=False)[0]
 
 
 def scaled_proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Group norm, proxied swish, the factor multiplied in, as after a network's expansions."""
+    """Apply group norm and proxied swish, including the factor, as after expansions."""
     return layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0]
 
 
 def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
-    """The gradients of one forward and backward pass, of input and gradient that variables hold. They are fetched:
-    what only has to have run, the optimiser of graphs leaves out."""
+    """Return the gradients of one forward and backward pass. Fetch them: the graph optimiser removes what is not fetched."""
     x, dy = (_held(f"{network.__name__}_{name}", shape, seed) for seed, name in enumerate(("x", "dy")))
     held = {name: _held(f"{network.__name__}_{name.replace('/', '_')}", v) for name, v in weights(shape[-1]).items()}
     y = network(TensorLayers(held, training=True), x)
@@ -70,13 +69,13 @@ def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
 
 
 def _held(name: str, value: tuple[int, ...] | tf.Tensor, seed: int = 0) -> tf.Tensor:
-    """A variable's value: nothing that could be folded into a constant."""
+    """Return the value of a variable, which cannot be folded into a constant."""
     initial = tf.random.stateless_normal(value, [seed, 1]) if isinstance(value, tuple) else value
     return tf.get_variable(name, initializer=initial, use_resource=True).read_value()
 
 
 def seconds(session: tf.Session, gradients: list[tf.Tensor]) -> float:
-    """Return the seconds of one call, the mean of a few."""
+    """Return the mean seconds of one call."""
     started = time.perf_counter()
     for _ in range(CALLS):
         session.run(gradients)
@@ -84,7 +83,7 @@ def seconds(session: tf.Session, gradients: list[tf.Tensor]) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Measure all norms on all shapes."""
     rounds = _paired.arguments(__doc__, rounds=15).rounds
     print(f"{'tensor':<18} {'batch norm':>10}  {'group / batch':<20} {'proxy / group':<20} {'scaled proxy / group':<20}")
     for shape in SHAPES:

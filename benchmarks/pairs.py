@@ -1,6 +1,6 @@
-"""Pairs of ways to train at 224 px, images per second turn by turn: networks, number formats, layouts.
+"""Compare pairs of ways to train at 224 px, in images per second: networks, number formats, layouts.
 
-python benchmarks/pairs.py [WORD ...] [--rounds 7]      all words must be in the row's name, as `layout`
+python benchmarks/pairs.py [WORD ...] [--rounds 7]      measure the rows whose name contains all words, such as `layout`
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ COMMON = "--dataset imagenet --synthetic-data --optimiser momentum"
 SINGLE, HALF, BF16 = "--precision 32.32", "--precision 16.16", "--precision bf16.32"
 G16 = "--group-dim 16 --expand-ratio 4"
 STAGED = "--replicas 4 --fold 1 --shards 4 --pipeline --pipeline-splits block2b block4a block6a"
-# name, options of both, of one, of the other, the least times as fast
+# name, options of both, of one, of the other, the least speed-up of the other
 Row = tuple[str, str, str, str, float | None]
 
 
 def rows() -> Iterator[Row]:
-    """Every pair."""
+    """Yield every pair."""
     base = f"{COMMON} {SINGLE} --model efficientnet --fold 1 --batch-size 16"
     yield "network: groups of 16, expansion 4, against depthwise, group norm", f"{base} --group-norm", "", G16, None
     yield "network: the same with batch norm", f"{base} --batch-norm", "", G16, None
@@ -50,9 +50,9 @@ def rows() -> Iterator[Row]:
 
 
 def main() -> None:
-    """The command line."""
+    """Measure the requested pairs."""
     asked = _paired.arguments(__doc__, rounds=7, words=True)
-    print(f"{'what':<68} {'times as fast':<22} {'img/s':>14} {'MB':>14}  at least")
+    print(f"{'what':<68} {'speed-up':<22} {'img/s':>14} {'MB':>14}  at least")
     for name, both, one, other, least in rows():
         if not all(word in name for word in asked.words):
             continue

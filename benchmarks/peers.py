@@ -1,11 +1,12 @@
-"""A comparison with other frameworks: this harness, Keras, and PyTorch with timm, each in a process of its own and with its
-best settings, turn by turn. `make bench` sets PyTorch's environment up and runs it.
+"""Compare the speed of this harness with Keras, and with PyTorch and timm.
 
-python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     all words must be in the row's name
-python benchmarks/peers.py --table                               writes docs/measured.md's table and picture from the results
+Each library runs in its own process with several settings, and all take turns. `make bench` installs PyTorch and runs this.
 
-Results go to benchmarks/results/, a file for each machine and day, and a further one where all rows are measured again on
-that day; some rows alone replace those of the day's last file.
+python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     measure the rows whose name contains all words
+python benchmarks/peers.py --table                               write the tables and the chart of docs/measured.md
+
+Results go to benchmarks/results/, into one file for each machine and day. Measuring all rows again on the same day starts
+another file; measuring some rows replaces them in the day's last file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-os.environ.pop("OPENBLAS_CORETYPE", None)  # an older CPU's name would halve the rate that numpy measures
+os.environ.pop("OPENBLAS_CORETYPE", None)  # the name of an older CPU would halve numpy's matrix rate
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -40,12 +41,12 @@ EFFICIENTNET = f"--model efficientnet {IMAGENET}"
 RESNET = f"--model resnet {IMAGENET}"
 G16 = f"{EFFICIENTNET} --model-size B0 --group-norm --group-dim 16 --expand-ratio 4"
 OURS, KERAS_XLA = "ours", "Keras, XLA"
-_SLOW, _LEAST_ROUNDS = 5, 3  # times; a way that much slower in this number of rounds is measured no further
+_SLOW, _LEAST_ROUNDS = 5, 3  # stop measuring a way that is 5 times slower than ours in 3 rounds
 
 
 @dataclass(frozen=True)
 class OtherWay:
-    """A way of ours beside the row's own, by its options."""
+    """Another way of ours to do the same, with further options."""
 
     name: str
     options: str
@@ -53,22 +54,24 @@ class OtherWay:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A comparison: one training or inference in every framework."""
+    """A comparison: one training or inference in every library. `title` describes it in tables, `name` identifies it in the
+    files of results."""
 
     name: str
+    title: str
     options: str  # of train.py, or inference_embedded.py
-    torch: str  # the network's name there
+    torch: str  # the name of the network in timm or _torch_worker.py
     batch: int
     keras: str = ""
     side: int = 224
-    updates: int = 1  # of a round
+    updates: int = 1  # in a round
     accumulation: int = 1
     also: tuple[OtherWay, ...] = ()
     inference: bool = False
-    short: bool = False  # in a short measurement too
+    short: bool = False  # also measured with --short
 
     def commands(self, torch_python: str) -> dict[str, list[str]]:
-        """A command for each way, ours first."""
+        """Return a command for each way, ours first."""
         words = self._words.split()
         ways = {OURS: _paired.ours(words, self.updates, self.inference)}
         ways |= {way.name: _paired.ours([*words, *way.options.split()], self.updates) for way in self.also}
@@ -95,33 +98,37 @@ class Row:
 FROZEN = "--model efficientnet --model-size B0 --batch-norm --dataset imagenet --generated-data"
 OTHER_FOLDS = OtherWay("ours, --fold auto", "--fold auto"), OtherWay("ours, not folded", "--fold 1")
 ROWS = (
-    Row(name="EfficientNet-B0, batch norm, 16", options=f"{EFFICIENTNET} --model-size B0 --batch-norm", batch=16, updates=2,
-        keras="efficientnet_b0", torch="efficientnet_b0", short=True),
-    Row(name="ResNet-50, batch norm, 16", options=f"{RESNET} --model-size 50 --batch-norm", batch=16,
-        keras="resnet50", torch="resnet50"),
+    Row(name="EfficientNet-B0, batch norm, 16", title="training EfficientNet-B0, batch norm, 224 px, batch 16",
+        options=f"{EFFICIENTNET} --model-size B0 --batch-norm", batch=16, updates=2, keras="efficientnet_b0",
+        torch="efficientnet_b0", short=True),
+    Row(name="ResNet-50, batch norm, 16", title="training ResNet-50, batch norm, 224 px, batch 16",
+        options=f"{RESNET} --model-size 50 --batch-norm", batch=16, keras="resnet50", torch="resnet50"),
     Row(name="EfficientNet-B0 G16, group norm, 4 x 8", options=f"{G16} --fold 8", batch=4, accumulation=8, also=OTHER_FOLDS,
+        title="training EfficientNet-B0 with groups of 16, group norm, 224 px, 8 micro-batches of 4",
         torch="efficientnet_b0_g16_gn", short=True),
-    Row(name="EfficientNet-B0 G1, group norm, 16", options=f"{EFFICIENTNET} --model-size B0 --group-norm", batch=16,
-        updates=2, torch="efficientnet_b0_gn"),
-    Row(name="ResNet-14, batch norm, 32 px, 64", batch=64, side=32, updates=20, keras="resnet14", torch="resnet14",
+    Row(name="EfficientNet-B0 G1, group norm, 16", title="training EfficientNet-B0, group norm, 224 px, batch 16",
+        options=f"{EFFICIENTNET} --model-size B0 --group-norm", batch=16, updates=2, torch="efficientnet_b0_gn"),
+    Row(name="ResNet-14, batch norm, 32 px, 64", title="training ResNet-14, batch norm, 32 px, batch 64",
+        batch=64, side=32, updates=20, keras="resnet14", torch="resnet14",
         options="--model resnet --model-size 14 --dataset cifar-10 --synthetic-data --batch-norm",
         short=True),
-    Row(name="EfficientNet-B2, batch norm, 260 px, 8", batch=8,
-        options=f"{EFFICIENTNET} --model-size B2 --batch-norm --image-size 260",
+    Row(name="EfficientNet-B2, batch norm, 260 px, 8", title="training EfficientNet-B2, batch norm, 260 px, batch 8",
+        batch=8, options=f"{EFFICIENTNET} --model-size B2 --batch-norm --image-size 260",
         side=260, keras="efficientnet_b2", torch="efficientnet_b2"),
-    Row(name="ResNeXt-50 32x4d, batch norm, 8", options=f"--model resnext --model-size 50 {IMAGENET} --batch-norm", batch=8,
-        torch="resnext50_32x4d"),
-    Row(name="ResNet-50, batch norm, 128 px, 32", batch=32,
+    Row(name="ResNeXt-50 32x4d, batch norm, 8", title="training ResNeXt-50 32x4d, batch norm, 224 px, batch 8",
+        options=f"--model resnext --model-size 50 {IMAGENET} --batch-norm", batch=8, torch="resnext50_32x4d"),
+    Row(name="ResNet-50, batch norm, 128 px, 32", title="training ResNet-50, batch norm, 128 px, batch 32", batch=32,
         options=f"{RESNET} --model-size 50 --batch-norm --image-size 128", side=128, keras="resnet50", torch="resnet50"),
-    Row(name="inference, EfficientNet-B0, 1", options=FROZEN, batch=1, updates=100, inference=True, keras="efficientnet_b0",
-        torch="efficientnet_b0", short=True),
-    Row(name="inference, EfficientNet-B0, 16", options=FROZEN, batch=16, updates=10, inference=True, keras="efficientnet_b0",
-        torch="efficientnet_b0"),
+    Row(name="inference, EfficientNet-B0, 1", title="inference with EfficientNet-B0, 224 px, batch 1", options=FROZEN,
+        batch=1, updates=100, inference=True, keras="efficientnet_b0", torch="efficientnet_b0", short=True),
+    Row(name="inference, EfficientNet-B0, 16", title="inference with EfficientNet-B0, 224 px, batch 16", options=FROZEN,
+        batch=16, updates=10, inference=True, keras="efficientnet_b0", torch="efficientnet_b0"),
 )  # fmt: skip
 
 
 def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, Any]:
-    """All ways of a row, `rounds` rounds each after one that does not count: speeds, memory, the machine's load."""
+    """Measure all ways of a row in `rounds` rounds, after a first round that does not count. Return their speeds and memory
+    and the state of the machine."""
     commands = row.commands(torch_python)
     workers = {name: _paired.Worker(command) for name, command in commands.items() if not (short and name == KERAS_XLA)}
     try:
@@ -131,7 +138,7 @@ def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, 
         for k in range(rounds + 1):
             for name in list(workers)[:: 1 if k % 2 else -1]:
                 if k > _LEAST_ROUNDS and _SLOW * max(speeds[name]) < min(speeds[OURS]):
-                    continue  # it is no framework's best way, and takes most of the time
+                    continue  # it is no library's fastest way, and would take most of the time
                 speed = workers[name].round()
                 speeds[name] += [speed] * (k > 0)
         peaks = {name: worker.peak() for name, worker in workers.items()}
@@ -151,8 +158,7 @@ def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, 
 
 
 def machine_rates() -> dict[str, float]:
-    """Measure the machine's own rates, by numpy on all cores: float32 operations of a matrix product, bytes of a copy, both
-    per second."""
+    """Measure numpy on all cores: float32 operations per second of a matrix product, bytes per second of a copy."""
     a = np.random.default_rng(0).random((2048, 2048), np.float32)
     whole = np.ones(1 << 26, np.float32)
     other = np.empty_like(whole)
@@ -168,24 +174,23 @@ def machine_rates() -> dict[str, float]:
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
-    """A result for the terminal."""
+    """Yield the lines that report a result."""
     yield f"{result['name']}  (load {result['load']:.1f})"
     own = result["speeds"][OURS]
     for name, speeds in result["speeds"].items():
         ratio = [a / b for a, b in zip(own, speeds)]
-        compared = "" if name == OURS else f"   ours is {_paired.spread(ratio)} times as fast"
+        compared = "" if name == OURS else f"   our speed-up: {_paired.spread(ratio)}"
         yield f"  {name:<24} {statistics.median(speeds):8.1f} img/s {result['peak_MB'][name]:7.0f} MB{compared}"
     if result["multiply_adds"]:
         rate = 6 * result["multiply_adds"] * statistics.median(own)
         yield (
-            f"  {rate / 1e9:.0f} GFLOP/s of convolutions and products, {100 * rate / result['matrix_flops']:.0f} % of the "
-            f"{result['matrix_flops'] / 1e9:.0f} that numpy's matrix product reaches; a copy moves "
-            f"{result['copy_bytes'] / 1e9:.0f} GB/s"
+            f"  {rate / 1e9:.0f} GFLOP/s, {100 * rate / result['matrix_flops']:.0f} % of numpy's matrix product "
+            f"({result['matrix_flops'] / 1e9:.0f} GFLOP/s); a copy reaches {result['copy_bytes'] / 1e9:.0f} GB/s"
         )
 
 
 def results_file(machine: str, day: date, whole: bool, folder: Path = RESULTS) -> Path:
-    """Return the file for results of a day on this machine: a new one for all rows (`whole`), or else the day's last one."""
+    """Return the file for the results of a day on a machine: a new one for all rows (`whole`), else the day's last one."""
     model = re.sub(r"[^A-Za-z0-9]+", "-", machine.split(",")[0]).strip("-")
 
     def numbered(number: int) -> Path:
@@ -196,7 +201,7 @@ def results_file(machine: str, day: date, whole: bool, folder: Path = RESULTS) -
 
 
 def keep(path: Path, machine: str, results: Sequence[dict[str, Any]]) -> None:
-    """Write results beside those of other rows."""
+    """Add results to a file, in place of earlier results of the same rows."""
     path.parent.mkdir(exist_ok=True)
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {result["name"]: result for result in results}
@@ -205,15 +210,17 @@ def keep(path: Path, machine: str, results: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Measure the requested rows, or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
     parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
     parser.add_argument(
-        "--short", action="store_true", help="some rows in three rounds, without Keras' XLA, which takes minutes to compile"
+        "--short",
+        action="store_true",
+        help="measure some rows in three rounds, without Keras with XLA",
     )
-    parser.add_argument("--table", action="store_true", help="write the table and the picture of docs/measured.md")
-    parser.add_argument("--torch-python", default=".venv-bench/bin/python", help="the Python that has PyTorch and timm")
+    parser.add_argument("--table", action="store_true", help="write the tables and the chart of docs/measured.md")
+    parser.add_argument("--torch-python", default=".venv-bench/bin/python", help="a Python with PyTorch and timm")
     asked = parser.parse_args()
     if asked.table:
         _tables.write(sorted(RESULTS.glob("*.json"), key=lambda path: path.stem), ROWS)
@@ -222,7 +229,7 @@ def main() -> None:
     if not chosen:
         parser.error(f"no row's name has all of: {' '.join(asked.words)}")
     if not shutil.which(asked.torch_python):
-        parser.error(f"there is no {asked.torch_python}: make bench sets it up; --torch-python names another one")
+        parser.error(f"--torch-python: {asked.torch_python} does not exist; run make bench to create it")
     machine = _paired.machine()
     kept = results_file(machine, date.today(), len(chosen) == len(ROWS))
     print(machine, flush=True)

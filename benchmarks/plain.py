@@ -1,6 +1,6 @@
-"""This harness beside a loop that is written in plain TensorFlow, in one process, turn by turn: the same ResNet-8.
+"""Compare this harness with a training loop in plain TensorFlow, for the same ResNet-8, in turn in one process.
 
-python benchmarks/plain.py [--rounds 9] [--check]    # exit code 1 where a quarter of the usual ratio is lost, three times
+python benchmarks/plain.py [--rounds 9] [--check]    # exit code 1 if the ratio is a quarter below the usual one, three times
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from harness.programs.build import training_program
 from harness.run.resolve import prepare
 
 BATCH, SIDE, CLASSES = 32, 32, 10
-UPDATES = 8  # of one round
+UPDATES = 8  # in one round
 ATTEMPTS = 3
 GROUPS = 4
-# ratios of which a quarter may be lost, with native kernels and without: somewhat below those of two cores of an AMD EPYC,
-# 1.05 and 1.90 with kernels, as other processors were not measured
+# The usual ratios with native kernels and without. They are somewhat below those of two cores of an AMD EPYC (1.05 and 1.90
+# with kernels), because other processors were not measured.
 USUAL = {"batch norm": (1.0, 0.95), "group norm": (1.6, 1.2)}
 LOST = 0.75
 NORMS = {"batch norm": ("--batch-norm",), "group norm": ("--group-norm", "--groups", str(GROUPS))}
@@ -40,7 +40,7 @@ Work = Callable[[], object]
 
 
 def harness(norm: str) -> Work:
-    """UPDATES weight updates by this harness."""
+    """Return a function that runs UPDATES weight updates of this harness."""
     options = cli.parse([*OPTIONS, *NORMS[norm], "--batches-per-step", str(UPDATES)], "train", environ={}).options
     program = training_program(prepare(options, {}), 0)
     program.compile()
@@ -48,7 +48,7 @@ def harness(norm: str) -> Work:
 
 
 def plain(norm: str) -> Work:
-    """UPDATES weight updates by a graph as TensorFlow's own documentation writes one, a session call each."""
+    """Return a function that runs UPDATES weight updates of a graph in plain TensorFlow, with a session call for each."""
     with tf.Graph().as_default() as graph:
         images = tf.get_variable(
             "images", [BATCH, SIDE, SIDE, 3], initializer=tf.random_normal_initializer(), trainable=False
@@ -103,9 +103,9 @@ def _group_norm(x: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def ratios(norm: str, rounds: int) -> list[float]:
-    """How many times as fast this harness is as the plain loop, in each of `rounds` pairs of rounds."""
+    """Return the speed-up of this harness over the plain loop in each of `rounds` pairs of rounds."""
     ours, theirs = harness(norm), plain(norm)
-    for work in (ours, theirs, ours, theirs):  # work that is done once
+    for work in (ours, theirs, ours, theirs):  # warm up
         work()
     return [_seconds(theirs) / _seconds(ours) for _ in range(rounds)]
 
@@ -117,7 +117,7 @@ def _seconds(work: Work) -> float:
 
 
 def main(rounds: int, check: bool) -> int:
-    """Print each norm's median ratio; with `check` 1 if one has lost a quarter of the usual one in all attempts."""
+    """Print the median ratio of each norm. With `check`, return 1 if one is a quarter too low in all attempts."""
     lost = [_lost(norm, rounds, ATTEMPTS if check else 1) for norm in NORMS]
     return int(check and any(lost))
 
@@ -127,16 +127,19 @@ def _lost(norm: str, rounds: int, attempts: int) -> bool:
     for _ in range(attempts):
         found = ratios(norm, rounds)
         middle = statistics.median(found)
-        print(f"ResNet-8, {norm}: {middle:.2f} times the plain loop ({min(found):.2f} to {max(found):.2f})", flush=True)
+        print(
+            f"ResNet-8, {norm}: {middle:.2f} times the plain loop ({min(found):.2f} to {max(found):.2f})",
+            flush=True,
+        )
         if middle >= LOST * usual:
             return False
-    print(f"{norm} has lost a quarter of its usual ratio, {usual:g}")
+    print(f"{norm}: the ratio is more than a quarter below the usual {usual:g}")
     return True
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=command_line.int_between(1), default=9, help="pairs of rounds")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where a quarter of the usual ratio is lost")
+    parser.add_argument("--check", action="store_true", help="exit with code 1 if a ratio is a quarter too low")
     asked = parser.parse_args()
     sys.exit(main(asked.rounds, asked.check))

@@ -1,8 +1,8 @@
-"""The time from the command to the first row: without a cached program, with one, and against TensorFlow's bare import.
+"""Measure the time from the command to the first training line, without and with a cached program.
 
 python benchmarks/startup_time.py [--rounds 3] [words of a row's name]
 
-Seconds differ between machines; the ratio to `python -c "import tensorflow"`, timed in the same round, differs less.
+Seconds differ between machines. The ratio to `python -c "import tensorflow"`, timed in the same round, differs less.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = (
 
 
 def first_row(words: str, programs: Path) -> float:
-    """Seconds from the start of the process to its first row."""
+    """Return the seconds from the start of the process to its first training line."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, ROOT / "train.py", *shlex.split(words), "--no-validation", "--seed", 1]
         command += ["--logs-path", Path(folder, "run"), "--executable-cache-path", programs]
@@ -44,21 +44,21 @@ def first_row(words: str, programs: Path) -> float:
             seconds = next((time.perf_counter() - begun for line in process.stdout if line.startswith("step:")), None)
             process.terminate()
         if seconds is None:
-            raise SystemExit(f"no row came from {words}")
+            raise SystemExit(f"train.py printed no training line: {words}")
         return seconds
 
 
 def bare_import() -> float:
-    """Seconds that TensorFlow's import takes in a process of its own."""
+    """Return the seconds of TensorFlow's import in a new process."""
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import tensorflow"], check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
     return time.perf_counter() - begun
 
 
 def main() -> None:
-    """The command line."""
+    """Measure the requested rows."""
     asked = _paired.arguments(__doc__, rounds=3, words=True)
-    print(f"{'seconds to the first row':<44} {'first time':>22} {'with a cached program':>22} {'times the import':>18}")
+    print(f"{'seconds to the first line':<44} {'first time':>22} {'with a cached program':>22} {'times the import':>18}")
     for name, words in ROWS:
         if not all(word in name for word in asked.words):
             continue

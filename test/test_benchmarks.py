@@ -1,4 +1,4 @@
-"""Benchmarks: the configurations that they ask for can be run, and their results can be read; no time is measured."""
+"""Benchmarks: their configurations can be run and their results can be read. No time is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW = peers.ROWS[0]
 
 
 @pytest.mark.parametrize("row", peers.ROWS, ids=lambda row: row.name)
-def test_every_row_asks_for_what_there_is(row):
+def test_every_row_can_be_run(row):
     """Every way has one network size, batch and accumulation."""
     script = "inference_embedded" if row.inference else "train"
     commands = row.commands("python")
@@ -33,13 +33,13 @@ def test_every_row_asks_for_what_there_is(row):
             assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
 
 
-def test_every_norm_that_is_timed_has_gradients():
+def test_every_measured_norm_has_gradients():
     with tf.Graph().as_default():
         for network in (norms.batch_norm, norms.group_norm, norms.proxy_norm, norms.scaled_proxy_norm):
             assert norms.step(network, (2, 4, 4, 8))[0].shape == (2, 4, 4, 8)
 
 
-def test_a_ratio_is_against_the_fastest_way_of_a_peer():
+def test_a_ratio_compares_with_the_fastest_way_of_a_library():
     speeds = {"ours": [10.0, 12.0, 11.0], "PyTorch": [5.0, 5.0, 5.0], "PyTorch, compiled": [8.0, 10.0, 11.0]}
     assert _tables.against({"speeds": speeds}, "PyTorch") == (1.2, 1.0, 1.25, "PyTorch, compiled")
     assert _tables.against({"speeds": speeds}, "Keras") is None
@@ -47,7 +47,7 @@ def test_a_ratio_is_against_the_fastest_way_of_a_peer():
     assert _tables.against({"speeds": speeds}, "PyTorch", "ours, not folded") == (0.6, 0.5, 0.625, "PyTorch, compiled")
 
 
-def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypatch):
+def test_the_table_and_the_chart_are_made_from_the_results(tmp_path, monkeypatch):
     (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nstale\n{_tables.END}\nafter\n")
     monkeypatch.setattr(_tables, "DOCS", tmp_path)
     result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}
@@ -70,12 +70,13 @@ def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypat
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
     assert text.startswith("before") and text.endswith("after\n") and "stale" not in text
-    assert f"| {ROW.name} | – | 1.50 (1.50 to 1.50) | 60 % |" in text
-    assert "| the same, not folded | – | 1.50 (1.50 to 1.50) | 60 % |" in text
-    assert "the same, --fold auto" not in text  # nobody has measured that
+    assert f"| {ROW.title} | 30.0 | – | 1.50 (1.50 to 1.50) | 60 % |" in text
+    assert "| the same, --fold 1 | 30.0 | – | 1.50 (1.50 to 1.50) | 60 % |" in text
+    assert "the same, --fold auto" not in text  # not measured
     assert "2 cores of a Machine, 24 GiB, 2026-11-05:" in text
     peers.keep(again, machine, [{**result, "speeds": {"ours": [50.0], "PyTorch": [20.0]}}])
     _tables.write([file, again], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
-    assert f"| {ROW.name} | – | 2.50" in text and f"| {ROW.name} | – | 1.50" not in text  # the newest alone
-    assert ROW.name in "".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())
+    assert f"| {ROW.title} | 50.0 | – | 2.50" in text and f"| {ROW.title} | 30.0 |" not in text  # only the newest
+    drawn = " ".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())
+    assert ROW.title in " ".join(drawn.split())  # long titles are wrapped
