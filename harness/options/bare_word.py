@@ -1,4 +1,4 @@
-"""The word that a call of a script of runs may begin with, in place of the option that names a folder or a configuration."""
+"""Translate the first word of a call, a folder or a configuration without its option, into that option."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from harness.options.sections import flag
 
 
 def as_option(argv: list[str], script: str) -> list[str]:
-    """Return the words of a call with its bare first one behind its option; OptionError for several, or for one that names
-    nothing. Words of other scripts stay as they are."""
+    """Return the words of a call with an option in front of a bare first word. Other scripts' words are unchanged.
+
+    OptionError for several bare words, or for one that names neither a folder nor a configuration.
+    """
     bare = list(takewhile(lambda word: not word.startswith("-"), argv))
     row = commands.COMMANDS.get(commands.command_name(script) or "")
     if not bare or not row or row.takes != script:
         return argv
     if len(bare) > 1:
         call = f"{script}.py {row.usage}[options]"
-        raise OptionError(f"{short(' '.join(bare))}: {len(bare)} words come before the options, and one may: {call}")
+        raise OptionError(f"{short(' '.join(bare))}: {len(bare)} words before the options, but one is allowed: {call}")
     name = _of_training(bare[0], argv) if script == "train" else "restore_path"
     if name in sources.given_arguments(argv[1:], script):
-        raise OptionError(f"{short(bare[0])} stands for {flag(name)}, which this call gives too; leave one of them out")
+        raise OptionError(f"{short(bare[0])} means {flag(name)}, which is also given; leave one of them out")
     return [flag(name), *argv]
 
 
 def _of_training(word: str, argv: list[str]) -> str:
-    """Return the option of train.py that a word stands for: a folder of images, or else a configuration."""
+    """Return the option of train.py that a word means: --data-dir for a folder, else --config."""
     if os.path.isdir(word):
         if run_files.is_in_run(Path(word) / run_files.ARGUMENTS[0]):
-            raise OptionError(f"{short(word)} is the folder of a run: give it to restore.py, or to validation.py")
+            raise OptionError(f"{short(word)} is a run directory; use restore.py or validation.py with it")
         return "data_dir"
     from harness.options import configs  # which imports yaml
 
@@ -43,6 +45,6 @@ def _of_training(word: str, argv: list[str]) -> str:
     if not {word, releases.split_name(word)[0]} & {*names}:
         near = did_you_mean(word, names)
         raise OptionError(
-            f"'{short(word)}' is no folder of images (--data-dir) and no configuration (--config, --list-configs){near}"
+            f"'{short(word)}' is neither a folder (--data-dir) nor a configuration (--config, --list-configs){near}"
         )
     return "config"

@@ -1,7 +1,7 @@
-"""The options of one command line: which there are, how they are spelled, and how text becomes a value.
+"""List the options of a command line with their spellings, and convert text to values.
 
-Built from the dataclasses of `harness/options/sections.py` and of the chosen plug-ins; flags and YAML keys pass through
-the same conversion.
+The options come from the dataclasses of `harness/options/sections.py` and of the chosen plug-ins. Flags and YAML keys are
+converted alike.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from base.errors import OptionError
 from base.fields import META, decimal_number, is_text, short, whole_number
 from base.plugins import did_you_mean
 from harness.options.other_names import OTHER_VALUES
-from harness.options.sections import SECTIONS, flag
+from harness.options.sections import COMMAND_LINE, SECTIONS, flag
 
-LARGEST = 3.4028235e38  # of FP32, in which the device computes
+LARGEST = 3.4028235e38  # of FP32, because the device computes in it
 PLUGINS = (("Models", "model", "model"), ("LR_Schedules", "lr_schedule", "schedule"))  # folder, option, section
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -32,7 +32,7 @@ class Option:
 
     name: str
     section: str
-    base: type  # bool, int, float or str: of the value, or of each of several
+    base: type  # bool, int, float or str: of the value, or of each value if there are several
     several: bool
     default: Any
     meta: Mapping[str, Any]
@@ -43,25 +43,28 @@ class Option:
         return flag(self.name)
 
     def convert(self, raw: Any, where: str) -> Any:
-        """A flag's text, or a YAML value, as the option's type; `where` names it in errors."""
+        """Return the text of a flag, or a YAML value, in the option's type. `where` names its place in errors."""
         if isinstance(raw, bool) and self.base is str and self.meta["bare"]:
             raw = self.meta["bare"] if raw else self.meta["off"]
         if raw is None and isinstance(self.default, bool):
-            raise OptionError(f"{where}: {self.name} has no value: write true or false, or leave the key out")
+            raise OptionError(f"{where}: {self.name} has no value; write true or false, or delete the key")
         if raw is None:
             return self.default
         if self.several:
             items = raw if isinstance(raw, (list, tuple)) else str(raw).split() if isinstance(raw, str) else [raw]
             value: Any = tuple(self._one(item, where) for item in items)
         elif isinstance(raw, (list, tuple)):
-            raise OptionError(f"{where}: {self.name} takes one value, not the list {short(list(raw))}")
+            raise OptionError(f"{self._named(where)} takes one value, not the list {short(list(raw))}")
         else:
             value = self._one(raw, where)
         broken = self.meta["check"](value) if self.meta["check"] else None
         if broken:
             given = " ".join(map(str, value)) if self.several else raw
-            raise OptionError(f"{where}: {self.name} is '{short(given)}' but {broken}")
+            raise OptionError(f"{self._named(where)} is '{short(given)}' but {broken}")
         return value
+
+    def _named(self, where: str) -> str:
+        return where if where.startswith(COMMAND_LINE) else f"{where}: {self.name}"
 
     def _one(self, raw: Any, where: str) -> Any:
         if self.meta["choices"]:
@@ -69,7 +72,7 @@ class Option:
         try:
             value = CONVERSIONS[self.base](raw)
         except (ValueError, TypeError):
-            raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be {KINDS[self.base]}") from None
+            raise OptionError(f"{self._named(where)} is '{short(raw)}' but must be {KINDS[self.base]}") from None
         return self.meta["read"](value) if self.meta["read"] else value
 
     def _choice(self, raw: Any, where: str) -> Any:
@@ -78,13 +81,13 @@ class Option:
             known = ", ".join(self.meta["choices"])
             other = OTHER_VALUES.get(self.name, {}).get(str(raw).lower())
             hint = f"; use {other}" if other else did_you_mean(str(raw), self.meta["choices"])
-            raise OptionError(f"{where}: {self.name} is '{short(raw)}' but must be one of {known}{hint}")
+            raise OptionError(f"{self._named(where)} is '{short(raw)}' but must be one of {known}{hint}")
         return self.base(chosen)
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """A way to write an option: how its raw value gives {option: raw value}."""
+    """A spelling of an option. `rewrite` turns its raw value into {option: raw value}."""
 
     option: Option
     rewrite: Callable[[Any], dict[str, Any]]
@@ -93,7 +96,7 @@ class Spelling:
 
 
 class Catalogue:
-    """Every option known to one command line."""
+    """The options of one command line."""
 
     def __init__(self, options: list[Option]) -> None:
         self.options = {option.name: option for option in options}
@@ -103,19 +106,19 @@ class Catalogue:
                 self.spellings[name] = spelling
 
     def flags(self) -> dict[str, Spelling]:
-        """Spellings as flags: --micro-batch-size."""
+        """Return the spellings by flag, such as --micro-batch-size."""
         flags = {flag(name): spelling for name, spelling in self.spellings.items()}
         flags |= {extra: self.spellings[o.name] for o in self.options.values() for extra in o.meta["flags"]}
         return flags
 
     def sections(self) -> list[str]:
-        """Section names in order of declaration."""
+        """Return the section names in order of declaration."""
         return list(dict.fromkeys(option.section for option in self.options.values()))
 
 
-@cache  # a call that plans many configurations asks again and again
+@cache  # because a call that plans many configurations repeats it
 def section_options(section: str, cls: type, script: str | None = None) -> tuple[Option, ...]:
-    """The options of one dataclass; those of other scripts are left out, unless `script` is None."""
+    """Return the options of one dataclass that `script` has; all of them if `script` is None."""
     hints = typing.get_type_hints(cls)
     options = []
     for field in dataclasses.fields(cls):
@@ -127,37 +130,37 @@ def section_options(section: str, cls: type, script: str | None = None) -> tuple
 
 
 def catalogue(model_options: type, schedule_options: type, script: str) -> Catalogue:
-    """All options of a script with this model and this schedule."""
+    """Return all options of a script with this model and this schedule."""
     sections = {**SECTIONS, "model": model_options, "schedule": schedule_options}
     return Catalogue([option for name, cls in sections.items() for option in section_options(name, cls, script)])
 
 
 @cache
 def shared_options(script: str | None) -> Catalogue:
-    """The options that do not depend on the model and the schedule; those of all scripts, if `script` is None."""
+    """Return the options of a script, or of all (None), that do not depend on model and schedule."""
     return Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)])
 
 
 @cache
 def all_options(script: str | None) -> Catalogue:
-    """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
+    """Return the options of every model and schedule, to complete prefixes and to name the owner of an option."""
     return Catalogue(every_option(script))
 
 
 def every_option(script: str | None) -> list[Option]:
-    """Every option of every model and schedule, of which some share a name; of all scripts, if `script` is None."""
+    """Return every option of a script, or of all (None), for every model and schedule. Some share a name."""
     own = (option for options in _plugin_options(script).values() for option in options)
     return [*shared_options(script).options.values(), *own]
 
 
 def plugins_with(spelling: str) -> list[str]:
-    """The models and schedules that have an option of this spelling."""
+    """Return the models and schedules that have an option with this spelling."""
     return [name for name, options in _plugin_options(None).items() if spelling in Catalogue([*options]).spellings]
 
 
 @cache
 def _plugin_options(script: str | None) -> dict[str, tuple[Option, ...]]:
-    """The own options of each model and schedule, by the argument that chooses it."""
+    """Return the own options of each model and schedule, by the argument that chooses it."""
     return {
         f"{flag(option)} {name}": section_options(section, plugins.load(folder, name).Options, script)
         for folder, option, section in PLUGINS
@@ -172,7 +175,7 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
         (name, Spelling(option, lambda raw: {option.name: raw}, name == option.name, takes))
         for name in (option.name, *meta["aliases"])
     ]
-    if switch or option.several or meta["bare"]:  # what --no-NAME gives, and in a file no_NAME: false
+    if switch or option.several or meta["bare"]:  # off: --no-NAME; on: `no_NAME: false` in a file
         on, off = (True, False) if switch else (None, []) if option.several else (meta["off"] and meta["bare"], meta["off"])
         negated = Spelling(option, lambda raw: {option.name: off if _to_bool(raw) else on}, True, "nothing")
         spellings += [(f"no_{name}", negated) for name, _ in list(spellings)]
@@ -182,7 +185,7 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
 
 
 def _type(hint: Any) -> tuple[type, bool]:
-    """(base type, whether there are several) of int, int | None, tuple[int, ...]."""
+    """Return (base type, whether there are several) of int, int | None or tuple[int, ...]."""
     arguments = [argument for argument in typing.get_args(hint) if argument not in (NoneType, Ellipsis)]
     if typing.get_origin(hint) is tuple:
         return arguments[0], True
@@ -213,7 +216,7 @@ def _to_float(raw: Any) -> float:
 
 def _to_text(raw: Any) -> str:
     if isinstance(raw, (bool, bytes)) or str(raw) == "" or "\0" in str(raw) or not is_text(str(raw)):
-        raise ValueError(raw)  # neither a log nor a terminal could show it
+        raise ValueError(raw)  # no log or terminal can show it
     return str(raw)
 
 
@@ -227,7 +230,7 @@ KINDS = {
 
 
 def format_value(value: Any) -> str:
-    """A value as a person would write it."""
+    """Return a value as a person would write it."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "(none)"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Named blocks of a YAML file, with merge keys, line numbers, and no code execution.
+"""Read named configurations from a YAML file, with merge keys and line numbers. No code in the file is executed.
 
-Numbers and dates stay text as it is written (1e-3, 007, 1.50), which options convert as they do the words of a command line.
-Blocks are made when they are asked for, so that faults of others do not matter.
+Numbers and dates stay text (1e-3, 007, 1.50); options convert them like words of a command line. A block is constructed when
+it is needed, so errors in other blocks do not matter.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from base.storage import input_files
 from harness.options import releases
 from harness.options.releases import Span
 
-MAX_BYTES = 1 << 18  # PyYAML needs some ten seconds for as many
-ALL = "all"  # the word of --list-configs that stands for no word
-NEVER_READ = ("gradient_accumulation",)  # keys of published files that no release knew
-MARKS = ("gradient_accumulation", "xla_recompute")  # keys of the first release's file, which has some of its keys twice
+MAX_BYTES = 1 << 18  # because PyYAML needs about ten seconds for as many
+ALL = "all"  # --list-configs without a word
+NEVER_READ = ("gradient_accumulation",)  # keys of published files that no release read
+MARKS = (
+    "gradient_accumulation",
+    "xla_recompute",
+)  # keys that identify the file of the first release, which repeats some keys
 MAX_LISTED = 24  # names in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE = STANDARD + "merge"
@@ -33,7 +36,7 @@ Pairs = list[tuple[yaml.Node, yaml.Node]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A value of a block and the place of its key."""
+    """A value of a block, and the file and line of its key."""
 
     value: Any
     where: str
@@ -44,14 +47,17 @@ class Block:
     """The chosen configuration."""
 
     name: str  # NAME, or NAME@RELEASE with an explicit release
-    release: str | None  # whose values they are, where the file says
+    release: str | None  # the release of the values, if the file names one
     entries: dict[str, Entry]
     notes: tuple[str, ...]  # lines that the user should read
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader whose mappings know the lines of their keys. `is_old`: of the first release, where hyphens and underscores
-    were two names, and the last of several values won."""
+    """A loader whose mappings keep the lines of their keys.
+
+    `is_old`: the file is from the first release, in which hyphens and underscores differed and the last of several equal
+    keys won.
+    """
 
     def __init__(self, path: str, text: str) -> None:
         super().__init__(text)
@@ -62,7 +68,7 @@ class _Loader(yaml.SafeLoader):
         return f"{self.path}:{node.start_mark.line + 1}"
 
     def unique(self, pairs: Pairs, meant: Callable[[str], str] = str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return the last pair for each meaning of a key; OptionError for a key that is given twice, but in an old file."""
+        """Return the last pair for each meaning of a key. OptionError for a repeated key, except in an old file."""
         found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in pairs:
             if not isinstance(key, yaml.ScalarNode):
@@ -70,16 +76,18 @@ class _Loader(yaml.SafeLoader):
             first = found.get(meant(key.value), (key,))[0]
             if first is not key and not self.is_old:
                 raise OptionError(
-                    f"{self.at(key)}: '{short(key.value)}' is given twice, first at {self.at(first)}; keep one of them"
+                    f"{self.at(key)}: '{short(key.value)}' is given twice, first at {self.at(first)}; delete one of them"
                 )
             found[meant(key.value)] = key, value
         return found
 
     def entries(self, node: yaml.Node) -> dict[str, Entry]:
-        """Return the entries of a mapping. Own keys win over merged ones, later merges win over earlier ones, and the first
-        mapping of a list wins."""
+        """Return the entries of a mapping.
+
+        Own keys win over merged ones, later merges over earlier ones, and the first mapping of a list over the others.
+        """
         if not isinstance(node, yaml.MappingNode):
-            raise OptionError(f"{self.at(node)}: '{short(node.value)}' is no mapping")
+            raise OptionError(f"{self.at(node)}: '{short(node.value)}' is not a mapping of options")
 
         def meant(key: str) -> str:
             return key if self.is_old else key.replace("-", "_")
@@ -101,7 +109,7 @@ class _Loader(yaml.SafeLoader):
         return self.construct_sequence(node, deep=True)
 
     def switch(self, node: yaml.ScalarNode) -> bool | str:
-        """Return true or false, or another word as it is."""
+        """Return true or false, or another word unchanged."""
         return self.bool_values.get(self.construct_scalar(node).lower(), node.value)
 
     yaml_constructors = {
@@ -115,25 +123,27 @@ class _Loader(yaml.SafeLoader):
 
 
 def choose(path: str, name: str, release: str | None = None) -> Block:
-    """The configuration `name` or `name`@release of the file at `path`, its newest values if there is no release."""
+    """Return the configuration `name` or `name`@release of the file at `path`; without a release, its newest values."""
     file = ConfigFile(path)
     plain, written = releases.split_name(name)
-    if plain not in file.names and name in file.names:  # a name that only looks like one with a release
+    if plain not in file.names and name in file.names:  # the @ belongs to the name
         plain, written = name, None
     if release and written and releases.version(release) != releases.version(written):
-        raise OptionError(f"--config {name} and --release {release} name two releases; give one of them")
+        raise OptionError(f"--config {name} and --release {release} name different releases; give one of them")
     block, found, note = file.choice(plain, release or written)
     entries, notes = file.block(block), [note] * bool(note)
     for key, entry in list(entries.items()):
         if key.replace("-", "_") in NEVER_READ or (file.is_old and ("-" in key or key.startswith("no_"))):
-            notes.append(f"{entry.where}: {key} is left out: its release did not read it")
+            notes.append(f"{entry.where}: {key} is ignored, because its release did not read it")
             del entries[key]
     return Block(f"{plain}@{found}" if release or written else name, found, entries, tuple(notes))
 
 
 def listing(path: str, word: str) -> str:
-    """Return a line for each configuration whose name or line has the word; OptionError, with the nearest names, if there
-    is none."""
+    """Return a line for each configuration whose name or summary contains the word.
+
+    If there is none, raise OptionError with the nearest names.
+    """
     file = ConfigFile(path)
     names, spans = [name for name in file.names if releases.split_name(name)[1] is None], file.spans()
     lines = {name: _summary({key: entry.value for key, entry in file.block(name).items()}) for name in names}
@@ -142,14 +152,14 @@ def listing(path: str, word: str) -> str:
     if not found:
         hint = did_you_mean(word, names, cutoff=0.3)
         raise OptionError(
-            f"--list-configs {short(word)}: no configuration of the {len(names)} in {path} has that word{hint}"
+            f"--list-configs {short(word)}: none of the {len(names)} configurations in {path} contains that word{hint}"
         )
     width = max(map(len, found))
     return "\n".join(f"{name:<{width}}  {lines[name]}" for name in found)
 
 
 def _summary(values: Mapping[str, Any]) -> str:
-    """The network, the data, the batch, the length and the layout that a block gives, as far as it gives them."""
+    """Return the network, data, batch, length and layout of a block, as far as it sets them."""
     counts = [values.get(name, 1) for name in ("micro_batch_size", "gradient_accumulation_count", "replicas")]
     parts = [
         " ".join(str(values[name]) for name in ("model", "model_size") if name in values),
@@ -163,7 +173,7 @@ def _summary(values: Mapping[str, Any]) -> str:
 
 
 class ConfigFile:
-    """A configuration file, parsed; its blocks are made when they are asked for."""
+    """A parsed configuration file. Blocks are constructed when they are needed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -172,17 +182,17 @@ class ConfigFile:
 
     @property
     def names(self) -> list[str]:
-        """The blocks' names in the order of the file."""
+        """The names of the blocks in the order of the file."""
         return [name for name in self._blocks if name != releases.TABLE]
 
     def content(self, name: str) -> Any:
-        """Return what a file has under a name, of any kind."""
-        self._loader.recursive_objects.clear()  # of a block that failed
+        """Return the value of a top-level key, of any type."""
+        self._loader.recursive_objects.clear()  # left from a block with an error
         with _yaml_errors(self.path):
             return self._loader.construct_object(self._blocks[name], deep=True)
 
     def block(self, name: str, depth: int = 0) -> dict[str, Entry]:
-        """{option: Entry} of one block. `depth`: of mappings within it, whose values may be lists of lists."""
+        """Return {option: Entry} of one block. `depth`: levels of mappings in it, whose values may be lists of lists."""
         self._check_known(name)
         entries = self._mapping(name)
         _check_values(entries, depth)
@@ -195,14 +205,13 @@ class ConfigFile:
         return entries
 
     def values(self) -> dict[str, Any]:
-        """Return the value that a file without blocks gives each of its keys."""
+        """Return the value of each key of a file without blocks."""
         entries = {name: Entry(self.content(name), self._loader.at(node)) for name, node in self._blocks.items()}
         _check_values(entries, 0)
         return {name: entry.value for name, entry in entries.items()}
 
     def choice(self, name: str, release: str | None) -> tuple[str, str | None, str]:
-        """Return the block that holds a configuration in a release, in the last that has the name without one; the release,
-        and a note."""
+        """Return the block of a configuration in a release (None: the last with that name), the release, and a note."""
         self._check_known(name)
         try:
             return releases.choose(name, release, self.names, self.spans())
@@ -210,14 +219,14 @@ class ConfigFile:
             raise OptionError(*parts(error, f"{self.path}: ")) from None
 
     def spans(self) -> dict[str, Span]:
-        """The releases that have each name, as the file's table says."""
+        """Return the releases of each name, from the table in the file."""
         if releases.TABLE not in self._blocks:
             return {}
         spans = {}
         for key, names in self._mapping(releases.TABLE).items():
             span = Span.read(key)
             if span is None or not isinstance(names.value, list) or not all(isinstance(name, str) for name in names.value):
-                raise OptionError(f"{names.where}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
+                raise OptionError(f"{names.where}: '{releases.TABLE}' must have lines such as 2.1 to 2.3: [NAME, ...]")
             spans |= dict.fromkeys(names.value, span)
         return spans
 
@@ -225,7 +234,7 @@ class ConfigFile:
         if name not in self.names:
             plain = [name for name in self.names if releases.split_name(name)[1] is None]
             if not plain:
-                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has none at all")
+                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file is empty")
             shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
             more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
             raise OptionError(
@@ -235,7 +244,10 @@ class ConfigFile:
 
 
 def _check_values(entries: dict[str, Entry], depth: int) -> None:
-    """Refuse what is no value and no list of values; with `depth`, mappings of such are values, too, and lists."""
+    """Raise OptionError for entries that are neither values nor lists of values.
+
+    `depth`: levels at which mappings are allowed too, and lists of lists.
+    """
     for name, entry in entries.items():
         values = entry.value if isinstance(entry.value, list) else [entry.value]
         if depth and isinstance(entry.value, dict):
@@ -253,13 +265,13 @@ def _text(path: str) -> str:
         return input_files.text(path, MAX_BYTES)
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except (OSError, ValueError) as error:  # of a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no file can have this path
         raise OptionError(f"configuration file {short(path)}: {getattr(error, 'strerror', None) or error}") from None
 
 
-@lru_cache(maxsize=2)  # several configurations of one file are planned at once
+@lru_cache(maxsize=2)  # because cnn plan reads several configurations of one file
 def _parsed(path: str, text: str) -> tuple[_Loader, dict[str, yaml.Node]]:
-    """Return a loader, and the blocks of its file by name."""
+    """Return a loader and the blocks of its file by name."""
     with _yaml_errors(path):
         loader = _Loader(path, text)
         root = loader.get_single_node()
@@ -274,7 +286,7 @@ def _parsed(path: str, text: str) -> tuple[_Loader, dict[str, yaml.Node]]:
 
 @contextmanager
 def _yaml_errors(path: str) -> Iterator[None]:
-    """Make errors of YAML those of the file, with the line."""
+    """Turn errors of the YAML parser into OptionError with file and line."""
     try:
         yield
     except yaml.MarkedYAMLError as error:

@@ -1,4 +1,4 @@
-"""Options of which a layer may ask for one: a higher layer's choice drops the others of its group."""
+"""Groups of options that exclude each other. If a higher layer gives one, the others in lower layers are dropped."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("dry_run", "dataset_benchmark"),
     ("fp32_accumulators", "accumulator_format"),
 )
-# groups of which a layer may give several: the first one counts
+# in these groups a layer may give several, and the first one wins
 FIRST_COUNTS: tuple[tuple[str, ...], ...] = (("rmsprop_decay", "rmsprop_base_decay_exp"),)
 GROUPS = EXCLUSIVE + FIRST_COUNTS
 
 
 def overridden(values: Mapping[str, Any]) -> set[str]:
-    """The options that the values of one layer drop."""
+    """Return the options of lower layers that the values of one layer drop."""
     lost: set[str] = set()
     for group, chosen in _chosen(values, GROUPS):
         lost |= set(group) - {*chosen}
@@ -41,34 +41,37 @@ def overridden(values: Mapping[str, Any]) -> set[str]:
 
 
 def check_exclusive(known: Catalogue, layer: OptionSource) -> None:
-    """OptionError for two options of one group in one layer."""
+    """Raise OptionError if one layer gives two options of a group."""
     values = {name: given.value for name, given in layer.values.items()}
     for _, chosen in _chosen(values, EXCLUSIVE):
-        if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
+        if values.get("ckpts_per_epoch") == 1:  # the default of the original, whose users often repeat it
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]
         if len(chosen) > 1:
             place = layer.values[chosen[1]].where
             flags = " and ".join(f"{known.options[name].flag} {short(format_value(values[name]))}" for name in chosen)
-            raise OptionError(f"{place}: {flags} exclude each other; give one of them")
+            raise OptionError(f"{place}: {flags} exclude each other; give only one")
 
 
 def drop_conflicting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a finished run less those that another one of their group makes idle, as a layer would give them."""
+    """Return the values of a finished run as a layer, without those that another value of their group overrides."""
     remaining = dict(values)
     for _, chosen in _chosen(values, GROUPS):
-        for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # a zero is idle beside another
+        for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # because 0 is off
             del remaining[name]
     return remaining
 
 
 def _chosen(values: Mapping[str, Any], groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each group of which these values choose an option, and its chosen options in the group's order."""
+    """Yield each group with a chosen option, and its chosen options in the order of the group."""
     for group in groups:
         if chosen := [name for name in group if name in values and _is_set(name, values[name])]:
             yield group, chosen
 
 
 def _is_set(name: str, value: Any) -> bool:
-    """Return whether a value asks for its option. A switch that is off does not, and an exponent of 0 does;
-    --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
+    """Return whether a value chooses its option.
+
+    A switch that is off does not; an exponent of 0 does. --epochs-per-ckpt 0 leaves the choice to --ckpts-per-epoch, but
+    --ckpts-per-epoch 0 asks for no checkpoints.
+    """
     return value is not None and value is not False and value != () and not (name == "epochs_per_ckpt" and value == 0)

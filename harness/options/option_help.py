@@ -1,4 +1,4 @@
-"""The answers to --help: the options that most people use, those of a group, those with a word in their names, or all."""
+"""Answer --help: the common options, the options of a group, those whose names contain a word, or all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.options.sections import SECTIONS, MainOptions, flag
 from harness.options.sources import unknown_flag
 
 INTRODUCTIONS = {
-    "train": "Trains a convolutional network on emulated IPUs.",
-    "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
-    "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
-    "restore": "Resumes the run in a folder; other options override the recorded ones.",
+    "train": "Train a convolutional network on emulated IPUs.",
+    "validation": "Validate checkpoints, with the options or the configuration of their training.",
+    "inference_embedded": "Measure the throughput and latency of inference with a frozen program.",
+    "restore": "Resume a run. Options on the command line override the recorded ones.",
 }
 _CALL = ("dry_run", "explain", "help")
 _DATA = ("dataset", "data_dir", "image_size", "model", "model_size", "precision", "micro_batch_size")
-COMMON = {  # by script, in the order of the answer; --help COMMON is --help
+COMMON = {  # by script, in the order of the output
     "train": (
         "config", "list_configs", "dataset", "data_dir", "image_size", "augment", "model", "model_size", "init_path",
         "epochs", "micro_batch_size", "gradient_accumulation_count", "optimiser", "abs_learning_rate", "lr_schedule",
@@ -37,27 +37,27 @@ COMMON = {  # by script, in the order of the answer; --help COMMON is --help
     "inference_embedded": ("restore_path", "iterations", "num_inference_thread", "config", *_DATA, *_CALL),
 }  # fmt: skip
 GROUPS = {
-    "main": "configuration, network, learning-rate curve, questions about a call",
+    "main": "configuration, network, learning-rate curve, dry run",
     "dataset": "files, classes, preparation and mixing of the images",
     "training": "batch, length, learning rate, optimiser, initial weights, several processes",
     "checkpoint": "when to save and to validate, averages",
     "device": "pipeline, replicas, precision, number formats, seed, profiles, compiler options",
     "logging": "run directory, log lines, TensorBoard and other trackers",
 }
-BARE, ALL = "common", "all"  # the topic of --help alone, and that of every option
+BARE, ALL = "common", "all"  # topics: of --help without a word, and of every option
 
 
 def help_text(known: Catalogue, main: MainOptions, script: str) -> str:
-    """Return the answer to --help TOPIC; OptionError, with the nearest names, for a topic that there is not."""
+    """Return the answer to --help TOPIC. For an unknown topic, raise OptionError with the nearest names."""
     usage = f"{commands.prog(f'{script}.py')} {commands.usage(script)}[options]"
     parser = command_line.HelpParser(description=INTRODUCTIONS[script], add_help=False, usage=usage)
     titles = _titles(main)
     if main.help == BARE:
-        group = parser.add_argument_group("Options that most people use")
+        group = parser.add_argument_group("Common options")
         for name in COMMON[script]:
             _add(group, known.options[name])
         lines = {name: ": ".join(filter(None, (title, GROUPS.get(name)))) for name, title in titles.items()}
-        lines |= {ALL: "every option", "WORD": "the options with this word in their names, as in --help rate"}
+        lines |= {ALL: "every option", "WORD": "options whose names contain this word, as in --help rate"}
         return "\n".join([parser.format_help(), *(f"  --help {topic:<12}{line}" for topic, line in lines.items())])
     chosen = _chosen(known, main.help)
     for section in dict.fromkeys(option.section for option in chosen):
@@ -69,13 +69,13 @@ def help_text(known: Catalogue, main: MainOptions, script: str) -> str:
 
 
 def _titles(main: MainOptions) -> dict[str, str]:
-    """Return the title of each group; those of model and schedule are the chosen ones'."""
+    """Return the title of each group. Model and schedule contribute the titles of the chosen ones."""
     titles = {name: cls.__doc__ for name, cls in SECTIONS.items()}
     for folder, option, section in PLUGINS:
         chosen = getattr(main, option)
         title = getattr(plugins.load(folder, chosen), "TITLE", f"{plugins.WHAT[folder]} {chosen}".capitalize())
         others = "|".join(name for name in plugins.names(folder) if name != chosen)
-        titles[section] = f"{title} ({flag(option)} {others}: theirs)"
+        titles[section] = f"{title} (for others: {flag(option)} {others})"
     return titles
 
 
@@ -97,7 +97,7 @@ def _add(group: Any, option: Option) -> None:
     flags = [option.flag, *meta["flags"]]
     if option.base is bool and option.default is True:
         flags = ["--no-" + option.flag[2:]]
-    status = " (recorded; no effect on the arithmetic)" if meta["kind"] == HINT else ""
+    status = " (no effect on the arithmetic)" if meta["kind"] == HINT else ""
     default = "" if option.base is bool or option.default in (None, ()) else f" [{format_value(option.default)}]"
     text = (meta["help"] + default + status).replace("%", "%%")
     if option.base is bool:

@@ -1,13 +1,13 @@
-"""Options and values as torchvision, timm, ultralytics and Keras name them: what does the same here."""
+"""Names of options and values in torchvision, timm, ultralytics and Keras, and the options here that do the same."""
 
 from __future__ import annotations
 
-_RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate that follows the batch"
+_RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate proportional to the batch"
 _RATE_OR_CURVE = f"{_RATE}, and --lr-schedule for its curve"
 _STEPS = "--iterations, in weight updates"
 _DEVICES = "--replicas (data-parallel copies) and --shards (IPUs of one copy)"
 _POLICY = "--augment trivial, or --augment rand with --augment-magnitude"
-_PLACE = "--logs-path for the run's folder, or --log-dir for the folder of all runs"
+_PLACE = "--logs-path for the run directory, or --log-dir for its parent"
 OTHER_NAMES = {
     "aa": _POLICY,
     "amp": "--precision 16.32",
@@ -17,7 +17,7 @@ OTHER_NAMES = {
     "bce-loss": "--loss bce",
     "bf16": "--precision bf16.32",
     "bs": "--batch-size",
-    "checkpoint": "--restore-path of validation.py and restore.py, or --init-path to begin with its weights",
+    "checkpoint": "--restore-path of validation.py and restore.py, or --init-path to start from its weights",
     "cutmix": "--cutmix-lambda",
     "data": "--data-dir",
     "data-path": "--data-dir",
@@ -57,10 +57,10 @@ OTHER_NAMES = {
     "scheduler": "--lr-schedule",
     "smoothing": "--label-smoothing",
     "steps": _STEPS,
-    "tensorboard": "TensorBoard itself: every run folder has its events",
+    "tensorboard": "no option: every run directory has TensorBoard events",
     "warmup": "--warmup-epochs",
     "wd": "--weight-decay",
-    "weights": "--init-path to begin with them, --restore-path of validation.py to validate them",
+    "weights": "--init-path to start from them, or --restore-path of validation.py to validate them",
     "workers": "--pipeline-num-parallel",
 }
 OTHER_VALUES = {

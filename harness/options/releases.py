@@ -1,7 +1,7 @@
-"""The original's releases: what each did otherwise than this project, and the values that a configuration had in each.
+"""The releases of the original harness: how each behaved, and which values a configuration had in it.
 
-`releases` in a configuration file lists the names of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME holds the
-values of the last release with that name; NAME@2.3 those up to 2.3, back to the next older block of that kind.
+In a configuration file, `releases` lists the names of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME holds the
+values of the last release with that name. The block NAME@2.3 holds the values up to 2.3, back to the next older block.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Vintage:
-    """The behaviours of a release; the defaults are those of this project."""
+    """The behaviour of a release. The defaults are the behaviour of this project."""
 
-    warms_up_iterations: bool = True  # also where --iterations gives the length
+    warms_up_iterations: bool = True  # also if --iterations gives the length
     cutmix_version: int = 1
-    saves_first_step: bool = False  # a checkpoint after the first host step and the last but one, too
+    saves_first_step: bool = False  # also saves after the first and the last but one host step
     names_validations: bool = True  # validation.csv has the column `name`
-    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in the lines of training
-    latency: str = "Latencies - avg"  # in the line of inference_embedded.py
-    compiled: str = "The {kind} graph was successfully compiled"  # by --compile-only
+    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in lines of training
+    latency: str = "Latencies - avg"  # in inference_embedded.py
+    compiled: str = "The {kind} graph was successfully compiled"  # with --compile-only
 
 
 _OLDEST = Vintage(warms_up_iterations=False, saves_first_step=True, names_validations=False)
@@ -47,23 +47,23 @@ VINTAGES = {
 
 
 def vintage(release: str | None) -> Vintage:
-    """Return what a run does in a release; None, or a release of one's own file: as this project does it."""
+    """Return the behaviour of a release; for None or an unknown release, the behaviour of this project."""
     return VINTAGES.get(release, Vintage())
 
 
 def version(text: str) -> Version | None:
-    """'2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
+    """Return '2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
     match = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
     return (int(match[1]), int(match[2])) if match else None
 
 
 def dotted(release: Version) -> str:
-    """A version as people write it."""
+    """Return a version as text, such as 2.1."""
     return f"{release[0]}.{release[1]}"
 
 
 def normalised(text: str) -> str:
-    """Return a release as VINTAGES has it; other text stays."""
+    """Return a release as it is spelled in VINTAGES; other text unchanged."""
     found = version(text)
     return dotted(found) if found else text
 
@@ -77,7 +77,7 @@ class Span:
 
     @classmethod
     def read(cls, text: str) -> Span | None:
-        """'2.1 to 2.3', or '2.5' alone; None for anything else."""
+        """Parse '2.1 to 2.3' or '2.5'; None for anything else."""
         ends = [version(end) for end in text.split(" to ")]
         if len(ends) > 2 or None in ends or ends[0] > ends[-1]:
             return None
@@ -92,27 +92,30 @@ class Span:
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """NAME@2.1 as the name and the release; other names whole."""
+    """Split NAME@2.1 into name and release; for other names the release is None."""
     plain, sign, release = name.rpartition("@")
     return (plain, release) if sign and plain and version(release) else (name, None)
 
 
 def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> tuple[str, str | None, str]:
-    """The block of `name` in the release that `text` names, in its last one if None; the release, None where the file says
-    nothing of releases; and a note. OptionError for a release that is not known, or had no such name."""
+    """Return the block of configuration `name` in release `text` (None: its last), that release, and a note for the user.
+
+    The release is None if the file does not assign `name` to releases. OptionError for an unknown release, or one without
+    this name.
+    """
     older: dict[str, dict[Version, str]] = {}  # name: release: block
     for block in blocks:
         plain, suffix = split_name(block)
         if suffix:
             older.setdefault(plain, {})[version(suffix)] = block
     own, span = dict(sorted(older.get(name, {}).items())), spans.get(name)
-    as_release = f"configuration {short(name)} as release {{}} has it"
+    as_release = f"configuration {short(name)} has the values of release {{}}"
     if text is None:
         last = dotted(span.last) if span else None
         others = " and ".join(f"up to {dotted(release)}" for release in own)
-        note = f"{as_release.format(last)}; {others} it had other values, which --release gives"
+        note = f"{as_release.format(last)}; for its other values, {others}, give --release"
         return name, last, note if span and own else ""
-    if not span and not own:  # its values are those of no release, and serve in any
+    if not span and not own:  # its values belong to no release and are used for any
         return name, None, ""
     ends = {end for each in spans.values() for end in (each.first, each.last)}
     known, release = sorted(ends.union(*older.values())), version(text)

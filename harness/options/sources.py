@@ -1,5 +1,6 @@
-"""The values given to one call, layer by layer: the command line's arguments and a configuration block's keys, converted.
-Nothing here knows which layer wins.
+"""Convert the values of one call, layer by layer: the arguments of the command line and the keys of a configuration.
+
+`harness/commands/option_values.py` decides which layer wins.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
 if TYPE_CHECKING:
     from harness.options.configs import Block
 
-# read before anything else is known, or an answer's place
+# not in configurations: read before the configuration, or valid for one call
 COMMAND_LINE_ONLY = (
     "config", "config_path", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
 )  # fmt: skip
@@ -27,7 +28,7 @@ DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 @dataclass(frozen=True)
 class GivenValue:
-    """A value of one layer, and where it was written."""
+    """A value of one layer and its place."""
 
     value: Any
     where: str  # "command line: --batch-size" or "configs.yml:12"
@@ -36,16 +37,18 @@ class GivenValue:
 
 @dataclass(frozen=True)
 class OptionSource:
-    """Values by option, from one place."""
+    """The values of one layer by option."""
 
-    source: str  # short name, for --explain
+    source: str  # short name for --explain
     values: Mapping[str, GivenValue]
-    notes: tuple[str, ...] = ()  # lines about older spellings and keys that are not used
+    notes: tuple[str, ...] = ()  # about older spellings and unused keys
 
 
 def given_arguments(argv: list[str], script: str) -> dict[str, list[str]]:
-    """Return the arguments of each option's last flag, before it is known which options there are. A switch that is off is
-    not given."""
+    """Return the arguments of the last flag of each option, before the model and its options are known.
+
+    A switch that is off does not count as given.
+    """
     everything, found = all_options(script).flags(), {}
     # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
     shared = shared_options(script).flags()
@@ -67,8 +70,10 @@ def argument(argv: list[str], name: str, script: str) -> str | None:
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
-    """argv as (full flag, its arguments); prefixes are completed, negative numbers are arguments. --lr RATE is the rate, as
-    people type it, and --lr NAME the schedule."""
+    """Split argv into (full flag, arguments). Prefixes are completed, and negative numbers are arguments.
+
+    --lr RATE means --abs-learning-rate, and --lr NAME means --lr-schedule.
+    """
     found: list[tuple[str, list[str]]] = []
     for token, following in zip(argv, [*argv[1:], ""]):
         if token == "--lr" and _is_number(following):
@@ -91,8 +96,10 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
 
 
 def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
-    """Return a flag, or the one option's that `written` begins; None if there is none, or several, or if other tools mean
-    another option by it."""
+    """Return the full flag for a flag or its prefix.
+
+    None if there is none or several, or if the word has another meaning in other tools.
+    """
     matches = [written] if written in flags else _beginning_with(written, flags)
     elsewhere = OTHER_NAMES.get(written[2:], "")
     if elsewhere and written not in flags and not any(flag in elsewhere for flag in matches):
@@ -105,12 +112,12 @@ def _beginning_with(written: str, flags: Collection[str]) -> list[str]:
 
 
 def unknown_flag(written: str, flags: Collection[str]) -> str:
-    """Return what is said of a flag that is none of `flags`, or could be several: whose it is, or the nearest ones."""
+    """Return the error message for an unknown or ambiguous flag: its owner, or the nearest flags."""
     matches, name = _beginning_with(written, flags), written.lstrip("-")
     elsewhere = OTHER_NAMES.get(name)
     if matches:
         instead = f", or use {elsewhere}" if elsewhere else ""
-        return f"{short(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{instead}"
+        return f"{short(written)} is ambiguous: {', '.join(sorted(matches)[:6])}; write one of them in full{instead}"
     if elsewhere:
         return f"unknown option {written}; use {elsewhere}"
     owners = plugins_with(name.replace("-", "_"))
@@ -121,7 +128,7 @@ def unknown_flag(written: str, flags: Collection[str]) -> str:
 
 
 def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
-    """The command line's values."""
+    """Return the values of the command line."""
     flags = known.flags()
     given = (
         (written, flags[written], _raw_value(flags[written], arguments, written), f"{COMMAND_LINE}: {written}")
@@ -131,26 +138,28 @@ def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
 
 
 def _raw_value(spelling: Spelling, arguments: list[str], written: str) -> Any:
-    """The arguments of a flag as one raw value, their number checked."""
+    """Return the arguments of a flag as one raw value. OptionError for a wrong number of them."""
     takes, where = spelling.takes, f"{COMMAND_LINE}: {written}"
     if not arguments:
         if takes in ("several", "one"):
-            raise OptionError(f"{where}: needs {'a value' if takes == 'one' else 'at least one value'}")
+            raise OptionError(f"{where} needs {'a value' if takes == 'one' else 'at least one value'}")
         return True
     if takes == "several":
         return arguments
     switched = spelling.option.base is bool and arguments[0].lower() in ("true", "false")
     if len(arguments) > 1 or (takes == "nothing" and not switched):
         allowed = "no value" if takes == "nothing" else "one value"
-        raise OptionError(f"{where}: takes {allowed}, but was given {short(' '.join(arguments))}")
+        raise OptionError(f"{where} takes {allowed}, not {short(' '.join(arguments))}")
     return arguments[0]
 
 
 def _layer(
     known: Catalogue, source: str, given: Iterable[tuple[str, Spelling, Any, str]], notes: Iterable[str] = ()
 ) -> OptionSource:
-    """The layer of what is `given`: as it was written, its spelling, its raw value, and where. The last value of a spelling
-    counts, and two spellings must agree."""
+    """Return the layer of what is `given`: the word as written, its spelling, its raw value and its place.
+
+    The last value of a spelling wins. Two spellings of an option must agree.
+    """
     notes, found = list(notes), {}
     for written, spelling, raw, where in given:
         try:
@@ -171,22 +180,24 @@ def _layer(
 
 
 def _agreed(option: Option, spellings: Mapping[str, GivenValue]) -> GivenValue:
-    """The value of an option that was written so; those that are factors of the value need not be equal."""
+    """Return the value of an option with several spellings. Spellings that are factors of the value may differ."""
     last = list(spellings.values())[-1]
     if len({given.value for given in spellings.values()}) == 1:
         return last
     pairs = " and ".join(f"{written} {short(format_value(given.value))}" for written, given in spellings.items())
     where = last.where.split(": --")[0]
     if any(given.spelling not in option.meta["factors"] for given in spellings.values()):
-        raise OptionError(f"{where}: {pairs} are two spellings of {option.name} with different values; give one of them")
+        raise OptionError(f"{where}: {pairs} are spellings of {option.name} with different values; give one of them")
     above = [given for given in spellings.values() if given.value > 1]
     if len(above) > 1:
-        raise OptionError(f"{where}: {pairs} are both above 1, and a pipeline accumulates by its depth; give one of them")
+        raise OptionError(
+            f"{where}: {pairs} are both above 1, but the pipeline depth already sets the accumulation; give one of them"
+        )
     return above[0]
 
 
 def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
-    """The configuration that this call asks for."""
+    """Return the configuration of --config, or None."""
     if "config" not in main:
         return None
     from harness.options import configs  # which imports yaml
@@ -196,14 +207,14 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
 
 
 def from_config(known: Catalogue, block: Block) -> OptionSource:
-    """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
+    """Return the values of a configuration, and notes on keys of other models. OptionError for unknown keys."""
     notes, unused, given = list(block.notes), [], []
     for key, entry in block.entries.items():
         where, plain = entry.where.replace(str(DEFAULT_CONFIG_PATH), "configs.yml"), key.replace("-", "_")
         if plain in COMMAND_LINE_ONLY:
-            raise OptionError(f"{where}: {block.name}: {key} has a meaning on the command line only")
+            raise OptionError(f"{where}: {block.name}: {key} is allowed on the command line only")
         if plain == "profile" and entry.value in known.options["gc_profile"].meta["choices"]:
-            plain = "gc_profile"  # its key before there was --profile
+            plain = "gc_profile"  # the key of releases without --profile
         if plain in known.spellings:
             given.append((key, known.spellings[plain], entry.value, where))
         elif plain in all_options(None).spellings:
@@ -212,17 +223,17 @@ def from_config(known: Catalogue, block: Block) -> OptionSource:
             near = plugins.did_you_mean(key, list(known.spellings))
             raise OptionError(f"{where}: {block.name}: unknown key '{short(key)}'{near}")
     if unused:
-        notes.append(f"configuration {block.name}: not used by this model and schedule: {', '.join(unused)}")
+        notes.append(f"configuration {block.name}: ignored keys of other models, schedules or scripts: {', '.join(unused)}")
     return _layer(known, f"{CONFIGURATION} {block.name}", given, notes)
 
 
 def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str, model: GivenValue) -> OptionSource:
-    """The values of an earlier run; OptionError where this call gives another model."""
+    """Return the recorded values of an earlier run. OptionError if this call gives another model."""
     before = recorded.get("model")
     if model.where != where and before is not None and model.value != str(before).lower():
         raise OptionError(
-            f"{model.where}: model {short(model.value)} is not that of the recorded run, {short(before)}; leave it out, or "
-            "begin a new run"
+            f"{model.where}: model {short(model.value)} differs from the recorded {short(before)}; leave it out, or start a "
+            "new run"
         )
     values = {name: value for name, value in recorded.items() if name in known.options and value is not None}
     given = {name: GivenValue(known.options[name].convert(value, where), where) for name, value in values.items()}
@@ -230,7 +241,7 @@ def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str, model
 
 
 def _is_number(token: str) -> bool:
-    """Return whether an argument that begins with a dash is meant as a number; whether it is one, its option says."""
+    """Return whether an argument that begins with a dash looks like a number. The option checks it."""
     try:
         float(token)
     except ValueError:

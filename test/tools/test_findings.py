@@ -72,7 +72,7 @@ def test_what_is_done_is_not_done_again_and_failures_are_told(tmp_path):
     )
     assert result == Result(label, 1, 61.5, 3 * 10_000 / 1000 / 60)
     broken = partial(findings.train, label, RECIPES[label], 2, tmp_path, ("--epochs", "none"))
-    with pytest.raises(Failed, match="train.py: error: command line: --epochs: epochs is 'none'"):
+    with pytest.raises(Failed, match="train.py: error: command line: --epochs is 'none'"):
         study.run_all([broken], sorted(os.sched_getaffinity(0))[:1])
 
 

@@ -495,15 +495,15 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("--name-suffix 'a\0b'", "--name-suffix text"),
         ("--name-suffix \udcff", "--name-suffix text"),  # from a file's name that is not UTF-8
         ("--hlep", "--hlep --help"),
-        ("--pipeline-depth x", "--pipeline-depth gradient_accumulation_count 'x' whole number"),
+        ("--pipeline-depth x", "--pipeline-depth 'x' whole number"),
         ("--ckpt 3", "--ckpt-all-instances, --ckpt-epochs-offset, --ckpts-per-epoch"),
         ("--mod resnext", "--model, --model-size"),
         ("--lr exponential", "--lr-decay-rate, --lr-drops, --lr-schedule"),
         ("--learning-rate 0.1", "--learning-rate-decay, --abs-learning-rate RATE"),
         ("--batch 4", "--batch --batch-size"),
         ("--resume x", "--resume restore.py --restore-path RUN"),
-        ("--tensorboard", "--tensorboard TensorBoard run folder"),
-        ("--tensorboard 1", "--tensorboard TensorBoard run folder"),  # not --tensorboard-images 1
+        ("--tensorboard", "--tensorboard TensorBoard run directory"),
+        ("--tensorboard 1", "--tensorboard TensorBoard run directory"),  # not --tensorboard-images 1
         ("--sched cosine", "--sched --lr-schedule"),
         ("--device cuda", "--device 'cuda' use gpu"),
         ("--precision fp16", "--precision 'fp16' use 16.16"),
@@ -615,7 +615,7 @@ def test_configurations_are_listed(tmp_path):
     lars = succeed("plan", "--list-configs", "LARS").out.splitlines()
     assert 5 < len(lars) < len(lines) and all("lars" in line.lower() for line in lars)
     refused = run("train", "--list-configs", "quikstart")
-    assert refused.code == 2 and "has that word; did you mean quickstart" in refused.err
+    assert refused.code == 2 and "did you mean quickstart" in refused.err
     (tmp_path / "c.yml").write_text("mine:\n  model: resnet\n  epochs: 3\n")
     assert succeed("restore", "--config-path", tmp_path / "c.yml", "--list-configs").out == "mine  resnet, 3 epochs\n"
 

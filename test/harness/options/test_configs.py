@@ -192,7 +192,7 @@ def test_every_block_of_the_repository(name, script):
         return
     run = prepare(parsed.options, {})
     assert run.peak_rate > 0
-    assert not [note for note in parsed.notes if "not used by" in note or "older spelling" in note]
+    assert not [note for note in parsed.notes if "ignored" in note or "older spelling" in note]
     assert not [note for note in run.notes if note.startswith("warning")]  # published values are not doubted
     sources = parsed.options.sources.values()
     assert len([s for s in sources if s.startswith(f"configuration {name} (configs.yml:")]) >= len(written) - 1
@@ -242,7 +242,7 @@ def test_values_pass_the_same_conversion_as_flags(write, keys, name, value):
 def test_keys_of_another_model_or_schedule_are_noted(write):
     parsed = parse(write("a:\n  dataset: cifar-10\n  use_relu: yes\n  lr_drops: 3\n  repeat: 3\n  poly-lr-end-lr: 1\n"))
     assert parsed.notes == (
-        "configuration a: not used by this model and schedule: use_relu, lr_drops, repeat, poly-lr-end-lr",
+        "configuration a: ignored keys of other models, schedules or scripts: use_relu, lr_drops, repeat, poly-lr-end-lr",
     )
     used = parse(write("a:\n  dataset: cifar-10\n  use_relu: yes\n  model: efficientnet\n"))
     assert (used.notes, used.options.model.use_relu) == ((), True)
@@ -382,13 +382,13 @@ twice: {dataset: cifar-10, seed: 2}
         ("base", {"optimiser": "momentum"},
          ["FILE:7: xla_recompute is an older spelling of enable_recomputation"]),
         ("run", {"optimiser": "momentum", "ckpts_per_epoch": 1, "micro_batch_size": 8},
-         ["FILE:12: ckpts-per-epoch is left out: its release did not read it",
+         ["FILE:12: ckpts-per-epoch is ignored, because its release did not read it",
           "FILE:7: xla_recompute is an older spelling of enable_recomputation",
           "FILE:11: batch_size is an older spelling of micro_batch_size"]),
         ("b4", {"pipeline_splits": ("auto",)},
          ["configuration b4 has 4 stages but no pipeline_splits: auto cuts them by cost"]),
         ("b4_run", {"gradient_accumulation_count": 1, "pipeline_splits": ("block2b", "block4b", "block6c")},
-         ["FILE:26: gradient_accumulation is left out: its release did not read it",
+         ["FILE:26: gradient_accumulation is ignored, because its release did not read it",
           "FILE:25: batch_size is an older spelling of micro_batch_size"]),
         ("twice", {"seed": 2}, []),
     ],

@@ -51,7 +51,7 @@ def parsed(*words: str):
 @pytest.mark.parametrize("text", NO_NUMBERS)
 @pytest.mark.parametrize("name", [WHOLE, DECIMAL, "weight_avg_N", "model_size", "learning_rate_schedule"])
 def test_on_the_command_line_and_in_a_file(name, text, tmp_path):
-    with pytest.raises(OptionError, match=name):
+    with pytest.raises(OptionError, match=name.replace("_", "[_-]")):
         parsed(f"--{name.replace('_', '-')}", text) if text else parsed(f"--{name.replace('_', '-')}=")
     file = tmp_path / "c.yml"
     quoted, plain = json.dumps(text), text  # as text, and as YAML's own types have it, where blanks around are left out

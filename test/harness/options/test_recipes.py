@@ -237,8 +237,8 @@ def test_everything_says_whose_values_they_are(words):
     run = resolved(*words.split(), "--generated-data")
     release = "2.5" if words.endswith("16ipus") else "2.1"
     (note,) = [note for note in run.notes if "release" in note]
-    assert note.startswith(f"configuration mk2_efficientnet_b4_g16_16ipus as release {release} has it")
-    assert ("it had other values" in note) == (release == "2.5")
+    assert note.startswith("configuration mk2_efficientnet_b4_g16_16ipus ") and release in note
+    assert ("other values" in note) == (release == "2.5")
     rows = {line.split()[0]: line.split(None, 2)[1:] for line in cli.explain(run.options).splitlines()}
     # the plain name asks for no more than the values
     asked, usual = release if release == "2.1" else None, "default; the values are of 2.5, the last with mk2_eff"
