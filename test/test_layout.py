@@ -14,6 +14,7 @@ import pytest
 from base import plugins
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
+from tools.draw_packages import draw, graph, imported
 
 ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
@@ -94,29 +95,6 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def imported(path: Path, top_level_only: bool = False) -> set[str]:
-    """Full names of the modules that a file imports; those for type checking alone do not count."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = {id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
-               for node in ast.walk(test)}  # fmt: skip
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    found: set[str] = set()
-    for node in nodes:
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" if _is_module(f"{node.module}.{alias.name}") else node.module
-                      for alias in node.names}  # fmt: skip
-    return found
-
-
-def _is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or path.is_dir()
-
-
 def room(name: str) -> str:
     """Where a module lies: its folder, or the module itself where that is a floor of its own."""
     return name if name in FLOOR else name.rpartition(".")[0] or name
@@ -145,6 +123,10 @@ def test_number_formats_are_asked_for_by_the_precision_alone():
     for path in FILES:
         if not module(path).startswith(("emulator.plan", "emulator.layers", "emulator.numerics")):
             assert "emulator.layers.rounding" not in imported(path), path
+
+
+def test_the_drawing_of_the_packages_is_that_of_the_imports():
+    assert (ROOT / "docs/packages.svg").read_text() == draw(graph()), "call tools/draw_packages.py"
 
 
 def test_rooms_are_small():
