@@ -71,7 +71,7 @@ def test_the_page_of_a_search_shows_the_plans_it_weighed(tmp_path):
     looked_at = re.search(r"fastest of ([\d,]+) plans", out)[1]
     figure = page.read_text().split("<figure")[1].split("</figure")[0]
     assert f"of {looked_at} plans" in re.sub(r"<[^>]*>\s*", " ", figure)
-    assert all(f">{words}<" in figure for words in ("asked for", "chosen", "1 stage", "16 stages"))
+    assert all(f">{words}<" in figure for words in ("given plan", "chosen plan", "1 stage", "16 stages"))
     assert len(re.findall(r'<circle [^>]*r="8"', figure)) == 4  # the two, and theirs in the legend
 
 

@@ -1,4 +1,4 @@
-"""Exports a trained network to files that need nothing of this project: SavedModel, frozen graph, TensorFlow Lite, ONNX.
+"""Export a trained network for use without this project: SavedModel, frozen graph, TensorFlow Lite, ONNX, safetensors.
 
 cnn export logs/<run> --to savedmodel,tflite,onnx
 cnn export logs/<run>/ckpt-500 --to tflite --int8 --output phone
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """parse -> network -> its graph -> every format, compared with the checkpoint -> the folder."""
+    """Parse, open the network, write every format, compare it with the checkpoint; return the exit code."""
     answers.answer_general(argv, "train")
     request = export_options.parse(argv)
     if request is None:
@@ -54,14 +54,14 @@ def main(argv: list[str]) -> int:
 
 
 def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str, str]) -> None:
-    """Write the formats beside their place and move them there when all of them answer as the checkpoint does."""
+    """Write all formats to a temporary folder; move them to the output if all agree with the checkpoint."""
     tf_runtime.import_tensorflow("3")
     from harness.programs import build
 
     with export_folder.staged(request.output) as staging:
         checked = comparison.checking(exported)
         expected = comparison.own_answers(exported, checked.images)
-        print(f"Compared with the checkpoint's own program on {len(expected)} {checked.origin}:")
+        print(f"Compared with the checkpoint on {len(expected)} {checked.origin}:")
         graph = build.portable_graph(exported.run, exported.values)
         for name, file in request.files.items():
             quantised = file == FORMATS[name].quantised
@@ -75,11 +75,10 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
                 raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; nothing was written")
             print(f"  {size_text}: {compared}")
         export_folder.put(staging, request.output, texts)
-    print(f"The export is in {escaped(str(request.output))}, with {' and '.join(texts)}")
+    print(f"Export written to {escaped(str(request.output))}, with {' and '.join(texts)}")
 
 
 def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
-    """Return the facts that a converter needs."""
     calibration = comparison.calibration(exported) if quantised else None
     return Content(
         graph=graph, values=exported.values, recorded=exported.recorded(), labels=exported.names, texts=texts,
@@ -88,19 +87,19 @@ def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, s
 
 
 def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.ndarray:
-    """Return the probabilities that a format's own runtime gives pictures, from the file that is written at `path`."""
+    """Write a format to `path`; return the probabilities of images from its own runtime."""
     try:
         with file_formats.quiet():
             FORMATS[name].write(content, path)
             return comparison.answers(FORMATS[name].runner(path), images)
     except (OSError, MemoryError, ExportError):
         raise
-    except Exception as error:  # converters and runtimes raise classes of their own
+    except Exception as error:  # converters and runtimes have their own exception classes
         raise ExportError(f"--to {name}: {type(error).__name__}: {bounds.reason(error)}; nothing was written") from None
 
 
 def script(argv: list[str] | None = None) -> int:
-    """The command: its exit code."""
+    """Run the command; return its exit code."""
     return command_line.run("cnn export", main, argv, (WrongInput,), (FloatingPointError, Failure, ExportError))
 
 

@@ -1,7 +1,9 @@
-"""Fine-tunes published weights on a folder of pictures: survey, classifier, whole network, report.
+"""Fine-tune published weights on a folder of images (FOLDER/<class>/*.jpg), and report the result.
 
-cnn finetune pictures                      pictures/<class>/*.jpg
-cnn finetune pictures --logs-path logs/pets --epochs 20 --image-size 192
+cnn finetune photos
+cnn finetune photos --logs-path logs/pets --epochs 20 --image-size 192
+
+The folder is checked first. Then the classifier is fitted and the whole network trained.
 """
 
 from __future__ import annotations
@@ -31,26 +33,26 @@ from harness.report_page import run_folder, run_page
 from harness.run import data, validations
 from tools import report
 
-_NOT_HERE = {
-    "restore_path": "the same call resumes a fine-tuning, and restore.py resumes any run",
-    "distributed": "it trains in one process; train.py trains in several",
+_INVALID = {
+    "restore_path": "repeat the call to resume, or use restore.py",
+    "distributed": "to train in several processes, use train.py",
 }
 
 
 def main(argv: list[str]) -> int:
-    """survey -> train.py --config finetune -> report. A call that is repeated resumes the run."""
+    """Survey the folder, train, report; return the exit code. A repeated call resumes the run."""
     options, given = _parse(argv)
     if membership.under_poprun(os.environ):
-        raise OptionError("cnn finetune trains in one process: start it without poprun; train.py trains in several")
+        raise OptionError("cnn finetune runs in one process: start it without poprun, or use train.py")
     for name in sources.given_arguments(given, "train"):
-        if name in _NOT_HERE:
-            raise OptionError(f"command line: {flag(name)} is not for cnn finetune: {_NOT_HERE[name]}")
+        if name in _INVALID:
+            raise OptionError(f"command line: cnn finetune does not accept {flag(name)}: {_INVALID[name]}")
     folder, run = Path(options.folder), Path(options.logs_path or default_run(options.folder))
-    pictures = _survey(folder, cli.parse(_words(folder, run, given), "train").options)
-    for line in pictures.lines:
+    surveyed = _survey(folder, cli.parse(_words(folder, run, given), "train").options)
+    for line in surveyed.lines:
         print(line)
     try:
-        code = train.main(_words(folder, run, [*_for_these_pictures(pictures), *given]))
+        code = train.main(_words(folder, run, [*_data_options(surveyed), *given]))
     except StopRequest:
         print(f"Resume:           {hints.command('finetune', *argv)}")
         raise
@@ -61,12 +63,12 @@ def main(argv: list[str]) -> int:
 
 
 def default_run(folder: str | os.PathLike) -> str:
-    """Return the run folder of a fine-tuning on a folder of pictures, unless the call names one."""
+    """Return the default run directory for a folder of images."""
     return f"logs/finetune_{Path(folder).resolve().name}"
 
 
 def _words(folder: Path, run: Path, given: Sequence[str]) -> list[str]:
-    """The words of train.py; options of the call win."""
+    """Return the arguments for train.py; the user's come last, so they win."""
     place = ["--data-dir", command_line.as_value(folder), "--logs-path", command_line.as_value(run)]
     return ["--config", "finetune", *place, "--autoresume", *given]
 
@@ -77,32 +79,32 @@ def _survey(folder: Path, options: RunOptions) -> survey.Survey:
     return survey.scan_folder(folder, *split)
 
 
-def _for_these_pictures(pictures: survey.Survey) -> list[str]:
-    """The options that the folder asks for: damaged files are skipped, classes of few pictures count as much as others, and
-    a folder with pictures for validation is not split."""
-    for bad in pictures.bad:
-        print(f"left out: {escaped(str(bad.file))} {bad.reason}")
-    skipped = ["--skip-bad-records", str(len(pictures.bad))] * bool(pictures.bad)
-    whole = ["--validation-split", "0"] * bool(pictures.listing.validation)
+def _data_options(surveyed: survey.Survey) -> list[str]:
+    """Return the options for this folder: skip damaged files, give all classes the same weight, and split off a validation
+    set only if the folder has none."""
+    for bad in surveyed.bad:
+        print(f"skipped: {escaped(str(bad.file))} {bad.reason}")
+    skipped = ["--skip-bad-records", str(len(surveyed.bad))] * bool(surveyed.bad)
+    whole = ["--validation-split", "0"] * bool(surveyed.listing.validation)
     return [*skipped, "--class-weights", "balanced", *whole]
 
 
 def _report(run: Path) -> None:
-    """Write the page on the best weights, with the pictures that they get wrong; a line where that fails."""
+    """Write the report with the validation results of the best weights; warn if that fails."""
     try:
         report.main([command_line.as_value(run), "--html", command_line.as_value(run / run_page.FILE)])
-    except Exception as error:  # the weights are there, whatever is wrong with it
-        print(f"warning: {run / run_page.FILE} is not written: {bounds.reason(error)}")
+    except Exception as error:  # training succeeded, so no error of the report may fail the command
+        print(f"warning: {run / run_page.FILE} was not written: {bounds.reason(error)}")
 
 
 def _finished(run: Path) -> None:
-    """Print the best validation, and the commands that use its weights."""
+    """Print the best validation and the commands that use its weights."""
     rows, path = validations.of_run(run), command_line.as_value(run)
     if rows:
         best, first = run_folder.read(run).best, rows[0]
-        alone = f"; the classifier alone: {_accuracy(first)}" if int(first["iteration"]) == 0 else ""
-        print(f"Best:             {best['name']}, {_accuracy(best)} of {best['val_size']} validation pictures{alone}")
-    print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
+        alone = f"; with only the classifier fitted: {_accuracy(first)}" if int(first["iteration"]) == 0 else ""
+        print(f"Best:             {best['name']}, {_accuracy(best)} of {best['val_size']} validation images{alone}")
+    print(f"Classify photos:  {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite')}")
 
 
@@ -112,19 +114,19 @@ def _accuracy(row: validations.Row) -> str:
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The call's own options, and the words that are options of train.py."""
+    """Return cnn finetune's own options and the arguments for train.py."""
     parser = command_line.Parser(
         prog="cnn finetune",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Every option of train.py may be given too (train.py --help) and wins over configuration finetune of "
-        "configs.yml;\n--dry-run and --explain show the values.",
+        epilog="All options of train.py are accepted, too (see train.py --help). They override configuration finetune of\n"
+        "configs.yml; --dry-run and --explain show the values.",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="of pictures, one folder for each class in it")
-    parser.add_argument("--logs-path", metavar="DIR", help="the run folder (default: logs/finetune_<name of FOLDER>)")
+    parser.add_argument("folder", metavar="FOLDER", help="contains a folder of images for each class")
+    parser.add_argument("--logs-path", metavar="DIR", help="run directory (default: logs/finetune_<name of FOLDER>)")
     if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(argv, "train"):
         return parser.parse_known_args(argv)
-    raise OptionError("the folder of pictures is needed, as the first word: cnn finetune pictures")
+    raise OptionError("give a folder of images first, for example: cnn finetune photos")
 
 
 if __name__ == "__main__":

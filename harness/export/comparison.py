@@ -1,4 +1,4 @@
-"""The comparison of an exported file with its checkpoint: images, both answers, and how far they may differ."""
+"""Compare the predictions of an exported file with those of its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from harness.export.network import TrainedNetwork
     from harness.export.predict import Runner
 
-CHECKED, CALIBRATED = 64, 128  # pictures
-_COARSE = 4  # squares on a side of a made-up picture
+CHECKED, CALIBRATED = 64, 128  # images
+_COARSE = 4  # coloured squares along each side of a generated image
 
 
 class ExportError(Exception):
-    """An export that failed, or that does not answer as the checkpoint does. The text is one line."""
+    """An export failed, or its predictions differ from the checkpoint's. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The most that probabilities may differ, as shares of the mean probability of a first answer, which many classes and
-    little training make small: a single one, and the mean over pictures of each one's largest difference; and the least
-    share of pictures whose first answer is the same. `why`: the reason why they differ at all."""
+    """The accepted difference of probabilities, relative to the mean probability of the top-1 classes. `largest`: of any
+    probability. `mean`: average over the images of each one's largest difference. `equal`: smallest share of images with
+    the same top-1 class. `why`: the reason for a difference."""
 
     largest: float = math.inf
     mean: float = math.inf
@@ -36,17 +36,17 @@ class Bound:
     why: str
 
 
-# measured on trained and random networks of every kind, as shares: up to 2e-5; 0.009 and 0.11 on the mean
-FP32 = Bound(largest=1e-3, why="FP32 sums that are added in another order differ by far less")
-FP16 = Bound(mean=0.05, why="the checkpoint's own program rounds to FP16, and the export computes in FP32")
-NARROW = Bound(mean=0.25, equal=0.75, why="the checkpoint's own program multiplies narrower numbers, and the export FP32")
-INT8 = Bound(mean=0.25, equal=0.75, why="8 bits are too coarse for this network; leave --int8 out")
+# Measured on trained and random networks of every kind: FP32 up to 2e-5; on average, FP16 0.009 and NARROW 0.11.
+FP32 = Bound(largest=1e-3, why="a different order of FP32 sums makes a much smaller difference")
+FP16 = Bound(mean=0.05, why="the checkpoint's program rounds to FP16, the export computes in FP32")
+NARROW = Bound(mean=0.25, equal=0.75, why="the checkpoint's program multiplies narrow formats, the export computes in FP32")
+INT8 = Bound(mean=0.25, equal=0.75, why="8 bits are too coarse for this network; export without --int8")
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The differences of two tables of probabilities [n, classes], as `Bound` has them but not yet as shares of `certainty`,
-    the mean probability of a first answer. `same` of `count` first answers are equal."""
+    """The differences of two arrays of probabilities [n, classes]: `largest` and `mean` as in `Bound`, but absolute.
+    `certainty`: mean probability of the top-1 classes. `same`: number of `count` images with the same top-1 class."""
 
     largest: float
     mean: float
@@ -55,42 +55,43 @@ class Agreement:
     count: int
 
     def keeps(self, bound: Bound) -> bool:
-        """Return whether the differences stay within a bound; NaN does not."""
+        """Return whether the differences are within a bound; False for NaN."""
         near = self.largest <= bound.largest * self.certainty and self.mean <= bound.mean * self.certainty
         return near and self.same >= bound.equal * self.count
 
     def rule(self, bound: Bound) -> str:
-        """Return the differences that a bound accepts here, and the reason for it."""
-        accepted = [f"{bound.largest * self.certainty:.3g} at most"] * math.isfinite(bound.largest)
-        accepted += [f"{bound.mean * self.certainty:.3g} on the mean"] * math.isfinite(bound.mean)
-        accepted += [f"{math.ceil(bound.equal * self.count)} of {self.count} first answers"] * (bound.equal > 0)
-        return f"accepted are {' and '.join(accepted)}: {bound.why}"
+        """Return the differences that a bound accepts, and the reason for them."""
+        accepted = [f"at most {bound.largest * self.certainty:.3g}"] * math.isfinite(bound.largest)
+        accepted += [f"{bound.mean * self.certainty:.3g} on average"] * math.isfinite(bound.mean)
+        same = math.ceil(bound.equal * self.count)
+        accepted += [f"the same top-1 class for {same} of {self.count} images"] * (bound.equal > 0)
+        return f"accepted: {' and '.join(accepted)} ({bound.why})"
 
     def __str__(self) -> str:
         return (
-            f"probabilities differ by at most {self.largest:.3g}, {self.mean:.3g} on the mean; first answer equal on "
-            f"{self.same} of {self.count}"
+            f"probabilities differ by at most {self.largest:.3g}, {self.mean:.3g} on average; same top-1 class for "
+            f"{self.same} of {self.count} images"
         )
 
 
 def compare(expected: np.ndarray, given: np.ndarray) -> Agreement:
-    """Return how a table of probabilities [n, classes] agrees with another one."""
+    """Return the differences of two arrays of probabilities [n, classes]; ExportError if their shapes differ."""
     if given.shape != expected.shape:
-        raise ExportError(f"it answers with the shape {list(given.shape)} instead of {list(expected.shape)}")
+        raise ExportError(f"its output has shape {list(given.shape)} instead of {list(expected.shape)}")
     each = np.abs(given.astype(np.float64) - expected).max(axis=1)
     same = int((given.argmax(axis=1) == expected.argmax(axis=1)).sum())
     return Agreement(float(each.max()), float(each.mean()), float(expected.max(axis=1).mean()), same, len(expected))
 
 
 def answers(run: Runner, images: np.ndarray) -> np.ndarray:
-    """Return the probabilities of pictures, the first by itself, the others at once: batches of two sizes."""
+    """Return the probabilities of images. The first image is a batch of its own, to test two batch sizes."""
     parts = [part for part in (images[:1], images[1:]) if len(part)]
     return np.concatenate([run(part) for part in parts])
 
 
 def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
-    """Return the probabilities, float64 [n, classes], that the checkpoint's own program gives pictures: in its precision, by
-    the kernels that it has here."""
+    """Return the probabilities of images, float64 [n, classes], from this harness: in the checkpoint's precision, by its
+    usual kernels."""
     from harness.programs import build
     from ipu_utils import FrozenProgram
 
@@ -104,7 +105,7 @@ def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
 
 
 def bound(network: TrainedNetwork, quantised: bool) -> Bound:
-    """Return how far a file may be from the checkpoint."""
+    """Return the accepted difference of an exported file from its checkpoint."""
     precision = network.run.plan.precision
     if quantised:
         return INT8
@@ -112,45 +113,44 @@ def bound(network: TrainedNetwork, quantised: bool) -> Bound:
     return NARROW if coarse else FP16 if precision.rounds_results else FP32
 
 
-class Pictures(NamedTuple):
-    """Pictures, and where they come from."""
+class Images(NamedTuple):
+    """Images and their origin."""
 
     images: np.ndarray
     origin: str
 
 
-def checking(network: TrainedNetwork) -> Pictures:
-    """At most CHECKED pictures of the validation set; of the training set where there is none; made up without data."""
+def checking(network: TrainedNetwork) -> Images:
+    """Return at most CHECKED images for the comparison: from the validation set, else the training set, else generated."""
     from harness.programs import build
 
     run = network.run
     if not network.has_data:
-        return Pictures(_made_up(embedded.shape(run)[1]), "made-up pictures")
+        return Images(_generated(embedded.shape(run)[1]), "generated images")
     if not run.data_source.spec.validation_images:
-        return Pictures(build.training_images_uint8(run, CHECKED), "pictures of the training set")
+        return Images(build.training_images_uint8(run, CHECKED), "training images")
     batches = build.validation_batches_uint8(run, -(-CHECKED // run.validation_batch))
     real = [images[labels >= 0] for images, labels in zip(batches.images, batches.labels)]
-    return Pictures(np.concatenate(real)[:CHECKED], "pictures of the validation set")
+    return Images(np.concatenate(real)[:CHECKED], "validation images")
 
 
 def calibration(network: TrainedNetwork) -> np.ndarray:
-    """At most CALIBRATED pictures of the training set in evaluation's preprocessing."""
+    """Return at most CALIBRATED training images, preprocessed as for validation."""
     from harness.programs import build
 
     return build.training_images_uint8(network.run, CALIBRATED)
 
 
 def check_calibration(network: TrainedNetwork) -> None:
-    """OptionError without data to calibrate with."""
+    """Raise OptionError if there are no images for the calibration."""
     if not network.has_data:
         raise OptionError(
-            f"--int8 is fitted to pictures of the training set, and {network.without_data}; give their folder as "
-            "--data-dir, or leave --int8 out"
+            f"--int8 needs training images, but {network.without_data}; give their folder as --data-dir, or leave --int8 out"
         )
 
 
-def _made_up(side: int) -> np.ndarray:
-    """Coloured squares with noise, the same ones every time."""
+def _generated(side: int) -> np.ndarray:
+    """Return images of coloured squares with noise, the same in every call."""
     draw = np.random.default_rng(0)
     coarse = draw.integers(0, 256, (CHECKED, _COARSE, _COARSE, 3))
     places = np.arange(side) * _COARSE // side

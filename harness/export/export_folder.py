@@ -1,4 +1,4 @@
-"""The folder of an export: written beside its place, and moved there once every file agrees with the checkpoint."""
+"""The output folder of an export. Files are written to a temporary folder and moved once all of them pass the comparison."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from base.storage import files, input_files, locks
 from harness.export.file_formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
 
-PROGRAM = Path(__file__).with_name("predict.py")  # which names photos with the files
+PROGRAM = Path(__file__).with_name("predict.py")  # classifies photos with the exported files
 _TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)
 FILES = (*_TEXTS, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
-_MAX_BYTES = 64 << 20  # of a text
+_MAX_BYTES = 64 << 20  # in a text file
 
 
 def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
-    """Raise OptionError for a place that is no folder, or that holds the export of other weights, unless `force`."""
+    """Raise OptionError if the output is not a folder or, without `force`, contains an export of other weights."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise OptionError(f"--output {folder} is no folder; give another name")
+        raise OptionError(f"--output {folder} is not a folder; give another name")
     there = [name for name in FILES if os.path.lexists(folder / name)]
     if there and not force and not _has(folder, texts):
         raise OptionError(
-            f"{folder} holds an export of something else ({', '.join(there)}); --force replaces it, --output names another "
-            "place"
+            f"{folder} contains another export ({', '.join(there)}); give --force to replace it, or another --output"
         )
 
 
@@ -39,14 +38,14 @@ def _has(folder: Path, texts: Mapping[str, str]) -> bool:
 
 
 def staged(folder: Path) -> AbstractContextManager[Path]:
-    """Make a folder on the same disk for unfinished files, and remove it in the end."""
+    """Return a context manager for a temporary folder on the same disk."""
     return locks.scratch_folder(files.nearest_folder(folder), ".unfinished-export-")
 
 
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Move finished files into their folder, with the texts that belong to them, and remove those of another export.
+    """Write the texts, then move them and the finished files into the folder. Remove files of another export.
 
-    The texts go first: by them `check` recognises this export when a call was killed in between.
+    The texts are first: if the process is killed, `check` recognises this export by them.
     """
     finished = [path.name for path in staging.iterdir()]
     written = {**texts, PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
@@ -65,5 +64,5 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
+    """Return the size of a file, or of all files in a folder, in bytes."""
     return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())

@@ -1,4 +1,4 @@
-"""The words of a call of cnn export: the network, the formats, and the place."""
+"""The options of cnn export: network, formats and output folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.checkpoints import find, weights_file
 from harness.export.file_formats import FORMATS
 from harness.options import sources
 
-SCRIPT = "validation"  # whose options describe a network and its data
-FOLDER = "export"  # in a run's folder, by default
+SCRIPT = "validation"  # the command whose options describe network and data
+FOLDER = "export"  # default output folder, in the run directory
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The options of cnn export. `path`: of the weights, as --restore-path of validation.py; `words`: its other options."""
+    """The options of cnn export. `path`: the weights, as for --restore-path. `words`: arguments for validation.py."""
 
     path: str
     formats: tuple[str, ...]  # names of FORMATS, each once
@@ -32,46 +32,45 @@ class ExportRequest:
 
     @property
     def files(self) -> dict[str, str]:
-        """The names of the files that the call writes, by format."""
+        """The names of the output files by format."""
         chosen = {name: FORMATS[name] for name in self.formats}
         return {name: (each.quantised if self.int8 else "") or each.file for name, each in chosen.items()}
 
 
 def parser() -> argparse.ArgumentParser:
-    """cnn export's own options; those of data set and model are validation.py's."""
+    """Return the parser of cnn export's own options."""
     own = command_line.Parser(
         prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
-        description="Writes a trained network to files for other runtimes, and holds each of them against the checkpoint.",
-        epilog="validation.py's options of data set and model, such as --data-dir, go before the recorded ones",
+        description="Export a trained network for other runtimes, and compare each file with the checkpoint.",
+        epilog="validation.py's options of data set and model, such as --data-dir, override the recorded ones",
     )  # fmt: skip
     add = own.add_argument
-    add("path", nargs="?", metavar="RUN", help="a run folder (its newest checkpoint, or the best one of a run with "
-        "--keep-best-ckpt), a checkpoint as "
-        f"in RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(weights_file.BUNDLED)}")  # fmt: skip
-    add("--to", action="append", default=[], metavar="FORMAT", help=f"one or more of {', '.join(FORMATS)}, with commas")
-    add("--output", metavar="DIR", help="where the files go (default: a folder export in the run's)")
-    add(
-        "--int8", action="store_true", help="tflite and onnx with 8-bit weights and activations, fitted to training pictures"
-    )
-    add("--force", action="store_true", help="replace the export of another network")
+    add("path", nargs="?", metavar="RUN", help="a run directory (its newest checkpoint, or the best one if the run had "
+        "--keep-best-ckpt), a checkpoint such as "
+        f"RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(weights_file.BUNDLED)}")  # fmt: skip
+    add("--to", action="append", default=[], metavar="FORMAT",
+        help=f"one or more of {', '.join(FORMATS)}, separated by commas")  # fmt: skip
+    add("--output", metavar="DIR", help="output folder (default: export in the run directory)")
+    add("--int8", action="store_true", help="tflite and onnx: 8-bit weights and activations, calibrated on training images")
+    add("--force", action="store_true", help="replace an export of another network")
     add("--restore-path", metavar="RUN", help="the same as RUN")
-    add("-h", "--help", action="store_true", help="this text")
+    add("-h", "--help", action="store_true", help="show this text")
     return own
 
 
 def parse(argv: Sequence[str]) -> ExportRequest | None:
-    """The request; None for --help. OptionError for what cannot be one."""
+    """Return the parsed request, or None for --help; OptionError for invalid options."""
     known, rest = parser().parse_known_args(list(argv))
-    if known.help or "help" in sources.given_arguments(rest, SCRIPT):  # shortened, as validation.py takes it
+    if known.help or "help" in sources.given_arguments(rest, SCRIPT):  # validation.py accepts abbreviations
         return None
     path = _path(known.path, known.restore_path, rest)
     names = tuple(dict.fromkeys(_format(word) for words in known.to for word in words.split(",") if word.strip()))
     if not names:
-        raise OptionError(f"--to is missing: one or more of {', '.join(FORMATS)}, with commas between them")
+        raise OptionError(f"--to is missing: give one or more of {', '.join(FORMATS)}, separated by commas")
     if known.int8 and not any(FORMATS[name].quantised for name in names):
         raise OptionError(
-            f"--int8 is for tflite and onnx, and --to has {', '.join(names)}; add one of them, or leave --int8 out"
+            f"--int8 needs tflite or onnx, but --to is {', '.join(names)}; add one of them, or leave --int8 out"
         )
     output = Path(known.output) if known.output else _beside(Path(path))
     return ExportRequest(
@@ -81,27 +80,25 @@ def parse(argv: Sequence[str]) -> ExportRequest | None:
 
 
 def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
-    """Return what is to be exported."""
+    """Return the path of the weights to export."""
     path = first or flag
     if not path:
         bundled = " or ".join(weights_file.BUNDLED)
-        raise OptionError(f"nothing to export: give a run folder, a checkpoint, a .npz file or {bundled} first")
+        raise OptionError(f"nothing to export: give a run directory, a checkpoint, a .npz file or {bundled} first")
     if None not in (first, flag) and first != flag:
-        raise OptionError(f"{short(first)} and --restore-path {short(flag)} are two networks; export one, then the other")
+        raise OptionError(f"{short(first)} and --restore-path {short(flag)} are two networks; export one at a time")
     if rest and not rest[0].startswith("-"):
-        raise OptionError(
-            f"'{short(rest[0])}' is one word too many: one RUN is exported, and formats have commas between them"
-        )
+        raise OptionError(f"'{short(rest[0])}' is one argument too many: give one RUN, and separate formats by commas only")
     return path
 
 
 def _format(word: str) -> str:
-    """Return a format's name from how it was written."""
+    """Return a format's name; case, - and _ in the given word do not matter."""
     name = word.strip().lower().replace("_", "").replace("-", "")
     if name in FORMATS:
         return name
     near = plugins.did_you_mean(name, list(FORMATS))
-    listed = f"{near} There are" if near else "; there are"
+    listed = f"{near} Formats" if near else "; formats"
     raise OptionError(f"--to: no format '{short(word.strip())}'{listed}: {', '.join(FORMATS)}")
 
 

@@ -1,5 +1,4 @@
-"""The formats that a network is exported to: for each its file, the packages that it needs, its converter from one frozen
-graph, and its own runtime."""
+"""Export formats. Each has a file name, required packages, a converter from the frozen graph, and a runtime."""
 
 from __future__ import annotations
 
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
 
     from harness.export.predict import Runner
 
-_OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
+_OPSET = 17  # the newest ONNX opset in which tf2onnx can write all networks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """A network to be converted. `labels`: the names of its classes. `texts`: labels and preprocessing by file name, for
-    formats that have a place for them. `calibration`: uint8 pictures [n, side, side, 3] for quantisation; None: FP32.
-    `values` and `recorded`: the weights by name, and the options of their network."""
+    """A network to convert. `values`, `recorded`: weights by name, and the options of the network. `labels`: class names.
+    `texts`: labels and preprocessing by file name, for formats that can store them. `calibration`: uint8 images
+    [n, side, side, 3] for quantisation; None for FP32."""
 
     graph: tf.GraphDef
     values: Mapping[str, np.ndarray]
@@ -44,7 +43,7 @@ class Content:
 
 
 def _by_program(path: Path) -> Runner:
-    """Return the probabilities' function as the program beside the exported files has it."""
+    """Open a file as predict.py does, which is exported with it."""
     from harness.export import predict
 
     return predict.opened(path)
@@ -52,30 +51,30 @@ def _by_program(path: Path) -> Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format. `write` makes the file, or the folder, at a path; `runner` opens that in its own runtime."""
+    """An export format. `write` creates the file or folder at a path. `runner` opens it in the format's own runtime."""
 
     file: str
-    quantised: str = ""  # the same with --int8
+    quantised: str = ""  # name of the file with --int8
     write: Callable[[Content, Path], None]
     runner: Callable[[Path], Runner] = _by_program
-    packages: tuple[str, ...] = ()  # beside TensorFlow
+    packages: tuple[str, ...] = ()  # in addition to TensorFlow
 
 
 def check_packages(names: Sequence[str]) -> None:
-    """Raise an OptionError, with the command that installs them, if packages of these formats are missing."""
+    """Raise OptionError, with the command to install them, if packages of these formats are missing."""
     wanted = [(package, name) for name in names for package in FORMATS[name].packages]
     missing = [(package, name) for package, name in wanted if importlib.util.find_spec(package) is None]
     if missing:
         packages = list(dict.fromkeys(package for package, _ in missing))
         raise OptionError(
-            f"--to {missing[0][1]} needs {', '.join(packages)}, the extra `export`: {sys.executable} -m pip install "
+            f"--to {missing[0][1]} needs {', '.join(packages)}. Install the extra `export`: {sys.executable} -m pip install "
             + " ".join(packages)
         )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep converters and runtimes from writing to standard error."""
+    """Suppress warnings and standard error of converters and runtimes."""
     sys.stderr.flush()
     before, saved = logging.root.manager.disable, os.dup(2)
     logging.disable(logging.WARNING)
@@ -90,11 +89,10 @@ def quiet() -> Iterator[None]:
             logging.disable(before)
 
 
-# TensorFlow's own: a SavedModel, and the graph alone
+# TensorFlow: SavedModel and frozen graph
 
 
 def _imported(definition: tf.GraphDef) -> Any:
-    """Return a session with the graph."""
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default() as graph:
@@ -113,7 +111,7 @@ def _write_saved_model(content: Content, path: Path) -> None:
         builder = tf.saved_model.Builder(str(path))
         builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], {"serving_default": signature})
         builder.save()
-    extra = path / "assets.extra"  # which SavedModels have for files of others
+    extra = path / "assets.extra"  # the folder of a SavedModel for other files
     extra.mkdir()
     for name, text in content.texts.items():
         (extra / name).write_text(text, encoding="utf-8")
@@ -127,7 +125,7 @@ def _write_frozen(content: Content, path: Path) -> None:
 
 
 def _write_tflite(content: Content, path: Path) -> None:
-    """Labels and preprocessing follow the model as a zip archive does, which Lite's tools read there."""
+    """Write the model, followed by a zip archive of labels and preprocessing, where TensorFlow Lite's tools expect it."""
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -141,22 +139,22 @@ def _write_tflite(content: Content, path: Path) -> None:
 
 
 def _quantised(converter: Any, calibration: np.ndarray) -> bytes:
-    """Return the model with 8-bit weights and activations, in ranges that fit the pictures. Divisions, of pictures by their
-    deviation, stay in FP32: in 8 bits a small deviation is 0."""
+    """Return the model with 8-bit weights and activations, in ranges that fit the calibration images. Divisions of images by
+    their standard deviation stay in FP32, because a small deviation is 0 in 8 bits."""
     import tensorflow as tf
 
-    def pictures() -> Iterator[list[np.ndarray]]:
-        return ([picture[None]] for picture in calibration)
+    def images() -> Iterator[list[np.ndarray]]:
+        return ([image[None]] for image in calibration)
 
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = pictures
+    converter.representative_dataset = images
     options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=["DIV"])
-    tool = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_dataset=pictures, debug_options=options)
+    tool = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_dataset=images, debug_options=options)
     return tool.get_nondebug_quantized_model()
 
 
 def _named(model: bytes) -> bytes:
-    """Return a model whose input and output have the names of its signature, in place of TensorFlow's for them."""
+    """Return the model with inputs and outputs named as in its signature, instead of TensorFlow's names."""
     from tensorflow.lite.tools import flatbuffer_utils
 
     converted = flatbuffer_utils.read_model_from_bytearray(bytearray(model))
@@ -170,7 +168,7 @@ def _named(model: bytes) -> bytes:
 
 
 def _write_onnx(content: Content, path: Path) -> None:
-    """Labels and preprocessing are in the model's metadata."""
+    """Write the model, with labels and preprocessing in its metadata."""
     import onnx
     import tf2onnx
 
@@ -179,7 +177,7 @@ def _write_onnx(content: Content, path: Path) -> None:
     model, _ = tf2onnx.convert.from_graph_def(
         content.graph, input_names=[f"{IMAGE}:0"], output_names=[f"{PROBABILITIES}:0"], opset=_OPSET
     )
-    own = {f"{name}:0": name for name in (IMAGE, PROBABILITIES)}  # TensorFlow's names of the tensors
+    own = {f"{name}:0": name for name in (IMAGE, PROBABILITIES)}  # TensorFlow's tensor names to ours
     for each in (*model.graph.input, *model.graph.output):
         each.name = own[each.name]
     for node in model.graph.node:
@@ -193,16 +191,16 @@ def _write_onnx(content: Content, path: Path) -> None:
 
 
 def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
-    """Return the model with 8-bit weights, by channel, and activations of its convolutions and products, in ranges that fit
-    the pictures."""
+    """Return the model with 8-bit weights (per channel) and activations in its convolutions and products, in ranges that fit
+    the calibration images."""
     import onnx
     from onnxruntime import quantization
 
     from ipu_utils import IMAGE
 
-    feeds = ({IMAGE: picture[None]} for picture in calibration)
+    feeds = ({IMAGE: image[None]} for image in calibration)
 
-    class Pictures(quantization.CalibrationDataReader):
+    class Reader(quantization.CalibrationDataReader):
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(feeds, None)
 
@@ -211,12 +209,12 @@ def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
         onnx.save(model, exact)
         quantization.quant_pre_process(exact, fused, skip_symbolic_shape=True)
         quantization.quantize_static(
-            fused, coarse, Pictures(), per_channel=True, op_types_to_quantize=["Add", "Conv", "Gemm", "MatMul"]
+            fused, coarse, Reader(), per_channel=True, op_types_to_quantize=["Add", "Conv", "Gemm", "MatMul"]
         )
         return onnx.load(coarse)
 
 
-# Weights alone, which this project reads
+# Weights only, for this project
 
 
 def _write_safetensors(content: Content, path: Path) -> None:

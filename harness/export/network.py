@@ -1,4 +1,4 @@
-"""The network of an export: a run as validation has it, its newest whole weights, and the names of its classes."""
+"""Open the network to export: its run as for validation, its newest intact weights, its class names."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 LABELS, PREPROCESSING = run_files.EXPORT
-_OWN = ("main", "dataset", "model")  # sections whose options an export follows
+_OWN = ("main", "dataset", "model")  # sections of options that cnn export accepts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedNetwork:
-    """Weights with all that an export needs. `values`: arrays by variable name. `names`: of what is put out, in order; never
-    empty. `without_data`: why the data set's pictures are not at hand, where they are not. `notes`: lines for the user."""
+    """A network with everything that an export needs. `values`: arrays by variable name. `names`: a name for each output.
+    `without_data`: why the data set cannot be read, or "". `notes`: messages for the user."""
 
     run: Run
     checkpoint: Checkpoint
@@ -47,17 +47,17 @@ class TrainedNetwork:
 
     @property
     def has_data(self) -> bool:
-        """True if the data set's pictures are at hand."""
+        """True if the data set can be read."""
         return not self.without_data
 
     def title(self) -> str:
-        """The line that names the exported network."""
+        """Return the message that describes the exported network."""
         run = self.run
         size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.trace.parameters:,} parameters"
         return f"Exporting {self.checkpoint.prefix}: {run.name.split('_bs')[0]}, {size}"
 
     def texts(self, side: int) -> dict[str, str]:
-        """Return the files that describe the network, by name; `side`: of the images that it takes."""
+        """Return the text files that describe the network, by name. `side`: of its input images, in pixels."""
         described = preprocessing.described(self.run.data_source.spec, self.run.request(1))
         about = {
             "network": self.run.name.split("_bs")[0],
@@ -72,7 +72,7 @@ class TrainedNetwork:
         return {LABELS: class_names.text(self.names), PREPROCESSING: text}
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options that a file of these weights holds: of the network, its numbers and its images."""
+        """Return the options that are stored with the weights: those of model, precision and preprocessing."""
         run, chosen = self.run, option_values(self.run)
         own = [each.name for each in fields(run.options.model)]
         names = inference_record.names(run, self.checkpoint)
@@ -93,7 +93,8 @@ class TrainedNetwork:
 
 
 def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
-    """The network at a path, as `words` for validation.py describe it beside what was recorded. No data are needed."""
+    """Return the network at a path. `words`: arguments of validation.py, which override recorded options. No data are
+    needed."""
     selected, folder = find.select(Path(path), by_prefix=False), find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, list(words), SCRIPT)
     parsed = answers.parse(list(words), SCRIPT, recorded, folder)
@@ -106,8 +107,8 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
         raise CheckpointError(f"weights {checkpoint.prefix}: {fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
-    notes += [] if names else ["the names of the classes are not known: labels.txt numbers them"]
-    outputs = run.trace.operations[-1].result.channels  # SqueezeNet has more than there are classes
+    notes += [] if names else ["the class names are unknown, so labels.txt contains numbers"]
+    outputs = run.trace.operations[-1].result.channels  # more than the classes in SqueezeNet
     return TrainedNetwork(
         run=run,
         checkpoint=checkpoint,
@@ -119,24 +120,24 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
 
 
 def _check_given(parsed: cli.Parsed) -> None:
-    """OptionError for options of validation.py that an export does not follow."""
+    """Raise OptionError for options of validation.py that cnn export does not accept."""
     for name, source in parsed.options.sources.items():
         if source.startswith(COMMAND_LINE) and parsed.catalogue.options[name].section not in _OWN:
             raise OptionError(
-                f"{flag(name)} is not an option of cnn export, which computes in FP32 and takes the options of data set and "
-                "model alone; leave it out"
+                f"{flag(name)} is not an option of cnn export: exports compute in FP32, and only options of data set and "
+                "model apply"
             )
 
 
 def _prepared(options: RunOptions) -> tuple[Run, str]:
-    """The run with its data and "", or with made-up data where those are not at hand, and why they are not."""
-    environ = membership.without_others(os.environ)  # an export is of one process
+    """Return the run and "" or, with generated data in place of missing ones, the run and the reason."""
+    environ = membership.without_others(os.environ)  # exports run in one process
     try:
-        made_up = "the data are generated ones" if options.dataset.random_data else ""
-        return prepare(options, environ, training=False), made_up
+        generated = "the run has generated data" if options.dataset.random_data else ""
+        return prepare(options, environ, training=False), generated
     except DataError as error:
         if options.given("data_dir"):
             raise
         reason = str(error).splitlines()[0]
     without = replace(options, dataset=replace(options.dataset, generated_data=True, data_dir=None))
-    return prepare(without, environ, training=False), f"the data are not at hand ({reason})"
+    return prepare(without, environ, training=False), f"the data cannot be read ({reason})"

@@ -1,8 +1,8 @@
-"""Names the classes of photos by the network in this program's folder.
+"""Classify photos with the exported network in this folder.
 
     python predict.py PHOTO... [--model FILE]
 
-NumPy, Pillow and the runtime of the file are needed (onnxruntime, ai-edge-litert or TensorFlow), nothing else.
+Requires NumPy, Pillow and a runtime for the file: onnxruntime, ai-edge-litert or TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageOps
 
 Runner = Callable[[np.ndarray], np.ndarray]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
-_SHOWN = 5  # classes
+_SHOWN = 5  # classes that are printed for each photo
 
 
 def _onnx(model: Path) -> Runner:
@@ -30,7 +30,7 @@ def _onnx(model: Path) -> Runner:
 
 def _tflite(model: Path) -> Runner:
     try:
-        from ai_edge_litert.interpreter import Interpreter  # a few megabytes
+        from ai_edge_litert.interpreter import Interpreter  # much smaller than TensorFlow
     except ImportError:
         from tensorflow.lite.python.interpreter import Interpreter
 
@@ -60,40 +60,40 @@ RUNTIMES = {
 
 
 def opened(model: Path) -> Runner:
-    """Return the function that gives a network's probabilities, by the runtime of its file."""
+    """Open a file in its runtime; return a function from images to probabilities."""
     return RUNTIMES[model.name](model)
 
 
 def prepared(photo: str | Path, about: dict[str, Any]) -> np.ndarray:
-    """Return a photo as the network takes it, uint8 [side, side, 3]. `about`: the content of preprocessing.json."""
+    """Return a photo as input for the network, uint8 [side, side, 3]. `about`: the content of preprocessing.json."""
     image = ImageOps.exif_transpose(Image.open(photo))
-    if image.mode == "CMYK" and "adobe" not in image.info:  # Pillow takes all inks for Adobe's, which are inverted
+    if image.mode == "CMYK" and "adobe" not in image.info:  # Pillow assumes inverted inks, which only Adobe writes
         image = ImageChops.invert(image)
-    wide = image.mode.startswith("I")  # 16 bits, of which the network was trained with the upper 8
+    wide = image.mode.startswith("I")  # 16 bits; the network was trained with the upper 8
     image = (Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if wide else image).convert("RGB")
     how, side = about["prepare"], about["input"]["shape"][1]
-    if "square" in how:  # a network for small images
+    if "square" in how:  # networks for small images
         square = ImageOps.fit(image, (how["square"], how["square"]), Image.Resampling.BOX)
         return np.asarray(ImageOps.expand(square, how["frame_of_zeros"]))
     shorter = min(image.size)
     width, height = ((length * how["shorter_side"] + shorter // 2) // shorter for length in image.size)
-    x, y = image.size[0] / width, image.size[1] / height  # pixels of the photo for one of the image
+    x, y = image.size[0] / width, image.size[1] / height  # pixels of the photo per pixel of the input
     place = (x, 0, (width - side) // 2 * x, 0, y, (height - side) // 2 * y)
     window = (side, side), Image.Transform.AFFINE, place, Image.Resampling.BILINEAR
-    bands = [np.asarray(band.convert("F").transform(*window)) for band in image.split()]  # whole numbers it rounds down
+    bands = [np.asarray(band.convert("F").transform(*window)) for band in image.split()]  # integers would be rounded down
     return np.rint(np.stack(bands, -1)).astype(np.uint8)
 
 
 def _prepared(photo: str, about: dict[str, Any]) -> np.ndarray:
-    """As `prepared`; ends the program with a line that names a photo which cannot be read."""
+    """Return `prepared`, or exit with an error message if the photo cannot be read."""
     try:
         return prepared(photo, about)
-    except (OSError, SyntaxError) as error:  # Pillow's SyntaxError is of a broken PNG
+    except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for a broken PNG
         sys.exit(f"predict.py: {photo}: {error}")
 
 
 def main() -> None:
-    """Print the likeliest classes of each photo, in percent."""
+    """Print the most probable classes of each photo, in per cent."""
     folder = Path(__file__).resolve().parent
     there = [name for name in RUNTIMES if (folder / name).exists()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--model", choices=there, default=there[0] if there else None, help="default: %(default)s")
     arguments = parser.parse_args()
     if not there:
-        sys.exit(f"predict.py: no {', '.join(RUNTIMES)} in {folder}")
+        sys.exit(f"predict.py: {folder} contains none of {', '.join(RUNTIMES)}")
     about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
     labels = (folder / "labels.txt").read_text(encoding="utf-8").split("\n")
     try:

@@ -1,4 +1,4 @@
-"""A first look at a folder of pictures, before anything is trained: classes, sizes, copies, and files left out."""
+"""Survey a folder of images before fine-tuning: classes, image sizes, duplicates, files that are skipped."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from Datasets.sources.image_folder import BadFile, Listing, Picture
 if TYPE_CHECKING:
     from Datasets.pipeline import decoding
 
-MAX_READ = 20_000  # pictures whose bytes are read; of more, the first ones, as a look is to take seconds
-FEW = 10  # pictures of a class, below which a validation accuracy means little
+MAX_READ = 20_000  # most images that are read, so that the survey takes seconds
+FEW = 10  # warn about classes with fewer images, because their validation accuracy means little
 _READ_TOGETHER = 16
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The pictures of a folder, and the facts about the first MAX_READ of them. `sides`: (width, height) in pixels of the
-    smallest and of the largest picture, as stored; `turned`: the number of those that EXIF or XMP says to turn;
-    `copies`: groups of files with the same bytes; `bad`: files that training cannot decode."""
+    """The images of a folder, and facts about the first MAX_READ of them. `sides`: (width, height) in pixels of the smallest
+    and the largest image, as stored. `turned`: number of images that are rotated as EXIF or XMP says. `copies`: groups of
+    identical files. `bad`: files that cannot be decoded."""
 
     top: Path
     listing: Listing
@@ -45,70 +45,73 @@ class Survey:
 
     @property
     def lines(self) -> list[str]:
-        """The lines that a person reads before the training."""
+        """The text that is printed before training, with the warnings."""
         listing, count = self.listing, len(self.listing.train)
-        per_class = Counter(picture.label for picture in listing.train).values()
+        per_class = Counter(each.label for each in listing.train).values()
         held_out = f", and {len(listing.validation):,} for validation" if listing.validation else ""
         lines = [
-            f"{self.top}: {count:,} pictures in {len(listing.classes)} classes, {_range(min(per_class), max(per_class))} "
+            f"{self.top}: {count:,} images in {len(listing.classes)} classes, {_range(min(per_class), max(per_class))} "
             f"each{held_out}",
             f"classes: {short(', '.join(listing.classes))}",
         ]
         if self.sides:
             (w, h), (wide, high) = self.sides
-            lines.append(f"pixels: {w} x {h}" + (f" to {wide} x {high}" if (w, h) != (wide, high) else ""))
+            lines.append(f"image sizes: {w} x {h}" + (f" to {wide} x {high}" if (w, h) != (wide, high) else "") + " pixels")
         if self.turned:
-            lines.append(f"turned upright, as EXIF says: {self.turned} picture{'s' * (self.turned > 1)}")
+            lines.append(f"rotated upright, as EXIF says: {self.turned} image{'s' * (self.turned > 1)}")
         if self.read < count:
-            lines.append(f"looked into the first {self.read:,} pictures")
+            lines.append(f"only the first {self.read:,} images were checked")
         return lines + self.warnings
 
     @property
     def warnings(self) -> list[str]:
-        """The lines on pictures that are left out, or make an accuracy doubtful."""
-        counts = Counter(picture.label for picture in self.listing.train)
+        """Messages about skipped files, and about images that make the accuracy unreliable."""
+        counts = Counter(each.label for each in self.listing.train)
         lines = list(self.listing.notes)
         few = [f"{name} ({counts[k]})" for k, name in enumerate(self.listing.classes, 1) if counts[k] < FEW]
         if few:
-            lines.append(f"warning: classes of fewer than {FEW} pictures: {short(', '.join(few))}")
+            lines.append(f"warning: classes with fewer than {FEW} images: {short(', '.join(few))}")
         if self.copies:
             number = sum(len(group) - 1 for group in self.copies)
             first, second = (os.path.relpath(path, self.top) for path in self.copies[0][:2])
-            copies = f"{number} pictures are copies" if number > 1 else "1 picture is a copy"
+            copies = f"{number} images are copies of others" if number > 1 else "1 image is a copy of another"
             lines.append(
-                f"warning: {copies} of others, as {short(second)} of {short(first)}; a copy in validation makes accuracy "
+                f"warning: {copies} ({short(second)} of {short(first)}). Copies in the validation set make the accuracy "
                 "look better than it is"
             )
         across = self._in_several_classes()
         if across:
-            lines.append(f"warning: {short(across)} is in several classes")
+            lines.append(f"warning: {short(across)} is in more than one class")
         return lines
 
     def _in_several_classes(self) -> Path | None:
-        labels = {picture.file: picture.label for picture in self._pictures}
+        labels = {each.file: each.label for each in self._images}
         return next((group[0] for group in self.copies if len({labels[file] for file in group}) > 1), None)
 
     @property
-    def _pictures(self) -> list[Picture]:
+    def _images(self) -> list[Picture]:
         return [*self.listing.train, *(self.listing.validation or ())]
 
 
 def scan_folder(top: Path, train: Path | None = None, validation: Path | None = None) -> Survey:
-    """Return the survey of a folder of classes, or of given splits. DataError for a folder that nothing can be learnt from:
-    one without classes, with one alone, with nothing but copies, or with nothing but damage in a class or for validation."""
+    """Return the survey of a folder of classes, or of given splits.
+
+    Raise DataError if nothing can be learnt: fewer than two classes, all images identical, or a class or the validation
+    set without a valid image.
+    """
     if not top.is_dir():
-        raise DataError(f"{top} is not a folder; give the one with a folder of pictures for each class")
+        raise DataError(f"{top} is not a folder; give a folder that contains a folder of images for each class")
     listing = image_folder.tree(top, train, validation)
     if len(listing.classes) < 2:
-        raise DataError(f"{top} has one class, {listing.classes[0]}: there is nothing to learn; add a folder for another")
-    pictures = [*listing.train, *(listing.validation or ())][:MAX_READ]
-    bad = image_folder.damaged(pictures)
+        raise DataError(f"{top} has only one class, {listing.classes[0]}; add a folder for another class")
+    images = [*listing.train, *(listing.validation or ())][:MAX_READ]
+    bad = image_folder.damaged(images)
     tf_runtime.import_tensorflow("3")
     from Datasets.pipeline import decoding
 
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:
-        files = [picture.file for picture in pictures if picture.file not in unread]
+        files = [each.file for each in images if each.file not in unread]
         examined = list(pool.map(partial(_facts, decoder=decoding.Decoder()), files))
     bad += [BadFile(facts.file, facts.fault) for facts in examined if facts.fault]
     examined = [facts for facts in examined if not facts.fault]
@@ -116,16 +119,16 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
     copies = _groups([(facts.digest, facts.file) for facts in examined])
     if len(examined) > 1 and len(copies) == 1 and len(copies[0]) == len(examined):
         raise DataError(
-            f"all {len(examined)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt"
+            f"all {len(examined)} images in {top} are identical, for example {copies[0][0]}; add different images"
         )
     sizes = sorted((facts.size for facts in examined), key=lambda size: size[0] * size[1])
     turned = sum(facts.turned for facts in examined)
-    return Survey(top, listing, len(pictures), (sizes[0], sizes[-1]) if sizes else None, turned, copies, tuple(bad))
+    return Survey(top, listing, len(images), (sizes[0], sizes[-1]) if sizes else None, turned, copies, tuple(bad))
 
 
 class _Facts(NamedTuple):
-    """`size`: (width, height) in pixels, as stored; `turned`: whether the picture is to be turned; `fault`: why it
-    cannot be decoded."""
+    """Facts about an image. `size`: (width, height) in pixels, as stored. `turned`: whether EXIF or XMP rotates it. `fault`:
+    why it cannot be decoded."""
 
     file: Path
     digest: bytes
@@ -144,20 +147,20 @@ def _facts(file: Path, decoder: decoding.Decoder) -> _Facts:
 
 
 def _check_sound(listing: Listing, bad: Mapping[Path, str]) -> None:
-    """DataError if a class, or the validation part, has no whole pictures. `bad`: the other files, with their reasons."""
-    parts = {f"class {name}": [] for name in listing.classes} | {"validation": []}
-    for picture in listing.train:
-        parts[f"class {listing.classes[picture.label - 1]}"].append(picture.file)
-    parts["validation"] += [picture.file for picture in listing.validation or ()]
+    """Raise DataError if a class or the validation set has no valid image. `bad`: the invalid files and why."""
+    parts = {f"class {name}": [] for name in listing.classes} | {"the validation set": []}
+    for each in listing.train:
+        parts[f"class {listing.classes[each.label - 1]}"].append(each.file)
+    parts["the validation set"] += [each.file for each in listing.validation or ()]
     for part, files in parts.items():
         if files and bad.keys() >= set(files):
-            count = f"all {len(files)} pictures" if len(files) > 1 else "the only picture"
-            why = f"as {files[0]}, which {bad[files[0]]}"
-            raise DataError(f"{count} of {part} cannot be used, {why}: put others there, or remove the folder")
+            count = f"all {len(files)} images" if len(files) > 1 else "the only image"
+            why = f"{files[0]} {bad[files[0]]}"
+            raise DataError(f"{count} of {part} cannot be used ({why}); replace them, or remove the folder")
 
 
 def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]:
-    """The files that share a key, group by group."""
+    """Return the groups of files that share a key."""
     by_key: dict[bytes, list[Path]] = defaultdict(list)
     for key, file in keyed:
         by_key[key].append(file)

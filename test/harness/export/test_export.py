@@ -80,8 +80,8 @@ def photographs(tmp_path_factory) -> list[Path]:
 
 def test_every_format_is_held_against_the_checkpoint(trained):
     said = (trained / "told").read_text()
-    assert "on 64 pictures of the validation set" in said
-    rows = re.findall(r"^  (\S+), [\d.]+ MB: probabilities differ by at most (\S+), .* equal on 64 of 64$", said, re.M)
+    assert "on 64 validation images" in said
+    rows = re.findall(r"^  (\S+), [\d.]+ MB: probabilities differ by at most (\S+), .* for 64 of 64 images$", said, re.M)
     assert [name for name, _ in rows] == ["saved_model", "frozen.pb", "model.tflite"]
     assert all(0 < float(largest) < 1e-5 for _, largest in rows)
     names = {path.name for path in (trained / "export").iterdir()}
@@ -198,7 +198,7 @@ def test_a_file_that_answers_otherwise_is_not_written(trained, tmp_path, monkeyp
     monkeypatch.setattr(file_formats, "FORMATS", FORMATS)
     monkeypatch.setitem(FORMATS, "frozen", file_formats.Format(file="frozen.pb", write=halved))
     result = exported(trained, "--to", "savedmodel,frozen", "--output", tmp_path / "out")
-    assert result.code == 1 and "accepted are " in result.err and len(result.err.splitlines()) == 1
+    assert result.code == 1 and "accepted: " in result.err and len(result.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -206,18 +206,18 @@ def test_no_export_of_something_else_is_written_over(trained, tmp_path):
     folder = shutil.copytree(trained / "export", tmp_path / "export")
     before = (folder / "model.tflite").read_bytes()
     other = ("efficientnet-lite0", "--to", "frozen", "--output", folder)
-    assert "holds an export of something else" in refused(*other)
+    assert "contains another export" in refused(*other)
     assert (folder / "model.tflite").read_bytes() == before
     assert exported(trained, "--to", "frozen", "--output", folder).code == 0  # the same weights: the others stay
     assert (folder / "model.tflite").read_bytes() == before
     assert exported(*other, "--force").code == 0 and not (folder / "model.tflite").exists()
     (tmp_path / "file").touch()
-    assert "is no folder" in refused(trained, "--to", "frozen", "--output", tmp_path / "file")
+    assert "is not a folder" in refused(trained, "--to", "frozen", "--output", tmp_path / "file")
 
 
 def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tmp_path):
     result = exported(trained, "--to", "frozen", "--generated-data", "--output", tmp_path / "out")
-    assert result.code == 0 and "on 64 made-up pictures" in result.out
+    assert result.code == 0 and "on 64 generated images" in result.out
     assert (tmp_path / "out" / "labels.txt").read_text().startswith("T-shirt/top\nTrouser\n")
 
 

@@ -50,17 +50,17 @@ def test_survey_names_what_is_in_the_folder(tmp_path):
     (top / "green" / "cut.png").write_bytes((top / "green" / "3.png").read_bytes()[:-40])
     found = survey.scan_folder(top)
     assert found.lines[:3] == [
-        f"{top}: 29 pictures in 2 classes, 14 to 15 each",
+        f"{top}: 29 images in 2 classes, 14 to 15 each",
         "classes: blue, green",
-        "pixels: 40 x 36 to 300 x 100",
+        "image sizes: 40 x 36 to 300 x 100 pixels",
     ]
-    assert found.lines[3] == "turned upright, as EXIF says: 1 picture"
+    assert found.lines[3].startswith("rotated upright") and found.lines[3].endswith(": 1 image")
     rest = "\n".join(found.lines[4:])
-    assert str(top / "blue" / "notes.txt") in rest and "2 pictures are copies of others, as blue/again.png of" in rest
-    assert "several classes" in rest and "fewer than" not in rest
+    assert str(top / "blue" / "notes.txt") in rest and "2 images are copies of others (blue/again.png of" in rest
+    assert "more than one class" in rest and "fewer than" not in rest
     assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
     few = "\n".join(survey.scan_folder(write_pictures(tmp_path / "few", 3)).lines)
-    assert "warning: classes of fewer than 10 pictures: blue (3), green (3)" in few
+    assert "fewer than 10 images: blue (3), green (3)" in few
 
 
 def test_survey_rejects_folders_without_something_to_learn(tmp_path):
@@ -76,9 +76,9 @@ def test_survey_rejects_folders_without_something_to_learn(tmp_path):
     (unseen / "val" / "blue").mkdir(parents=True)
     (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no picture")
     for top, said in (
-        (tmp_path / "nowhere", "is not a folder"), (one, "has one class, blue: there is nothing to learn"),
-        (same, "all 4 pictures in .* have the same bytes"), (damaged, "all 2 pictures of class green cannot be used, as "),
-        (unseen, "the only picture of validation cannot be used, as .*: put others there"),
+        (tmp_path / "nowhere", "is not a folder"), (one, "has only one class, blue"),
+        (same, "all 4 images in .* are identical"), (damaged, "all 2 images of class green cannot be used"),
+        (unseen, "the only image of the validation set cannot be used"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=said):
             survey.scan_folder(top)
@@ -99,7 +99,7 @@ def test_survey_rejects_folders_without_something_to_learn(tmp_path):
         ("PICTURES --no-validation", "--no-validation"),
         ("PICTURES --init-path nowhere", "--init-path nowhere"),
         ("PICTURES --ckpts-per-epoch 0 --image-size 96 --batch-size 4", "--ckpts-per-epoch 0"),
-        ("", "cnn finetune pictures"),
+        ("", "cnn finetune photos"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(words, named, tmp_path):
