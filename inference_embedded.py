@@ -86,7 +86,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
     run = replace(run, cluster=ALONE)  # every process of a launcher is a server of its own
     calls, threads = run.options.training.iterations, run.options.checkpoint.num_inference_thread
     inferring = f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {machine.cores()} processors"
-    log = run_log.opened_beside(run, Team(), [inferring])
+    log = run_log.open_own_log(run, Team(), [inferring])
     try:
         tf_runtime.import_tensorflow()
         from harness.programs.build import validation_batches_uint8

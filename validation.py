@@ -84,7 +84,7 @@ def _validate(
 ) -> int:
     """Validate the checkpoints, or random weights if there are none; the exit code."""
     random = [] if selected else ["no --restore-path: random weights, for speed only"]
-    log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *random])
+    log = run_log.open_own_log(run, team, [*run_log.validation_head(run), *random])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.is_first else None
     unreadable, validated = [], []
 

@@ -236,7 +236,7 @@ def test_what_a_search_finds_trains():
     assert (one["micro_batch"], mixed["micro_batch"]) == (1, 3)
     given = ("plan", "--model", "resnet", "--dataset", "imagenet", "--micro-batch-size", 1, "--mixup-alpha", 0.2)
     refused = run(*given)
-    assert refused.code == 2 and "--micro-batch-size 1 leaves none to mix with; give 2 or more" in refused.err
+    assert refused.code == 2 and "--micro-batch-size 1 is too small; give 2 or more" in refused.err
     assert run(*given, "--generated-data").code == run(*given, "--inference").code == 0
 
 

@@ -1,6 +1,6 @@
-"""The edge of every script of runs: it parses options, answers questions about them, and reports errors in one line.
+"""The entry of every script of runs: parse options, answer questions about them, and report errors in one line.
 
-Imports are few, so that help and refused options take no time: modules that only a run needs are imported after this one.
+Few modules are imported here, so that help and rejected options take no time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from harness.commands.cli import Parsed
 from harness.options import bare_word, option_help, sources
 
 _QUESTIONS = ("help", "version", "list_configs")
-_RECORDED = ("restore_path", "autoresume", "init_path")  # with these, a record of options decides too
+_RECORDED = ("restore_path", "autoresume", "init_path")  # these also read recorded options
 
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
-    """Return the exit code of main(argv), with every foreseeable error as one line on standard error."""
+    """Run main(argv) and return its exit code. Print expected errors as one line on standard error."""
     row = commands.COMMANDS.get(commands.command_name(script) or "")
     call = row.call if row else f"{script}.py"
 
@@ -34,7 +34,7 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
 
 
 def answer_early(script: str) -> None:
-    """Answer the process's call, or refuse its options, and exit; return if it asks for a run."""
+    """Answer a question of this call or reject its options, and exit; return if it asks for a run."""
     try:
         argv = bare_word.as_option(sys.argv[1:], script)
         given = sources.given_arguments(argv, script).keys()
@@ -44,18 +44,20 @@ def answer_early(script: str) -> None:
             cli.parse(argv, script)
             return
     except WrongInput:
-        pass  # and raised again below, where it is reported
+        pass  # it is raised again and reported below
     sys.exit(run_command(script, lambda words: int(bool(parse(words, script))), None))
 
 
 def asks(argv: list[str], script: str) -> bool:
-    """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
+    """Return whether the call asks for help, the version or the configurations."""
     return not sources.given_arguments(argv, script).keys().isdisjoint(_QUESTIONS)
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None) -> Parsed:
-    """Return the options; Answered if the call only asked a question. `folder`: that of the run, or the weights, with the
-    `recorded` ones."""
+    """Return the options; Answered if the call only asked a question.
+
+    `folder`: the run directory or weights file of the `recorded` options.
+    """
     answer_general(argv, script)
     record = None
     if folder:
@@ -74,7 +76,7 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
 
 
 def answer_general(argv: list[str], script: str) -> None:
-    """Answered, after the version or the configurations are printed, if the call asks for these."""
+    """Print the version or the configurations and raise Answered, if the call asks for them."""
     given = sources.given_arguments(argv, script)
     if "version" in given:
         answer(version.line())
@@ -92,7 +94,7 @@ def answer(*lines: str) -> NoReturn:
 
 
 def print_answer(*lines: str) -> None:
-    """Print the answer to a question, which all that poprun started were asked, once."""
+    """Print the answer to a question, in one of the instances that poprun started."""
     from harness.cluster import membership
 
     if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):

@@ -1,4 +1,4 @@
-"""--autoresume: the same call begins a run, resumes it, or finds it complete, as schedulers repeat their calls."""
+"""--autoresume: the same call starts a run, resumes it, or finds it complete, so that schedulers can repeat it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from harness.run.run import Run
 
 
 def folder_of_run(logs_path: Sequence[str] | None) -> Path | None:
-    """Return the folder that --logs-path names if a run in it has a checkpoint; None where the call is to begin one.
-    OptionError without --logs-path."""
+    """Return the directory of --logs-path if it has a checkpoint; None if the call starts a new run.
+
+    OptionError without --logs-path.
+    """
     if not logs_path:
-        raise OptionError("--autoresume needs --logs-path: the folder of the run that it begins or goes on with")
+        raise OptionError("--autoresume needs --logs-path, the run directory to start or to resume")
     folder = Path(logs_path[0])
     return folder if find.numbered(folder) else None
 
 
 def unsaved_end(folder: Path) -> int | None:
-    """Return the updates of the run in a folder that is complete without a checkpoint, as its options had it; None for any
-    other. FolderError as of `folders.unsaved_run`."""
+    """Return the updates of a complete run whose options ask for no checkpoints; None for any other run.
+
+    FolderError as in `folders.unsaved_run`.
+    """
     recorded = folders.unsaved_run(folder)
     if not recorded or recorded.get("ckpts_per_epoch") or recorded.get("epochs_per_ckpt"):
         return None
@@ -41,15 +45,17 @@ def unsaved_end(folder: Path) -> int | None:
 
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:
-    """Return whether a run of `updates` has nothing left to do: it is beyond --stop-after; or it is there, or all updates
-    are done, or its --patience is over, the last checkpoint is validated, and the averages and the observation are made that
-    it asks for."""
+    """Return whether a run with `updates` done has nothing left to do.
+
+    A complete run is at --stop-after, at its last update, or out of --patience, and its last validation, its averages and
+    --numerics are done. A run beyond --stop-after is always complete.
+    """
     checkpoint, training = run.options.checkpoint, run.options.training
     if training.stop_after is not None and updates > training.stop_after:
         return True
     try:
         rows = run_table(folder, "validation.csv").read()
-    except (OSError, ValueError):  # resuming mends rows, or tells of them
+    except (OSError, ValueError):  # the resumed run repairs the file or reports it
         return False
     checkpoints = validations.by_update(rows, updates)
     validates = bool(checkpoint.validation and run.data_source.spec.validation_images)
@@ -70,8 +76,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
 
 
 def _has_averages(folder: Path, updates: int, listed: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether the averages that are wanted are there, of no earlier end of the run, and none is listed twice, or
-    without its file."""
+    """Return whether all `wanted` averages are up to date, and each of the `listed` ones is unique and has its file."""
     if not all(averages.is_up_to_date(folder, name, updates) for name in wanted):
         return False
     return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)

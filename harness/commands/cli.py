@@ -1,6 +1,6 @@
-"""argv + configs.yml -> RunOptions: command line over configuration over model default over field default.
+"""Parse argv and configs.yml into RunOptions: command line over configuration over model default over field default.
 
-Says where every value came from, refuses unknown, misspelt and contradictory options, and never imports TensorFlow.
+Record the source of every value, and reject unknown and contradictory options. TensorFlow is not imported.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from harness.options.sources import (
 if TYPE_CHECKING:
     from harness.options.configs import Block
 
-# options of how images are normalised, for which weights are trained
+# options that must be the same as when the weights were trained
 NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std")
-WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"  # and of interest to the planner
+WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """The options, and lines about them that the user should read."""
+    """The options, and notes on them for the user."""
 
     options: RunOptions
     notes: tuple[str, ...]
@@ -61,9 +61,9 @@ def parse(
     environ: Mapping[str, str] = os.environ,
     record: Path | None = None,
 ) -> Parsed:
-    """All layers of one call of `script` ("train", "validation" or "restore") as RunOptions.
+    """Return the options of one call of `script` ("train", "validation" or "restore").
 
-    `recorded`: option values of an earlier run, a layer between the configuration and the defaults; `record`: their file.
+    `recorded`: options of an earlier run, a layer between the configuration and the defaults; `record`: their file.
     """
     notes: list[str] = []
     origin = f"{RECORDED} ({record})" if record else RECORDED
@@ -74,7 +74,7 @@ def parse(
         origin = f"--init-path {begins_with}"
         main, block = _main_values(argv, script, recorded, origin)
     if "config_path" in main and "config" not in main:
-        notes.append(f"--config-path {main['config_path'].value} is not read: --config NAME chooses a block of it")
+        notes.append(f"--config-path {main['config_path'].value} is ignored without --config NAME")
     model = plugins.load("Models", main["model"].value, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].value, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
@@ -100,18 +100,20 @@ def parse(
 
 
 def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
-    """The value of an option of train.py, from the command line or else the configuration."""
+    """Return the value of an option of train.py, from the command line or else the configuration."""
     entry = block.entries.get(name) if block else None
     return argument(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
 
 
 def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
-    """The options of the network that the weights were trained in, and of its pictures' normalisation; none where nothing
-    tells them, or where this call chooses another model, be it by the size that it gives to the usual one."""
+    """Return the recorded options of the network of some weights, and of the normalisation of its images.
+
+    Empty if nothing is recorded, or if this call chooses another model or another size of the default model.
+    """
     from harness.checkpoints import find, run_record
 
     recorded: dict[str, Any] = {}
-    with suppress(WrongInput, OSError):  # which is reported when they are read
+    with suppress(WrongInput, OSError):  # it is reported when the weights are read
         recorded = run_record.options(find.run_folder(Path(weights)))
     other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
     if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.value != recorded["model"]):
@@ -121,13 +123,13 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
 
 
 def _taken_over(known: Catalogue, given: OptionValues, origin: str) -> list[str]:
-    """A line on the options that are those of the weights to begin with, and not the usual ones."""
+    """Return a line on the options that are taken from the initial weights and differ from the defaults."""
     words = [
         f"{name} {format_value(given.values[name])}"
         for name, source in given.sources.items()
         if source == origin and given.values[name] != known.options[name].default
     ]
-    return [f"as {origin} was trained: {', '.join(words)}"] if words else []
+    return [f"options taken from {origin}: {', '.join(words)}"] if words else []
 
 
 def _hint_notes(known: Catalogue, values: Mapping[str, Any]) -> list[str]:
@@ -140,7 +142,7 @@ def _hint_notes(known: Catalogue, values: Mapping[str, Any]) -> list[str]:
 
 
 def explain(options: RunOptions) -> str:
-    """Every value and where it came from."""
+    """Return a table of every option with its value and source."""
     rows = [
         (name, short(format_value(value)), options.sources.get(name, "default")) for name, value in options.values().items()
     ]
@@ -149,14 +151,10 @@ def explain(options: RunOptions) -> str:
     return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
 
 
-# Finding the model before the options are known
-
-
 def _main_values(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
 ) -> tuple[dict[str, GivenValue], Block | None]:
-    """The main options that decide which others there are (--model, --lr-schedule, --config and its companions), and
-    the configuration."""
+    """Return the options that decide which others exist (--model, --lr-schedule, --config ...), and the configuration."""
     words = given_arguments(argv, script)
     found = {
         name: GivenValue(words[name][0], f"{COMMAND_LINE}: {flag(name)}")
@@ -185,6 +183,6 @@ def _assemble(plugin_options: Mapping[str, type], known: Catalogue, given: Optio
         own = {name: given.values[name] for name in names if known.options[name].section == section}
         try:
             sections[section] = cls(**own)
-        except ValueError as error:  # a plug-in's own rule
+        except ValueError as error:  # from a check of the plug-in
             raise OptionError(*parts(error)) from None
     return RunOptions(**sections, sources=dict(given.sources))

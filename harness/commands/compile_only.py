@@ -1,4 +1,4 @@
-"""The work of --compile-only: builds a run's programs, describes them, and writes nothing."""
+"""--compile-only: build the programs of a run and describe them. No file is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report(run: Run, training: bool) -> None:
-    """The programs of a training, or that of a validation alone."""
+    """Build and describe the programs of a training, or only of a validation."""
     log = RunLog(None)
     head = run_log.training_head if training else run_log.validation_head
     for line in (*run.notes, *head(run)):
@@ -37,7 +37,7 @@ def report(run: Run, training: bool) -> None:
 
 
 def _profile(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram) -> None:
-    """Log where the time went, if --profile-compilation asks."""
+    """With --profile-compilation, log how long each phase took."""
     if run.options.device.profile_compilation:
         for line in Compilation(program.phase_ends, build_time.target(None, os.environ)).report():
             log.note(line)

@@ -1,4 +1,4 @@
-"""A run as text, for --dry-run: summary, checkpoints, the schedule of an update, the learning rate's curve."""
+"""Describe a run for --dry-run: summary, checkpoints, the schedule of an update, the learning-rate curve."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from emulator.plan.plan import ExecutionPlan
 from harness.reports import predicted_rate, training_chart
 from harness.run.run import Run
 
-MAX_DRAWN = 1024  # micro-batches that a timeline is laid out for
-_LISTED = 8  # checkpoints
+MAX_DRAWN = 1024  # micro-batches in a timeline
+_LISTED = 8  # checkpoints that are listed
 
 
 def run(run: Run, done: int = 0) -> str:
-    """The resolved run; `done`: updates that it has."""
+    """Return the description of a resolved run. `done`: the updates it has already done."""
     length = run.length
     points = length.checkpoint_points() if length.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:_LISTED])) + (f", ... {points[-1]}" if len(points) > _LISTED else "")
@@ -22,26 +22,25 @@ def run(run: Run, done: int = 0) -> str:
         [
             run.summary(),
             *predicted_rate.lines(run),
-            *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
-            f"Host steps of {in_step} update{'s' * (in_step > 1)}; a log line "
+            *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} left"] * (done > 0),
+            f"Host steps: {in_step} update{'s' * (in_step > 1)} each; a log line "
             + (
-                f"every {length.log_interval}"
+                f"every {length.log_interval} update{'s' * (length.log_interval > 1)}"
                 if 0 < length.log_interval < length.iterations
-                else "at the first and the last"
+                else "after the first and the last"
             ),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),
             "Number formats:",
             *run.plan.precision.table(),
-            "Learning rate:",
             training_chart.text_curve(run.learning_rate, length.iterations, length.epochs),
         ]
     )
 
 
 def _timeline(plan: ExecutionPlan) -> list[str]:
-    """Return the schedule of one replica's update as a drawing: stages as rows, clocks as columns."""
-    if len(plan.stages) == 1 or plan.options.shards == 1:  # nothing waits for another stage
+    """Return the schedule of one replica's update as text: stages in rows, clocks in columns."""
+    if len(plan.stages) == 1 or plan.options.shards == 1:  # because no stage waits for another
         return []
     shown = min(plan.accumulation, MAX_DRAWN)
     cut = f", drawn for the first {shown}" if shown < plan.accumulation else ""

@@ -1,4 +1,4 @@
-"""The start of every run: options parsed, the run prepared and checked, questions about it answered."""
+"""The start of every run: parse options, prepare and check the run, answer questions about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.run.recorded_arguments import changed_data, other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
-# options of which one at least is given by whoever gives them all
+# at least one of these is needed to describe a network
 NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
 
 
@@ -34,10 +34,10 @@ def checked_run(
     argv: list[str], script: str, origin: Origin | None = None, training: bool = True,
     compiled: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
-    """The run that a call asks for, checked as far as it can be before anything is built; Answered if the call asked for
-    something else, which has been done: help, --explain, --dry-run, --summary, --dataset-benchmark, --compile-only.
+    """Return the run that a call asks for, checked as far as possible before anything is built.
 
-    `origin`: the run or the weights that the call starts from. `compiled`: the work of --compile-only, if not the usual.
+    Answered after --help, --explain, --dry-run, --summary, --dataset-benchmark or --compile-only. `origin`: the run or the
+    weights that the call starts from. `compiled`: replaces the usual work of --compile-only.
     """
     origin = origin or Origin()
     parsed = answers.parse(argv, script, origin.recorded, origin.folder)
@@ -55,10 +55,10 @@ def checked_run(
 
 
 def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list[str]]:
-    """The run, and warnings of where it starts from."""
+    """Return the run, and warnings about its origin."""
     notes = (*parsed.notes, *origin.check_source(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
-    other_data = (*_other_names(run, origin), *(() if training else other_pictures(run, origin.recorded)))
+    other_data = (*_other_names(run, origin), *(() if training else other_images(run, origin.recorded)))
     run = replace(run, notes=(*run.notes, *other_data))
     warnings = origin.check_run(run)
     if not run.options.dataset.dataset_benchmark:
@@ -67,7 +67,7 @@ def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list
 
 
 def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
-    """Answered, if the call asks for something else than a run."""
+    """Answer a call that does not ask for a run, and raise Answered."""
     main = run.options.main
     if run.options.dataset.dataset_benchmark:
         from harness.evaluation import input_benchmark
@@ -92,8 +92,10 @@ def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compi
 
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
-    """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
-    call says nothing of the network either, as nobody means all defaults."""
+    """Return the recorded options of a run directory, without those that are valid for one call only.
+
+    CheckpointError if the record is lost and this call does not describe the network.
+    """
     recorded = run_record.options(folder)
     if "model" not in recorded:
         _check_recorded(run_record.arguments_file(folder), argv, script)
@@ -101,11 +103,11 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
     return {name: value for name, value in recorded.items() if name not in one_call}
 
 
-def other_pictures(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """A line where the pictures to validate are not those that the training recorded."""
+def other_images(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """Return a line if the validation images differ from those that the training recorded, else []."""
     changed = changed_data(run.data_source, recorded, ("validation_images",))
     asked = changed and not run.options.checkpoint.predict
-    return [f"the data are not those that the run recorded ({', '.join(changed)})"] * bool(asked)
+    return [f"the validation images differ from those that the run recorded ({', '.join(changed)})"] * bool(asked)
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:
@@ -114,35 +116,34 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
         if names_network:
             return
         raise CheckpointError(
-            f"weights {file} tell no options of their network: give them, as --model, --model-size and --dataset, or have "
-            "tools/import_weights.py make the file, which records them"
+            f"weights {file} do not record the options of their network; give --model, --model-size and --dataset, or "
+            "convert the weights with tools/import_weights.py"
         )
-    if script in ("train", "restore"):  # a later instance looks for no checkpoint before
+    if script in ("train", "restore"):  # because only the first instance has checked it
         find.check_run_folder(file.parent)
-    lost = f"no state of a checkpoint and no {file} tells the options of that training:"
+    lost = f"the options of the training are lost: no checkpoint and no {file} has them;"
     if script in ("train", "restore"):
-        raise CheckpointError(f"{lost} begin a new run with the weights: --init-path {file.parent}")
+        raise CheckpointError(f"{lost} start a new run from the weights with --init-path {file.parent}")
     if not names_network:
-        raise CheckpointError(f"{lost} give them, as --model, --dataset and --config")
+        raise CheckpointError(f"{lost} give --config, or --model and --dataset")
 
 
 def _other_names(run: Run, origin: Origin) -> list[str]:
-    """A line where the classes of data that only name predictions are not those that the weights know; OptionError where
-    they are to be validated."""
+    """Return a line if class names of the data differ from the training's, with --predict; otherwise raise OptionError."""
     if not run.options.checkpoint.predict:
         inference_record.check_class_names(run, origin.folder, origin.recorded)
         return []
     if not other_class_names(origin.recorded, run.data_source.spec):
         return []
     if inference_record.recorded_names(origin.folder, origin.recorded):
-        return ["the classes are named as in the training; in the data they have other names, or another order"]
+        return ["the data have other class names, or another order; predictions use the names of the training"]
     return [
-        "warning: the classes have other names, or another order, than in the training, whose classes the network has learnt"
+        "warning: the data have other class names, or another order, than the training, so predictions may be mislabelled"
     ]
 
 
 def _checked(run: Run) -> Run:
-    """The run, with a warning where it may need more memory than there is; refused where it certainly does and is to run."""
+    """Return the run, with a warning if it may need more memory than there is; OptionError if it certainly does."""
     try:
         warnings = rules.check_host_memory(run, host_limits.limits())
     except OptionError as error:

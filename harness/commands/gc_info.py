@@ -1,8 +1,8 @@
-"""gc-info -l: the emulated devices and their ids, for --select-ipu."""
+"""gc-info -l: list the emulated devices and their ids, for --select-ipu."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before the slow imports
     from base.process import early_exit
 
     early_exit.install("gc-info")
@@ -17,12 +17,12 @@ from emulator.plan.machine import this_machine
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the list."""
-    parser = argparse.ArgumentParser(prog="gc-info", description="Lists the emulated IPUs.")
-    parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (this is what happens anyway)")
+    """Print the list and return the exit code."""
+    parser = argparse.ArgumentParser(prog="gc-info", description="List the emulated IPUs.")
+    parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (the default)")
     parser.add_argument(
         "--ipus", type=command_line.int_between(1, 1 << 16), default=ipu_ids.SMALLEST_SYSTEM, metavar="N",
-        help="of a system with N IPUs: what a configuration that needs more than %(default)s runs on",
+        help="list a system with at least N IPUs [%(default)s]",
     )  # fmt: skip
     wanted = parser.parse_args(argv).ipus
     machine = this_machine()
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter does not complain at exit
         return 1
     return 0
 

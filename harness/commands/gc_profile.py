@@ -1,4 +1,4 @@
-"""gc-profile -d DIR -- command: runs a command whose training is profiled into DIR.
+"""gc-profile -d DIR -- command: run a training command and write a profile into DIR.
 
 gc-profile -d profile -- python train.py --config quickstart
 gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE_PROFILE
@@ -6,7 +6,7 @@ gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before the slow imports
     from base.process import early_exit
 
     early_exit.install("gc-profile")
@@ -21,17 +21,19 @@ from harness.reports.profile import FOLDER_VARIABLE, STEM
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     own, command = _parted(words)
     parser = argparse.ArgumentParser(
         prog="gc-profile", usage="gc-profile -d DIR -- command [arguments]",
-        description="Runs a training command with its second weight update recorded: a Chrome trace and a picture in DIR.",
+        description="Run a training command and record its second weight update, as a Chrome trace and a chart in DIR.",
     )  # fmt: skip
-    parser.add_argument("-d", "--directory", metavar="DIR", required=True, help="folder of profile.json and profile.svg")
+    parser.add_argument(
+        "-d", "--directory", metavar="DIR", required=True, help="write profile.json and profile.svg to this folder"
+    )
     folder = Path(parser.parse_args(own).directory or ".").absolute()
     if not command:
-        parser.error("no command: write it after --, as in gc-profile -d DIR -- python train.py --config quickstart")
+        parser.error("no command given; write it after --, as in gc-profile -d DIR -- python train.py --config quickstart")
     written = folder / f"{STEM}.json"
     before = _state(written)
     try:
@@ -41,13 +43,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
         return 2
     if code == 0 and _state(written) in (None, before):
-        print(f"gc-profile: note: the command wrote no profile into {folder}", file=sys.stderr)
+        print(f"gc-profile: warning: the command wrote no profile to {folder}", file=sys.stderr)
     return code
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """Return a file's inode and modification time in ns: one differs after the file was written anew, whatever the clock
-    says. None without a file."""
+    """Return the inode and modification time in ns of a file; None without a file.
+
+    One of them differs after the file was replaced, even if the clock was changed.
+    """
     try:
         status = file.stat()
     except OSError:
@@ -56,7 +60,7 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before and after the first `--`; without one, the command begins after -d DIR."""
+    """Split words at the first `--`; without one, after -d DIR."""
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]

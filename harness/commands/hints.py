@@ -1,4 +1,4 @@
-"""Command lines that a user can paste: how to resume, how to begin again, what comes next."""
+"""Build command lines that a user can paste: to resume a run, to repeat a call, to continue."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from harness.run.run import Run
 
 
 def command(script: str, *arguments: str) -> str:
-    """The call of a script with these arguments, from the working directory: as `cnn` calls it, where this process was."""
+    """Return the command line of a script with these arguments, in the form in which this process was called."""
     call, name = commands.current_call(), commands.command_name(script)
-    file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # where make has put it
+    file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # where make installs it
     if call:
         program = [_shortest(call.path), name] if call.path else [_shortest(sys.executable), "-m", commands.PACKAGE, name]
     elif not file.exists() and beside.exists():
@@ -31,45 +31,47 @@ def command(script: str, *arguments: str) -> str:
 
 
 def _shortest(program: str) -> str:
-    """A program by its name, if the shell finds the same, or else by its path."""
+    """Return the name of a program if the shell finds it by that name, else its path."""
     name = os.path.basename(program)
     found = shutil.which(name)
     return name if found and os.path.exists(program) and os.path.samefile(found, program) else _from_here(program)
 
 
 def restoring(folder: Path) -> list[str]:
-    """The arguments that name a run to any command."""
+    """Return the arguments that name a run directory."""
     return ["--restore-path", command_line.as_value(folder)]
 
 
 def resuming(run: Run, folder: Path) -> list[str]:
-    """The arguments of restore.py that resume a run."""
+    """Return the arguments of restore.py that resume a run."""
     return [*restoring(folder), *["--distributed"] * (run.cluster.source != "" and not run.cluster.by_poprun)]
 
 
 @contextmanager
 def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool = False) -> Iterator[None]:
-    """Inside, a signal before anything is saved leads to the line `state`, and to the same call after `label`. `alone`: one
-    process does the same as all that poprun started."""
+    """On a signal in this context, print the line `state` and, after `label`, the command that repeats the call.
+
+    `alone`: one process can repeat the work of all that poprun started.
+    """
     try:
         yield
     except StopRequest as request:
         if not request.hinted and not call_is_of_later_instance(argv, script):
             request.hinted = True
-            again = command(script, *argv) if alone or not under_poprun(os.environ) else "the same call of poprun"
+            again = command(script, *argv) if alone or not under_poprun(os.environ) else "repeat the call of poprun"
             print(f"{state}\n{label + ':':<16} {again}")
         raise
 
 
 def resumable(script: str, argv: list[str], alone: bool = True) -> AbstractContextManager[None]:
-    """Return `repeatable` for a call that resumes a run: a signal before it saves leads to a hint to call again."""
-    return repeatable(script, argv, "The run is as it was.", "Go on", alone)
+    """Return `repeatable` for a call that resumes a run and has not saved yet."""
+    return repeatable(script, argv, "The run is unchanged.", "Resume", alone)
 
 
 def _from_here(path: str) -> str:
-    """A path below the working directory by its place there, any other as it is, good from anywhere."""
+    """Return a path relative to the working directory if it is below it, else unchanged."""
     try:
         shown = os.path.relpath(path)
-    except FileNotFoundError:  # the working directory has gone
+    except FileNotFoundError:  # the working directory was deleted
         return path
     return path if shown.startswith("..") else shown

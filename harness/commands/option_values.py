@@ -1,6 +1,6 @@
-"""The value of every option of a call, made in steps: what was given, layer by layer, then the defaults that follow from it.
+"""Compute the value of every option of a call: merge the given layers, then add defaults that depend on other values.
 
-Each step takes the values so far and returns them with its own; an option's default of last resort is its field's.
+Each step takes the values so far and returns them with its own. Options without a value get the default of their field.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptionValues:
-    """Values by option. `sources`: where each came from, if it is no field's default; `spellings`: by which it was given;
-    `overridden`: the options that another one of their group excludes; `notes`: lines for the user."""
+    """The values of options by name.
+
+    sources: where each value came from, unless it is the default of its field
+    spellings: the spelling by which each option was given
+    overridden: options that another option of their group excludes
+    notes: lines for the user
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -40,14 +45,14 @@ class OptionValues:
     def joined(
         self, values: Mapping[str, Any], sources: Mapping[str, str] | None = None, notes: Iterable[str] = ()
     ) -> OptionValues:
-        """These values, and those given, which go before them."""
+        """Return these values, updated with the given ones."""
         return replace(
             self, values={**self.values, **values}, sources={**self.sources, **(sources or {})}, notes=(*self.notes, *notes)
         )
 
 
 def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
-    """The highest layer's value of each option; OptionError for two values of a layer that exclude each other."""
+    """Return the value of each option in the highest layer. OptionError if a layer gives options that exclude each other."""
     higher = OptionValues()
     for layer in layers:
         if layer.source != RECORDED:
@@ -66,7 +71,7 @@ def _source(layer: OptionSource, given: GivenValue) -> str:
 
 
 def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedule) -> OptionValues:
-    """Fill in the values that older spellings of a schedule's options implied; return a line about it."""
+    """Add the values that older spellings of a schedule's options imply, and a note."""
     if not hasattr(schedule, "meant_with"):
         return given
     spelling, meant = schedule.meant_with(given.spellings, given.values)
@@ -75,14 +80,16 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
     missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.overridden}
     word = flag(spelling)
     values_text = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
-    curve = f"{word} means the curve of the releases that had it{': ' + values_text if values_text else ''}"
-    note = f"{curve}; log rows tell the learning rate of their first update"
+    curve = f"{word} selects the curve of the releases with this option{': ' + values_text if values_text else ''}"
+    note = f"{curve}; log rows show the learning rate of their first update"
     return given.joined(missing, dict.fromkeys(missing, f"default with {word}"), [note])
 
 
 def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
-    """Fill in the release whose values a configuration has, the statistics of frozen norms in it, and cuts for a base that
-    leaves them to the blocks that merge it."""
+    """Add the release of a configuration and its statistics of frozen norms.
+
+    Also add automatic pipeline splits for a base block that leaves them to the blocks that merge it.
+    """
     values, sources = given.values, given.sources
     if block.release:
         if "@" in block.name:
@@ -98,14 +105,13 @@ def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
         return given
     return given.joined(
         {"pipeline_splits": ("auto",)},
-        {"pipeline_splits": f"configuration {block.name} names none"},
-        [f"configuration {block.name} has {stages} stages but no pipeline_splits: auto cuts them by cost"],
+        {"pipeline_splits": f"configuration {block.name} has none"},
+        [f"configuration {block.name} has {stages} stages but no pipeline_splits; auto chooses splits by cost"],
     )
 
 
 def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> OptionValues:
-    """Fill in what the release of --release meant where an option was not given; OptionError for a release that is neither
-    the original's nor the configuration's."""
+    """Add the defaults of the release of --release. OptionError for a release of neither the original nor the file."""
     release, values = given.values.get("release"), given.values
     if not release:
         return given
@@ -118,15 +124,14 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
     meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
     if not how.warms_up_iterations and values.get("iterations") and "warmup_epochs" in known.options:
         meant["warmup_epochs"] = 0.0
-        notes.append(f"no warm-up, as in release {release}, where --iterations gives the length")
+        notes.append(f"no warm-up, because release {release} has none with --iterations")
     return given.joined(meant, dict.fromkeys(meant, source), notes)
 
 
 def with_model_defaults(
     given: OptionValues, known: Catalogue, model: Model, environ: Mapping[str, str]
 ) -> OptionValues:  # fmt: skip
-    """Fill in what nobody gave: the data set, and the values of the model's table for this kind of data and of the update
-    rule."""
+    """Add the missing data set, and the defaults of the model for this kind of data and of the update rule."""
     values, sources = given.values, given.sources
     dataset, inferred = data.name_of(
         values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""), values.get("train_dir")
@@ -151,8 +156,10 @@ def with_model_defaults(
 
 
 def with_data_defaults(given: OptionValues, block: Block | None) -> OptionValues:
-    """Fill in the precision that nobody gave where the data are not those of published recipes: unless an option speaks of
-    halves, or a configuration for other data was chosen."""
+    """Add the default precision of data without published recipes.
+
+    Not if an option of half precision is given, or a configuration for other data.
+    """
     values, dataset = given.values, given.values["dataset"]
     precision = data.published_spec(dataset).precision
     named = block.entries.get("dataset") if block else None

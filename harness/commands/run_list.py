@@ -1,5 +1,7 @@
-"""The runs below a folder: the network of each, how far it has come, how good it is, and whether it can be resumed. Nothing
-is written, and no link is followed below that folder."""
+"""List the runs below a folder: network, progress, accuracy, and whether a run can be resumed.
+
+No file is written, and links below the folder are not followed.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,21 @@ from harness.run import validations
 from harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
-VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing
+VALIDATION = "validation"  # a folder of a validation or of inference
 ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
-_DEEPEST = 8  # folders below the one that is asked for
+_DEEPEST = 8  # levels of folders that are searched
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run, or another folder with the record of one.
+    """A run, or another folder with a record.
 
-    `name`: the path below the folder that was asked for. `updates`: done, of `total_updates`. `accuracy`: the best
-    validation's top-1 in per cent, of `checkpoint` after `accuracy_epoch`, which averages have not. `damage`: why the run is
-    damaged. `changed`: seconds since 1970.
+    name: its path below the folder that was searched
+    updates: the number done, of `total_updates`
+    accuracy: the best top-1 accuracy in per cent, of `checkpoint` at `accuracy_epoch` (None for averages)
+    damage: why the run is damaged
+    changed: seconds since 1970
     """
 
     name: str
@@ -54,19 +58,21 @@ class RunSummary:
 
 
 def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> list[RunSummary]:
-    """Return the runs in a folder and in those below it, the folder itself among them; OptionError if there is no such
-    folder. `warn` takes a line on each folder that may not be read."""
+    """Return the runs in a folder and below it, including the folder itself. OptionError if it does not exist.
+
+    `warn` is called with a line for each folder that cannot be read.
+    """
     if not top.is_dir():
-        raise OptionError(f"{top} is no folder; give the one that --log-dir named")
+        raise OptionError(f"{top} is not a folder; give the folder of --log-dir")
 
     def unreadable(error: OSError) -> None:
-        warn(f"warning: {short(error.filename)} cannot be read ({error.strerror}): its runs are not listed")
+        warn(f"warning: {short(error.filename)} cannot be read ({error.strerror}), so its runs are not listed")
 
     return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top, unreadable)]
 
 
 def run_inside(folder: Path) -> Path | None:
-    """Return a run inside of a run's folder, at any depth and under any name, or None."""
+    """Return a run inside a run directory, at any depth, or None."""
     for place, names, _ in os.walk(folder):
         names[:] = sorted(name for name in names if not name.startswith(STAGING_PREFIX))
         if Path(place) != folder and is_run(Path(place)):
@@ -75,7 +81,7 @@ def run_inside(folder: Path) -> Path | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder, which is no link, has the record of a run or a numbered checkpoint."""
+    """Return whether a folder has the record of a run or a numbered checkpoint. A link does not count."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     with suppress(CheckpointError):
@@ -84,7 +90,7 @@ def is_run(folder: Path) -> bool:
 
 
 def ordered(runs: Sequence[RunSummary], order: str) -> list[RunSummary]:
-    """Return runs by one of ORDERS: the last changed, the most accurate, or the first in the alphabet first."""
+    """Sort runs by one of ORDERS: newest first, most accurate first, or by name."""
     if order == "name":
         return sorted(runs, key=lambda run: run.name)
     newest = sorted(runs, key=lambda run: -run.changed)
@@ -94,19 +100,19 @@ def ordered(runs: Sequence[RunSummary], order: str) -> list[RunSummary]:
 
 
 def table(runs: Sequence[RunSummary]) -> str:
-    """Return a line for each run, below a head."""
+    """Return a table with a heading and a line for each run."""
     rows = [COLUMNS, *map(_cells, runs)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def as_json(run: RunSummary) -> dict[str, Any]:
-    """Return the fields of a run, with the last change in ISO 8601, UTC."""
+    """Return the fields of a run, with the last change in ISO 8601 and UTC."""
     return {**asdict(run), "changed": datetime.fromtimestamp(run.changed, timezone.utc).isoformat(timespec="seconds")}
 
 
 def _folders(top: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
-    for place, names, _ in os.walk(top, onerror=unreadable):  # which follows no links
+    for place, names, _ in os.walk(top, onerror=unreadable):  # os.walk follows no links
         folder = Path(place)
         if is_run(folder) or (folder == top and is_run(folder.resolve())):
             yield folder
@@ -145,7 +151,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
 
 
 def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the recorded options of a run, or none and the reason."""
+    """Return the recorded options of a run and None, or {} and the reason why there are none."""
     try:
         recorded = run_record.options(folder)
     except CheckpointError as error:
@@ -154,7 +160,7 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _damage(folder: Path) -> str | None:
-    """Return the fault of the newest checkpoint that has one, as far as one shows without reading tensors."""
+    """Return the damage of the newest damaged checkpoint, or None. Tensors are not read."""
     try:
         newest_first = reversed(find.numbered(folder))
         faults = (manifest.find_damage(Path(checkpoint.prefix), digests=False) for checkpoint in newest_first)
@@ -164,8 +170,7 @@ def _damage(folder: Path) -> str | None:
 
 
 def _updates(folder: Path, running: bool) -> int:
-    """Return the updates of the newest checkpoint, which a run resumes from; those of the last row while it is running, or
-    where it saves none."""
+    """Return the updates of the newest checkpoint; of the last row if the run is running or saves no checkpoints."""
     with suppress(CheckpointError):
         saved = [checkpoint.updates for checkpoint in find.numbered(folder)]
         if saved and not running:
@@ -175,12 +180,12 @@ def _updates(folder: Path, running: bool) -> int:
 
 
 def _validated(folder: Path) -> list[Row]:
-    """Return the rows of validations that have an accuracy."""
+    """Return the validations with an accuracy."""
     return [row for row in _rows(run_table(folder, "validation.csv")) if _is_number(row["val_acc"])]
 
 
 def _epoch(row: Row) -> float | None:
-    """Return the epoch of a validation; None for that of an average."""
+    """Return the epoch of a validation; None for an average."""
     return float(row["epoch"]) if int(row["iteration"]) >= 0 and _is_number(row["epoch"], math.inf) else None
 
 
@@ -191,14 +196,14 @@ def _is_number(cell: str, most: float = 100) -> bool:
 
 
 def _rows(rows: Table) -> list[Row]:
-    """Return the rows that are whole; none of a file that cannot be read, which the next call of the run tells."""
+    """Return the complete rows; [] if the file cannot be read, which the next call of the run reports."""
     with suppress(OSError):
         return rows.read()
     return []
 
 
 def _changed(folder: Path) -> float:
-    """Return when a file of a run, or the folder, was last changed, in seconds since 1970."""
+    """Return when the folder of a run or a file in it last changed, in seconds since 1970."""
     times = [folder.stat().st_mtime]
     with suppress(OSError), os.scandir(folder) as entries:
         times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries if entry.name != locks.FILE]

@@ -1,5 +1,4 @@
-"""The log of a call with its head: the command line, where the run lies, its instances, options, notes, and the
-work that is about to run."""
+"""Open the log of a call and write its head: command line, run directory, instances, options, notes and work."""
 
 from __future__ import annotations
 
@@ -23,8 +22,12 @@ def open_run_log(
     run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True,
     locked: bool = False,
 ) -> RunLog:  # fmt: skip
-    """The log in `folder`, or on the console alone. `values`: the record for arguments.json, unless that comes later;
-    `head`: lines on the work that is about to run; `locked`: as of a log."""
+    """Return a log in `folder`, or only on the console, with its head.
+
+    values: the record for arguments.json; None if it is written later
+    head: lines on the work that starts now
+    locked: as in RunLog
+    """
     how = vintage(run.options.main.release)
     log = RunLog(folder, console, locked, how.throughput, how.names_validations, run.options.logging.brief)
     log.file_only(f"Command line: {command_line()}")
@@ -44,9 +47,8 @@ def open_run_log(
     return log
 
 
-def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
-    """The log of a validation or a server, which has a run folder of its own; of several instances, the first one writes
-    it."""
+def open_own_log(run: Run, team: Team, head: Sequence[str]) -> RunLog:
+    """Return the log of a validation or of inference, in its own new folder. Only the first instance writes it."""
     logging = run.options.logging
     if not team.is_first:
         return RunLog(None, console=logging.log_all_instances)
@@ -55,7 +57,7 @@ def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
 
 
 def training_head(run: Run) -> list[str]:
-    """Return the log lines on the network and the plan that are about to be trained."""
+    """Return the log lines on the network and the plan of a training."""
     from harness.reports import predicted_rate
 
     names = [v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name)]
@@ -68,11 +70,11 @@ def training_head(run: Run) -> list[str]:
 
 
 def validation_head(run: Run) -> list[str]:
-    """Return the log line on the validation that is about to begin."""
+    """Return the log line on a validation that starts."""
     spec, mirrored = run.data_source.spec, ", each with its mirror image" if run.mirrors else ""
     return [f"Validating {run.name} on {spec.validation_images} images of {spec.name}{mirrored}"]
 
 
 def command_line() -> str:
-    """The call as it was typed, as far as a shell hands it on."""
+    """Return the command line as the shell passed it."""
     return " ".join([commands.prog(sys.argv[0]), *sys.argv[1:]])

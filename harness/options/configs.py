@@ -234,7 +234,7 @@ class ConfigFile:
         if name not in self.names:
             plain = [name for name in self.names if releases.split_name(name)[1] is None]
             if not plain:
-                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file is empty")
+                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has none")
             shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
             more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
             raise OptionError(

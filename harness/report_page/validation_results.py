@@ -106,7 +106,7 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
         raise DataError("the run has random data, so predictions mean nothing")
     if not run.data_source.spec.validation_images:
         raise DataError(f"data set {run.data_source.spec.name} has no validation images")
-    for line in entry.other_pictures(run, recorded):
+    for line in entry.other_images(run, recorded):
         say(line)
     spec = run.data_source.spec
     say(f"Evaluating {checkpoint.name} on the {spec.validation_images} validation images of {spec.name}")

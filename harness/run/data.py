@@ -1,6 +1,6 @@
-"""The data set of a run: its name, before anything is opened, and then its source.
+"""Find the data set of a run: its name, before any file is opened, and then its source.
 
-The one place of the harness that knows how data set plug-ins are found.
+No other module of the harness looks up data set plug-ins.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from Datasets.sources.registry import published_spec, table
 from harness.options.sections import DatasetOptions
 
 SPLIT_FOLDERS = ("train_dir", "validation_dir")
-GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour
+GENERATED_VALIDATION = 512  # identical images; enough to measure speed, where 50,000 take an hour
 
 
 class NoDataSet(OptionError):
-    """The error of a call that names no data set."""
+    """The call names no data set."""
 
 
 def name_of(
     dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = "", train_dir: str | None = None
 ) -> tuple[str, str | None]:
-    """Return the data set's name, and how it was inferred if it was not given."""
+    """Return the name of the data set, and how it was inferred if it was not given."""
     known = sorted(table("DATASETS"))
     if dataset is not None:
         if dataset.lower() not in known:
@@ -37,30 +37,32 @@ def name_of(
             raise OptionError(f"{prefix}no data set '{short(dataset)}'{hint}", f"There are: {', '.join(known)}")
         return dataset.lower(), None
     if train_dir:
-        return "imagefolder", f"which --train-dir {train_dir} is for"
+        return "imagefolder", f"implied by --train-dir {train_dir}"
 
     if data_dir:
         return infer(data_dir), f"inferred from --data-dir {data_dir}"
     if environ.get("DATA_DIR"):
-        return infer(environ["DATA_DIR"], "the environment's DATA_DIR"), "inferred from the environment's DATA_DIR"
+        return infer(
+            environ["DATA_DIR"], "the environment variable DATA_DIR"
+        ), "inferred from the environment variable DATA_DIR"
     raise NoDataSet(
-        "no data set given: --dataset fashion-mnist needs no files, the others need --data-dir or DATA_DIR",
+        "no data set given; use --dataset fashion-mnist, which is included, or give --data-dir",
         f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}",
     )
 
 
 def family(name: str) -> str:
-    """ "cifar" for 32-pixel pictures, "imagenet" for photographs: which of a model's two tables applies."""
+    """Return the family of a data set, which selects a model's defaults: "cifar" for 32-pixel images, else "imagenet"."""
     return "cifar" if published_spec(name).image_size == 32 else "imagenet"
 
 
 def channels(options: DatasetOptions) -> int:
-    """Return the channels of a picture on the device: 3, or 4 with fused preprocessing of photographs."""
+    """Return the channels of an image on the device: 3, or 4 with fused preprocessing of photos."""
     return 4 if options.fused_preprocessing and family(options.dataset) == "imagenet" else 3
 
 
 def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """Find and count the data; generated and synthetic data need no files."""
+    """Open the data set and count its images. Generated and synthetic data need no files."""
     if options.random_data:
         return described(options)
     return table("DATASETS")[options.dataset](
@@ -78,7 +80,7 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
 
 
 def recorded_places(options: DatasetOptions) -> dict[str, str | None]:
-    """Return the folders of splits as a run records them: relative to the data folder if inside it, else in full."""
+    """Return the folders of the splits for the record: relative if they are in the data folder, else absolute."""
 
     def recorded(given: str | None) -> str | None:
         if given is None or (options.data_dir and os.path.isdir(os.path.join(options.data_dir, given))):
@@ -94,7 +96,7 @@ def _within(folder: str | None, place: str) -> str:
 
 
 def described(options: DatasetOptions) -> DataSource:
-    """Return generated data of the data set's sizes."""
+    """Return generated data with the sizes of the data set."""
     from Datasets.sources.generated import GeneratedSource
 
     spec = published_spec(options.dataset)
@@ -106,7 +108,7 @@ def described(options: DatasetOptions) -> DataSource:
 
 
 def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """Return the same as `described`, with the class names that the data set's folder has."""
+    """Return generated data with the class names of the data set's folder."""
     request = OpenRequest(
         options.data_dir, environ, num_classes=options.num_classes, train_dir=options.train_dir,
         validation_dir=options.validation_dir,
@@ -115,7 +117,7 @@ def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> Data
     names = table("CLASS_NAMES").get(options.dataset)
     try:
         class_names = names(request) if names else ()
-    except DataError:  # without the folder predictions have numbers for names
+    except DataError:  # without the folder, predictions show class numbers
         return source
     if not class_names or options.num_classes not in (None, len(class_names)):
         return source

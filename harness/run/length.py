@@ -1,6 +1,8 @@
-"""The length of a training, and the updates after which host steps end and log rows and checkpoints come. Whole numbers
-only: host steps follow from the update's number alone, so that a resumed run has those of an unbroken one. `first`, `end`:
-updates done before a piece of the run, and after it."""
+"""Compute the length of a training, and after which updates host steps end, rows are logged and checkpoints are saved.
+
+Host steps depend on the number of the update alone, in whole numbers, so that a resumed run has the same ones as an
+uninterrupted run. A piece of a run is given by `first` and `end`: the updates done before it and after it.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,23 @@ from harness.options.releases import vintage
 from LR_Schedules._schedule import ScheduledRun
 
 MAX_ITERATIONS = 2**31 - 1
-LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
+LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # defaults for a run in iterations, and for one in epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLength:
-    """A run's length and periods, in weight updates unless the name says otherwise."""
+    """The length and periods of a run, in weight updates unless the name says otherwise."""
 
     images: int
     global_batch: int
     iterations: int
     epochs: float
-    log_interval: int  # 0: only the first and the last host step
+    log_interval: int  # 0: log only the first and the last host step
     updates_per_host_step: int
     iterations_per_ckpt: int  # 0: never
     ckpt_epochs_offset: float = 0
-    logs_first_rate: bool = False  # a log row has the learning rate of its host step's first update, not of its last
-    saves_first_step: bool = False  # checkpoints come after the first and the last two host steps, too
+    logs_first_rate: bool = False  # log the rate of a host step's first update, not its last
+    saves_first_step: bool = False  # also save after the first and the last two host steps
 
     @classmethod
     def of(
@@ -39,11 +41,14 @@ class TrainingLength:
         ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, logs_first_rate: bool = False,
         release: str | None = None,
     ) -> TrainingLength:  # fmt: skip
-        """`iterations`, `log_freq` and `epochs_per_ckpt` win over `epochs`, `logs_per_epoch` and `ckpts_per_epoch`."""
+        """Return the length for these options. ValueError if it is missing or too large.
+
+        `iterations`, `log_freq` and `epochs_per_ckpt` win over `epochs`, `logs_per_epoch` and `ckpts_per_epoch`.
+        """
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
                iterations=iterations, log_freq=log_freq)  # fmt: skip
         if epochs is None and iterations is None:
-            raise ValueError("the length of the run is not given: give epochs or iterations")
+            raise ValueError("no length given; give epochs or iterations")
         per_epoch = max(1, images // global_batch)
         if iterations is None and images * epochs / global_batch > MAX_ITERATIONS:
             raise ValueError(f"{epochs:g} epochs are more than {MAX_ITERATIONS:,} weight updates; give fewer")
@@ -57,7 +62,7 @@ class TrainingLength:
             iterations=iterations or max(1, int(images * exact(epochs) // global_batch)),
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
-            # Without log rows in between the grid follows the epoch: it must not depend on the run's length.
+            # Without a log interval, use the epoch, so that host steps do not depend on the run's length.
             updates_per_host_step=_host_step(interval or per_epoch, batches_per_step),
         )  # fmt: skip
 
@@ -71,20 +76,20 @@ class TrainingLength:
 
     @property
     def exact_epochs(self) -> Fraction:
-        """The length without a float's error, however it was given."""
+        """The length in epochs without rounding error."""
         counted = self.iterations * self.epochs_per_update
         return counted if float(counted) == self.epochs else exact(self.epochs)
 
     @property
     def window_steps(self) -> int:
-        """Host steps in the averaging window, about an epoch."""
+        """The number of host steps in the averaging window, which is about an epoch."""
         return max(1, self.iterations_per_epoch // self.updates_per_host_step)
 
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
 
     def scheduled(self, peak: float) -> ScheduledRun:
-        """The run as a learning-rate schedule sees it."""
+        """Return the run as a learning-rate schedule sees it."""
         return ScheduledRun(
             peak=peak,
             iterations=self.iterations,
@@ -94,27 +99,29 @@ class TrainingLength:
         )
 
     def extension_flags(self, in_iterations: bool) -> list[str]:
-        """The option for a run half as long again, or longer by one epoch or update; none beyond the largest number."""
+        """Return the option for a run that is half as long again, at least by an update; [] above the largest number."""
         if in_iterations:
             more = min(self.iterations + (self.iterations + 1) // 2, MAX_ITERATIONS)
             return ["--iterations", str(more)] if more > self.iterations else []
-        least = -(-(self.iterations + 1) * self.global_batch // self.images)  # an epoch may be less than an update
+        least = -(
+            -(self.iterations + 1) * self.global_batch // self.images
+        )  # because an epoch may be shorter than an update
         epochs = max(math.ceil(1.5 * self.epochs), least)
         return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MAX_ITERATIONS else []
 
     def logged_update(self, end: int) -> int:
-        """The update with the learning rate of the log row after `end` updates."""
+        """Return the update whose learning rate the log row after `end` updates shows."""
         return self.host_step_start(end - 1) if self.logs_first_rate else end - 1
 
     def host_step_start(self, first: int) -> int:
-        """The start of the host step that contains update `first`."""
+        """Return the first update of the host step that contains update `first`."""
         return first - first % self.updates_per_host_step
 
     def host_step_end(self, first: int) -> int:
         return min(self.host_step_start(first) + self.updates_per_host_step, self.iterations)
 
     def host_steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """Pieces (first, end) that tile [start, stop): host steps, cut at a start or stop off their grid."""
+        """Yield pieces (first, end) that cover [start, stop): host steps, cut at `start` and `stop`."""
         stop = self.iterations if stop is None else min(stop, self.iterations)
         while start < stop:
             end = min(self.host_step_end(start), stop)
@@ -122,8 +129,10 @@ class TrainingLength:
             start = end
 
     def log_due(self, first: int, end: int) -> bool:
-        """Return whether the piece completes a host step that has a log row. The row is the whole step's: the piece before a
-        stop has none, and the piece that completes the step has it."""
+        """Return whether the piece completes a host step with a log row.
+
+        The row covers the whole step, so a piece that ends within a step has none.
+        """
         start = self.host_step_start(first)
         if end != self.host_step_end(first) or not self.log_interval:
             return end == self.host_step_end(first) and (start == 0 or end == self.iterations)
@@ -134,8 +143,10 @@ class TrainingLength:
         return start == 0 or start >= self.host_step_start(self.iterations - 1) - self.updates_per_host_step
 
     def checkpoint_due(self, first: int, end: int) -> bool:
-        """Return whether the piece completes a host step after which the weights are saved and validated, as for
-        `log_due`: one in which an epoch, or the period of the options, ends, or the run's last one, however near."""
+        """Return whether the piece completes a host step after which the weights are saved and validated.
+
+        These are the host steps in which a period ends, and the last one.
+        """
         period = self.iterations_per_ckpt
         if not period or end != self.host_step_end(first):
             return False
@@ -146,7 +157,7 @@ class TrainingLength:
         return end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
 
     def is_checkpoint(self, iteration: int) -> bool:
-        """Return whether an unstopped run saves after `iteration` updates."""
+        """Return whether an uninterrupted run saves after `iteration` updates."""
         first = self.host_step_start(iteration - 1) if iteration > 0 else 0
         return iteration > 0 and self.host_step_end(first) == iteration and self.checkpoint_due(first, iteration)
 
@@ -158,16 +169,16 @@ class TrainingLength:
 
 
 def _host_step(interval: int, batches_per_step: int) -> int:
-    """Updates per host step: at most about `batches_per_step`, and a whole number of steps per log interval."""
+    """Return the updates per host step, at most about `batches_per_step`, with whole steps per log interval."""
     return interval if interval < batches_per_step else interval // round(interval / batches_per_step)
 
 
 def _crosses(period: int, first: int, end: int) -> bool:
-    """Return whether a multiple of `period` lies in (first, end]."""
+    """Return whether a multiple of `period` is in (first, end]."""
     return end // period > first // period
 
 
 def _check(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}: it must be greater than 0")
+            raise ValueError(f"{name} is {value} but must be greater than 0")

@@ -1,4 +1,4 @@
-"""The start of a call: from nothing, unless a subclass names a run or weights whose options are inherited."""
+"""The origin of a call: nothing, or in subclasses a run or weights whose options the call inherits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from harness.run.run import Run
 
 
 class Origin:
-    """A start without recorded options."""
+    """An origin without recorded options."""
 
-    folder: Path | None = None  # the run directory, or weights file, whose options are inherited
-    recorded: Mapping[str, Any] = {}  # its record, with the options as they were requested
-    total_replicas: int | None = None  # of a resumed run; its instances share them
-    updates: int = 0  # done before this call
+    folder: Path | None = None  # a run directory, or a file of weights
+    recorded: Mapping[str, Any] = {}  # the options, as they were requested
+    total_replicas: int | None = None  # of all instances of a resumed run
+    updates: int = 0  # the number of updates done before this call
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """Return notes for the log; OptionError or CheckpointError if these options cannot start from the source."""
+        """Return notes for the log. OptionError or CheckpointError if a run with these options cannot start here."""
         return []
 
     def check_run(self, run: Run) -> list[str]:
-        """Return notes for a dry run; raise an error for whatever would stop this run later."""
+        """Return notes for a dry run. Raise the errors that would stop this run later."""
         return []

@@ -1,5 +1,7 @@
-"""The record of a run: its options and what followed from them. Checkpoints hold it; arguments.json shows it to people
-and scripts. Strangers may have written one that is read, so its values must have the right types."""
+"""The record of a run: its options and the values derived from them, in checkpoints and in arguments.json.
+
+A record may come from a stranger, so the types of its values are checked.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,24 @@ from harness.options.catalogue import KINDS, every_option
 from harness.run.data import recorded_places
 from harness.run.run import Run
 
-RUN_ID = "run_id"  # random, one for a run
-SEED = "seed"  # of everything random
-OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on
-ARITHMETIC = "arithmetic"  # which the last places of every sum depend on
+RUN_ID = "run_id"
+SEED = "seed"
+OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # the units of slots
+ARITHMETIC = "arithmetic"  # what decides the rounding of sums
 CLASSES = "class_names"  # a digest of the class names in their order
-ASKED = "asked"  # the requested values of options that something else followed from
+ASKED = "asked"  # the requested values of resolved options
 RECORDS, VALIDATION_RECORDS = "records_digest", "validation_records_digest"
-PARTS = ("train_images", "validation_images")  # of a data set, by the names of their sizes
+PARTS = ("train_images", "validation_images")  # sizes of a data set
 _LARGEST = 2**63 - 1
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a number, which need not be finite."""
+    """Return whether a JSON value is a number, finite or not."""
     return type(value) is float or _is_whole(value, -_LARGEST)
 
 
 def is_positive(value: Any) -> bool:
-    """Return whether a value of JSON is a finite number above 0."""
+    """Return whether a JSON value is a finite number above 0."""
     return is_number(value) and 0 < value < math.inf
 
 
@@ -45,9 +47,9 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-COUNT, WHOLE, POSITIVE = f"a whole number from 1 to {LARGEST_COUNT}", "a whole number from 0 on", "a number above 0"
+COUNT, WHOLE, POSITIVE = f"a whole number from 1 to {LARGEST_COUNT}", "a whole number of at least 0", "a number above 0"
 TEXT, TEXTS, OBJECT = "text", "a list of names", "an object"
-_CHECKS: Mapping[str, Callable[[Any], bool]] = {  # by the words of the rule
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {  # by the text of the rule
     COUNT: lambda value: _is_whole(value, 1, LARGEST_COUNT),
     WHOLE: _is_whole,
     POSITIVE: is_positive,
@@ -74,17 +76,17 @@ _DERIVED: Mapping[str, str] = {
 
 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of arguments.json: every option's value and source, and the values that follow from them."""
+    """Return the content of arguments.json: the value and source of every option, and the derived values."""
     values = option_values(run)
     scale, in_rate = run.options.training.loss_scaling, run.options.training.gradient_scale
     return {
         **values,
-        # options whose values followed from others
+        # options that were resolved to other values
         **recorded_places(run.options.dataset),
         "batch_size": run.plan.micro_batch_size,
         "global_batch_size": run.plan.global_batch,
         "image_size": run.image_size,
-        "num_classes": run.data_source.spec.num_classes,  # --predict needs no data, but the network's size
+        "num_classes": run.data_source.spec.num_classes,  # because --predict needs the size of the network, but no data
         "precision": run.plan.precision.name,
         # derived values
         "command": command,
@@ -114,13 +116,15 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
 
 
 def option_values(run: Run) -> dict[str, Any]:
-    """The options by name, as JSON has them."""
+    """Return the options by name, with lists instead of tuples as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:
-    """Return the sizes of a data set's parts, a digest of all its records and one of those for validation. Generated data
-    have no digests."""
+    """Return the sizes of a data set's parts, and digests of all records and of those for validation.
+
+    Generated data have no digests.
+    """
     return {
         **{name: getattr(source.spec, name) for name in PARTS},
         RECORDS: source.digest() if hasattr(source, "digest") else None,
@@ -129,8 +133,10 @@ def data_identity(source: DataSource) -> dict[str, Any]:
 
 
 def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequence[str] = PARTS) -> list[str]:
-    """Return phrases on the differences between the data and those that a run recorded: in the size of these parts, or in
-    their records if all sizes are equal."""
+    """Return phrases that describe how the data differ from a run's record.
+
+    Compare the sizes of these parts, and the records if all sizes are equal.
+    """
     now = data_identity(source)
     before = {name: recorded.get(name) for name in now}
     sizes = [name for name in PARTS if before[name] not in (None, now[name])]
@@ -140,12 +146,12 @@ def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequenc
     else:
         others = None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]
     if others and not sizes:
-        return ["as many pictures, but others or in another order"]
+        return ["the same number of images, but different ones or in another order"]
     return [f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}" for name in sizes if name in parts]
 
 
 def names_digest(spec: DataSpec) -> str | None:
-    """Return the digest of a data set's class names in their order; None if they are not known."""
+    """Return the digest of a data set's class names in their order; None if they are unknown."""
     return digest_of(spec.class_names) if spec.class_names else None
 
 
@@ -155,28 +161,28 @@ def digest_of(names: Sequence[str]) -> str:
 
 
 def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
-    """Return whether a training of as many classes is known to have had other names for them, or another order."""
+    """Return whether the record has as many classes as the data, but with other names or in another order."""
     before, now = recorded.get(CLASSES), names_digest(spec)
     return None not in (before, now) and before != now and recorded.get("num_classes") == spec.num_classes
 
 
 def invalid_option(recorded: Mapping[str, Any]) -> str | None:
-    """Return a message on the first value of a wrong type; null stands for a missing value."""
+    """Return an error message for the first value of a wrong type, or None. null means a missing value."""
     for name, value in recorded.items():
         several, kinds = (False, {_DERIVED[name]}) if name in _DERIVED else _option_kinds().get(name, (False, set()))
         items = value if several and isinstance(value, list) else [value]
         if value is not None and kinds and not any(all(map(_CHECKS[kind], items)) for kind in kinds):
-            allowed = "a list, each " * several + " or ".join(sorted(kinds))
+            allowed = "a list, each element " * several + " or ".join(sorted(kinds))
             return f"{name} is {short(repr(value))} but must be {allowed}"
     return invalid_option(recorded[ASKED]) if recorded.get(ASKED) else None
 
 
 @functools.cache
 def _option_kinds() -> Mapping[str, tuple[bool, set[str]]]:
-    """Return for each option of any script, model or schedule whether it may be a list, and the kinds of its values."""
+    """Return for each option of any script, model or schedule: whether it may be a list, and the types of its values."""
     kinds: dict[str, tuple[bool, set[str]]] = {}
     for option in every_option(None):
         several, found = kinds.get(option.name, (False, set()))
-        switch = {KINDS[bool]} if option.meta["bare"] else set()  # as earlier records have some of them
+        switch = {KINDS[bool]} if option.meta["bare"] else set()  # because earlier records have switches for some options
         kinds[option.name] = several or option.several, {*found, *switch, KINDS[option.base]}
     return kinds

@@ -1,5 +1,7 @@
-"""Resolves options to a run that is ready to build: finds the data, traces the model, and works out batches, updates and
-learning rates. No TensorFlow, no files written."""
+"""Resolve options to a run: find the data, trace the model, and compute batches, updates and learning rates.
+
+Nothing here imports TensorFlow or writes files.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,17 @@ from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
 _DEVICE_DEFAULTS = DeviceOptions()
-ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding without its place
+ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings that do not say what is rounded
 
 
 def prepare(
     requested: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
     total_replicas: int | None = None,
 ) -> Run:  # fmt: skip
-    """Return the run that the options lead to; OptionError or DataError for what does not fit. `notes` come first in the
-    log's head. `total_replicas`: of all instances of a resumed run, unless this call gives a number.
+    """Return the run of these options; OptionError or DataError if they do not fit.
 
-    Without `training` no learning rate is needed, and the global batch only dates the checkpoints.
+    `notes` are the first lines of the log. `total_replicas`: of all instances of a resumed run, unless this call gives a
+    number. Without `training` there is no learning rate, and the global batch only converts updates to epochs.
     """
     cluster = membership.find(requested, environ, training)
     options = replace(requested, device=_device_options(requested, cluster, total_replicas))
@@ -81,11 +83,10 @@ def prepare(
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:
-    """Return the device's options with poprun's number of replicas, or, unless this call has a number itself, with this
-    instance's part of `total_replicas`.
+    """Return the device options with the number of replicas per instance: poprun's, this call's, or a recorded one.
 
-    Precisions such as 16.32 have FP32 masters, whose updates are not rounded, so that an explicit `ON` means `all` there:
-    results and gradients. `all` is what the run records, so that a resumed run does not take the default.
+    Precisions such as 16.32 have FP32 weights, whose updates are not rounded, so an explicit `ON` means `all` there: round
+    results and gradients. The run records `all`, so that a resumed run does not use the default.
     """
     device, formats = options.device, NAMED[options.device.precision]
     here = {name for name, source in options.sources.items() if source.startswith((COMMAND_LINE, CONFIGURATION))}
@@ -138,7 +139,7 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
 
 def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
     device, training = options.device, options.training
-    chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # a recorded one may be for training
+    chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # a single recorded id may be for training
     validation_ipu = device.select_ipu[-1] if chosen and device.select_ipu else "AUTO"
     one_ipu = {name: getattr(_DEVICE_DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
     return plans.resolve(
@@ -151,7 +152,7 @@ def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> Executio
 
 
 def _kernels(traced: Trace) -> list[str]:
-    """The names of the kernels of convolutions and dense layers, in the network's order."""
+    """Return the names of the kernels of convolutions and dense layers, in the order of the network."""
     return [variable.name for variable in traced.variables if is_kernel(variable.name)]
 
 
@@ -161,14 +162,14 @@ def _peak_rate(options: RunOptions, global_batch: int) -> float:
         return training.abs_learning_rate
     if training.base_learning_rate_exponent is None:
         raise OptionError(
-            f"model {options.main.model} has no default learning rate for --optimiser {training.optimiser}: give "
+            f"model {options.main.model} has no default learning rate for --optimiser {training.optimiser}; give "
             "--base-learning-rate-exponent or --abs-learning-rate"
         )
     return 2.0**training.base_learning_rate_exponent * global_batch
 
 
 def learning_rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[[int], float]:
-    """Return the rate of every update by its index; OptionError for options of the curve that do not fit."""
+    """Return a function from an update's index to its learning rate; OptionError for invalid options of the curve."""
     schedule = plugins.load("LR_Schedules", options.main.lr_schedule)
     try:
         return schedule.build(options.schedule, length.scheduled(peak))
@@ -177,7 +178,7 @@ def learning_rate(options: RunOptions, length: TrainingLength, peak: float) -> C
 
 
 def _name(options: RunOptions, model: Model, plan: ExecutionPlan) -> str:
-    """The run's name without its random end, and its suffix."""
+    """Return the name of the run: model, batch and precision, then the suffix of --name-suffix."""
     name = model.run_name(
         options.model,
         micro=str(plan.micro_batch_size),
@@ -190,14 +191,14 @@ def _name(options: RunOptions, model: Model, plan: ExecutionPlan) -> str:
 
 
 def _accumulation_label(plan: ExecutionPlan) -> str:
-    """x<count>p in a pipeline, x<count>a outside of one."""
+    """Return x<count>p with a pipeline, x<count>a without."""
     if plan.options.pipeline:
         return f"x{plan.accumulation}p"
     return f"x{plan.accumulation}a" if plan.accumulation > 1 else ""
 
 
 def _data_dir(options: DatasetOptions, environ: Mapping[str, str]) -> str | None:
-    """Return the data's folder in full, so that the run can be resumed from anywhere; None if no files are read."""
+    """Return the absolute data folder, so that the run can be resumed from anywhere; None if no files are read."""
     reads = not options.random_data and options.dataset != EMBEDDED
     folder = options.data_dir or (environ.get("DATA_DIR") if reads else None)
     return os.path.abspath(folder) if folder else None

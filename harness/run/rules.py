@@ -1,7 +1,7 @@
-"""Rules between options, and between options and the run that follows from them.
+"""Check options against each other and against the resolved run, before any graph is built.
 
-A rule refuses (OptionError) what cannot work, or warns of what costs a person hours. An option that needs another one says
-so where it is declared (`opt(needs=...)`), and one sentence serves all of them. No TensorFlow; before any graph is built.
+A rule raises OptionError for options that cannot work, and warns about those that may cost hours. If an option only needs
+another one, its declaration says so (`opt(needs=...)`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from harness.run.run import Run
 from Models import _norms
 from Models._layers import TRAINED_PROXY_ROWS
 
-SMALL_MEAN_SQUARE = 1e-20  # of gradients that still move weights
+SMALL_MEAN_SQUARE = 1e-20  # of gradients that are large enough to move weights
 _MEMORY = {ADDRESSES: "address space", DATA: "writable memory"}
 LARGEST_HALF_SCALE = 2.0**20  # beyond this loss scale, most gradients overflow in FP16
 
 
 Rule = Callable[[Run], Iterable[str] | None]
-CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that an option can need, besides another option
+CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # what an option can need, apart from another option
     "photos": lambda run: family(run.options.dataset.dataset) == "imagenet",
     "photo files": lambda run: CONDITIONS["photos"](run) and CONDITIONS["data files"](run),
     "data files": lambda run: not run.options.dataset.random_data,
@@ -51,13 +51,15 @@ CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # that an option can need, 
 
 
 def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the warnings about a run; OptionError from the first rule that refuses it. `requested`: before poprun and
-    the precision replaced some options."""
+    """Return the warnings about a run, or raise the OptionError of the first rule that it breaks.
+
+    `requested`: the options before poprun and the precision replaced some.
+    """
     notes = [*replaced_values(run, requested.device)]
     for rule in (*EVERY_RUN, *(TRAINING if run.trains else ())):
         notes += rule(run) or ()
     if run.trains and not run.cluster.source:
-        notes += membership.ignored_others(environ)  # this process trains alone, though the environment names others
+        notes += membership.ignored_others(environ)  # the environment lists other processes, but this one trains alone
     return tuple(notes)
 
 
@@ -65,7 +67,7 @@ def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tu
 
 
 def options_without_effect(run: Run) -> Iterator[str]:
-    """Warn of options on the command line that have no effect, because what they need is missing."""
+    """Warn about options on the command line that have no effect, because something they need is missing."""
     options = run.options
     fields = {field.name: field for section in options.sections for field in dataclasses.fields(section)}
     rule = UPDATE_RULES[options.training.optimiser]
@@ -84,7 +86,7 @@ def options_without_effect(run: Run) -> Iterator[str]:
 
 
 def _is_met(needs: str, run: Run) -> bool:
-    """Return whether a condition of CONDITIONS holds, or an option is on ("--wandb"), or has a value ("--fold auto")."""
+    """Return whether a condition is true, an option is on ("--wandb") or an option has a value ("--fold auto")."""
     if needs in CONDITIONS:
         return CONDITIONS[needs](run)
     name, _, value = needs.removeprefix("--").partition(" ")
@@ -96,14 +98,14 @@ def _is_met(needs: str, run: Run) -> bool:
 
 
 def check_data_options(options: RunOptions) -> None:
-    """Refuse options that contradict the data set, before its files are opened."""
+    """Reject options that contradict the data set, before its files are opened."""
     dataset = options.dataset
     if bool(dataset.image_mean) != bool(dataset.image_std):
         name = "image_mean" if dataset.image_mean else "image_std"
         raise OptionError(f"{flag(name)} is given alone; give both --image-mean R G B and --image-std R G B")
     if dataset.image_mean and min(*dataset.image_mean, *dataset.image_std) > 1:
         raise OptionError(
-            "--image-mean and --image-std are of pixels from 0 to 255 but must be of pixels / 255; divide them by 255"
+            "--image-mean and --image-std must be for pixels from 0 to 1, not from 0 to 255; divide them by 255"
         )
     if family(dataset.dataset) == "imagenet":
         return
@@ -111,41 +113,41 @@ def check_data_options(options: RunOptions) -> None:
     if dataset.num_classes not in (None, known):
         raise OptionError(
             f"--num-classes {dataset.num_classes} contradicts --dataset {dataset.dataset}, which has {known} classes; "
-            "leave it out, or keep the data set of the run that recorded it"
+            "leave it out, or use the data set of the recorded run"
         )
     if dataset.dataset_percentage_to_use < 100:
         raise OptionError(
-            f"--dataset-percentage-to-use {dataset.dataset_percentage_to_use} takes a part of ImageNet's shards, and "
+            f"--dataset-percentage-to-use {dataset.dataset_percentage_to_use} selects shards of ImageNet, but "
             f"{dataset.dataset} has none; leave it out"
         )
 
 
 def data_set(run: Run) -> None:
-    """Refuse options that contradict the kind of data or each other."""
+    """Reject data options that contradict the kind of data or each other."""
     options = run.options.dataset
     if options.eight_bit_io and options.hostside_image_mixing and options.mixes:
         raise OptionError(
-            "--eight-bit-io sends whole numbers, but --hostside-image-mixing makes fractions; mix on the device"
+            "--eight-bit-io sends bytes, but --hostside-image-mixing produces fractions; leave one of them out"
         )
     given = [name for name in ("validation_split", *SPLIT_FOLDERS) if getattr(options, name)]
     if given and options.dataset != "imagefolder":
         raise OptionError(
-            f"{flag(given[0])} {getattr(options, given[0])} is for folders of --dataset imagefolder; {options.dataset} has "
+            f"{flag(given[0])} {getattr(options, given[0])} works with --dataset imagefolder only; {options.dataset} has "
             "its own validation images"
         )
 
 
 def mixing(run: Run) -> Iterator[str]:
-    """Refuse mixup and cutmix where an image has no other one to be mixed with; warn where all images are the same."""
+    """Reject mixup and cutmix for micro-batches of one image; warn if all images are the same."""
     options = run.options.dataset
     if options.mixes:
         check_mixable(options, run.plan.micro_batch_size)
     elif options.least_micro_batch > 1:
-        yield "mixup and cutmix are off: all generated and synthetic images are the same"
+        yield "mixup and cutmix are off, because all generated and synthetic images are the same"
 
 
 def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
-    """Raise OptionError for micro-batches that are too small for mixup or cutmix."""
+    """Raise OptionError if micro-batches are too small for mixup or cutmix."""
     if micro_batch_size < options.least_micro_batch:
         words = (
             f"--mixup-alpha {options.mixup_alpha:g}"
@@ -153,42 +155,42 @@ def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
             else f"--cutmix-lambda {options.cutmix_lambda:g}"
         )
         raise OptionError(
-            f"{words} mixes the images of one micro-batch, and --micro-batch-size {micro_batch_size} leaves none to mix "
-            f"with; give {options.least_micro_batch} or more"
+            f"{words} mixes images within a micro-batch, so --micro-batch-size {micro_batch_size} is too small; give "
+            f"{options.least_micro_batch} or more"
         )
 
 
 def classes(run: Run) -> Iterator[str]:
-    """Refuse data of one class, and class weights without counts; warn where some class has no training image, or an update
-    takes images twice."""
+    """Reject data of one class, and class weights without counts.
+
+    Warn if a class has no training image, or if an update uses images twice.
+    """
     spec = run.data_source.spec
     if run.options.dataset.dataset_benchmark:
         return
     if spec.num_classes < 2:
-        raise OptionError(
-            f"data set {spec.name} has one class, so there is nothing to learn; give images of two classes or more"
-        )
+        raise OptionError(f"data set {spec.name} has only one class; give images of at least two")
     if run.options.training.class_weights and not spec.class_images:
         raise OptionError(
-            "--class-weights balanced needs the number of images of each class, which only folders of --dataset imagefolder "
-            f"give; data set {spec.name} does not: leave it out"
+            f"--class-weights balanced needs the number of images of each class, which data set {spec.name} does not give; "
+            "leave it out, or use --dataset imagefolder"
         )
     if spec.train_images < spec.num_classes:
         yield (
-            f"warning: data set {spec.name} has {spec.num_classes} classes and {spec.train_images} training images: some "
-            "class has none; --num-classes gives their number where the files do not"
+            f"warning: data set {spec.name} has {spec.num_classes} classes but only {spec.train_images} training images; "
+            "check --num-classes"
         )
     if run.plan.global_batch > spec.train_images:
-        yield f"one update takes {run.plan.global_batch} samples: more than the {spec.train_images} images of an epoch"
+        yield f"an update takes {run.plan.global_batch} samples, more than the {spec.train_images} images of an epoch"
 
 
 def validation_images(run: Run) -> Iterator[str]:
-    """Refuse a validation without images, and predictions in several processes; warn where a training cannot validate."""
+    """Reject validation without images, and --predict in several processes; warn if a training cannot validate."""
     options, cluster = run.options, run.cluster
     if options.checkpoint.predict:
         if cluster.size > 1:
             alone = "start it without poprun" if cluster.by_poprun else "leave out --distributed"
-            raise OptionError(f"--predict works in one process, and {cluster.size} were started: {alone}")
+            raise OptionError(f"--predict works in one process, but {cluster.size} were started; {alone}")
         return
     source = run.data_source
     missing = f"data set {source.spec.name}: {getattr(source, 'missing', '') or 'it has no validation images here'}"
@@ -204,7 +206,7 @@ def validation_images(run: Run) -> Iterator[str]:
 
 
 def check_filters(options: RunOptions, trace: Trace) -> None:
-    """Refuse parts of names that no variable or layer has, and variables that are forced into two formats."""
+    """Reject words that are in no name of a variable or layer, and variables that are forced into two formats."""
     device, training = options.device, options.training
     trained = [variable.name for variable in trace.variables if variable.trainable]
     kernels = [variable.name for variable in trace.variables if is_kernel(variable.name)]
@@ -218,23 +220,23 @@ def check_filters(options: RunOptions, trace: Trace) -> None:
         both = [next((part for part in parts if part in name), "") for parts in (to_fp16, to_fp32)]
         if all(both):
             raise OptionError(
-                f"--force-weight-to-fp16 {both[0]} and --force-weight-to-fp32 {both[1]} both name {name}; leave out one"
+                f"--force-weight-to-fp16 {both[0]} and --force-weight-to-fp32 {both[1]} both match {name}; leave one out"
             )
 
 
 def _check_parts(option: str, parts: Sequence[str], names: Sequence[str], kind: str, also: Sequence[str] = ()) -> None:
-    """Raise OptionError for a part that no name contains."""
+    """Raise OptionError for a word that no name contains."""
     for part in parts:
         if not any(part in name for name in names):
             known = sorted({*also, *names, *(each for name in names for each in name.split("/"))})
             raise OptionError(
-                f"{option} {part}: no {kind} has it in its name{plugins.did_you_mean(part, known)}; names are like "
+                f"{option} {part} is in no name of a {kind}{plugins.did_you_mean(part, known)}; names look like "
                 f"{names[0]} and {names[-1]}"
             )
 
 
 def optimiser(run: Run) -> Iterator[str]:
-    """Refuse a decay of RMSprop outside 0 to 1 and skip lists that match nothing; warn of second moments in FP16."""
+    """Reject invalid decays of RMSprop and skip lists that match nothing; warn about second moments in FP16."""
     training = run.options.training
     if training.optimiser == "RMSprop":
         training.mean_square_decay(run.plan.global_batch)
@@ -248,57 +250,57 @@ def optimiser(run: Run) -> Iterator[str]:
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
     if run.trains and UPDATE_RULES[training.optimiser].squares and coarsest.smallest > SMALL_MEAN_SQUARE:
         yield (
-            f"warning: --optimiser {training.optimiser} keeps mean squares of gradients in {coarsest.name}, where those "
-            f"below {coarsest.smallest / 2:.0e} become 0; give --precision 16.32 or --slot-format fp32"
+            f"warning: --optimiser {training.optimiser} keeps mean squares of gradients in {coarsest.name}, which rounds "
+            f"values below {coarsest.smallest / 2:.0e} to 0; give --precision 16.32 or --slot-format fp32"
         )
 
 
 def averages(run: Run) -> Iterator[str]:
-    """Refuse averages of weights, patience and the best checkpoint without the checkpoints and validations they need."""
+    """Reject averages, --patience and --keep-best-ckpt without the checkpoints and validations that they need."""
     training, options = run.options.training, run.options.checkpoint
     averaged = training.weight_avg_N or training.weight_avg_exp
     unsaved = "" if CONDITIONS["a checkpoint"](run) else "--ckpts-per-epoch 0 writes no checkpoints"
     if unsaved and averaged:
-        raise OptionError(f"--weight-avg-N and --weight-avg-exp average checkpoints, but {unsaved}; give 1 or more")
+        raise OptionError(f"--weight-avg-N and --weight-avg-exp need checkpoints, but {unsaved}; give 1 or more")
     if options.max_ckpts_to_keep and averaged:
-        yield f"--max-ckpts-to-keep {options.max_ckpts_to_keep}: averages take only the checkpoints that are left at the end"
+        yield f"averages use only the checkpoints that --max-ckpts-to-keep {options.max_ckpts_to_keep} keeps"
     words = f"--patience {options.patience}" if options.patience else "--keep-best-ckpt" if options.keep_best_ckpt else ""
     unseen = "" if run.data_source.spec.validation_images else "the data set has no validation images"
     unseen = unseen if options.validation else "--no-validation is given"
     if words and (unseen or unsaved):
-        raise OptionError(f"{words} depends on validation accuracy, but {unseen or unsaved}; leave it out")
+        raise OptionError(f"{words} needs validation accuracy, but {unseen or unsaved}; leave it out")
 
 
 def label_smoothing(run: Run) -> None:
-    """Refuse a smoothing that makes the true class no more likely than any other."""
+    """Reject a smoothing that makes the true class no more likely than any other."""
     count, smoothing = run.data_source.spec.num_classes, run.options.training.label_smoothing or 0.0
     if smoothing >= (count - 1) / count:
         raise OptionError(
-            f"--label-smoothing {smoothing:g} makes the true class no more likely than any other of {count}; give less "
+            f"--label-smoothing {smoothing:g} makes the true class no more likely than the others of {count}; give less "
             f"than {(count - 1) / count:.4g}"
         )
 
 
 def learning_rate(run: Run) -> Iterator[str]:
-    """Warn of a rate beyond all published ones, of a rate that is always 0, and of a warm-up that is never left."""
+    """Warn about a rate above all published ones, a rate that is always 0, and a warm-up as long as the run."""
     training = run.options.training
     published, warmup = UPDATE_RULES[training.optimiser].highest_rate, getattr(run.options.schedule, "warmup_epochs", 0)
     if not run.highest_rate:
         yield (
-            f"warning: the learning rate is 0 in all {run.length.iterations} updates: nothing is learnt; train longer, or "
-            "give --warmup-epochs 0"
+            f"warning: the learning rate is 0 in all updates of the run ({run.length.iterations}), so nothing is learnt; "
+            "train longer, or give --warmup-epochs 0"
         )
     elif run.highest_rate > published:
         yield (
-            f"warning: the learning rate goes up to {run.highest_rate:.4g}; published ones for --optimiser "
-            f"{training.optimiser} stay below {published:g}; see --abs-learning-rate and --base-learning-rate-exponent"
+            f"warning: the learning rate rises to {run.highest_rate:.4g}, but published rates for --optimiser "
+            f"{training.optimiser} are below {published:g}; check --abs-learning-rate or --base-learning-rate-exponent"
         )
     if run.options.given("warmup_epochs") and warmup >= run.length.epochs and run.highest_rate:
-        yield f"warning: --warmup-epochs {warmup:g} is the whole run of {run.length.epochs:.4g} epochs; give more --epochs"
+        yield f"warning: --warmup-epochs {warmup:g} covers the whole run of {run.length.epochs:.4g}; give more --epochs"
 
 
 def loss_scale(run: Run) -> Iterator[str]:
-    """Refuse automatic loss scaling where gradients cannot overflow, or must not; warn of a scale that overflows in FP16."""
+    """Reject automatic loss scaling if gradients cannot or must not overflow; warn about a scale too large for FP16."""
     rule, scale = run.options.training.automatic_loss_scaling, run.options.training.loss_scaling
     precision, device = run.plan.precision, run.options.device
     if precision.compute == FP16 and scale > LARGEST_HALF_SCALE:
@@ -308,14 +310,14 @@ def loss_scale(run: Run) -> Iterator[str]:
     kernels = [variable.name for variable in run.trace.variables if is_kernel(variable.name)]
     if all(each == FP32 for name in kernels for each in precision.gradients_of(name)):
         raise OptionError(
-            f"--automatic-loss-scaling {rule} has nothing to go by: with --precision {precision.name} no gradient can "
-            "overflow; leave it out, or give --precision 16.16"
+            f"--automatic-loss-scaling {rule} needs gradients that can overflow, but with --precision {precision.name} none "
+            "can; leave it out, or give --precision 16.16"
         )
     clash = "--fp-exceptions" if device.fp_exceptions else "--analyse-nans" if precision.checks else ""
     clash = clash or "--saturate-on-overflow" * (rule == "back-off" and precision.saturate_on_overflow)
     if clash:
         raise OptionError(
-            f"--automatic-loss-scaling {rule} needs gradients that overflow, and {clash} prevents that; leave one out"
+            f"--automatic-loss-scaling {rule} needs gradients that overflow, but {clash} prevents that; leave one out"
         )
 
 
@@ -323,83 +325,87 @@ def loss_scale(run: Run) -> Iterator[str]:
 
 
 def run_name(run: Run) -> None:
-    """Refuse a suffix that is no printable part of a path."""
+    """Reject a suffix with separators of paths or unprintable characters."""
     suffix = run.options.logging.name_suffix
     if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):
         raise OptionError(f"--name-suffix '{suffix}' must not contain / \\ .. or unprintable characters")
 
 
 def model_notes(run: Run) -> Iterable[str]:
-    """Return the model's own notes on its options."""
+    """Return the notes of the model on its options."""
     options = run.options
     model = plugins.load("Models", options.main.model)
     return model.notes(options.model) if hasattr(model, "notes") else ()
 
 
 def replaced_values(run: Run, before: DeviceOptions) -> Iterator[str]:
-    """Report values that poprun, the precision or the emulation replace."""
+    """Report values that poprun, the precision or the emulation replaces."""
     cluster, device = run.cluster, run.options.device
     if cluster.replicas is not None and before.replicas not in (1, cluster.replicas, cluster.replicas * cluster.size):
-        yield f"--replicas {before.replicas} is replaced by poprun's {cluster.replicas} of {cluster.replicas * cluster.size}"
+        yield f"poprun replaces --replicas {before.replicas} with {cluster.replicas} of {cluster.replicas * cluster.size}"
     if before.stochastic_rounding != device.stochastic_rounding:
         yield (
-            f"--stochastic-rounding {before.stochastic_rounding}: {run.plan.precision.name} has FP32 weights: results and "
-            "gradients are rounded at random (all)"
+            f"--stochastic-rounding {before.stochastic_rounding} applies to results and gradients (all), because "
+            f"{run.plan.precision.name} has FP32 weights"
         )
     if run.trains and device.enable_half_partials and run.plan.precision.rounds_results:
         yield "--enable-half-partials is not emulated: all sums inside an operation are FP32"
     if run.trains and device.pipeline and device.shards == 1:
-        stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "one stage"
-        yield f"--pipeline with --shards 1: {stages} on one device, run as Sequential"
+        stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "1 stage"
+        yield f"--pipeline with --shards 1 runs {stages} on one device, with schedule Sequential"
 
 
 def native_arithmetic(run: Run) -> Iterator[str]:
-    """Refuse --native-arithmetic unless everything is BF16, rounded to the nearest."""
+    """Reject --native-arithmetic unless all products are in BF16 and rounded to the nearest."""
     precision = run.plan.precision
     if not precision.native_arithmetic:
         return
     operands = (*precision.operands, *(each for _, each in precision.exceptions))
     if any(each != BF16 for each in (precision.compute, *operands)):
         raise OptionError(
-            f"--native-arithmetic multiplies in BF16, and --precision {precision.name} has other formats in its products; "
+            f"--native-arithmetic multiplies in BF16, but --precision {precision.name} has products in other formats; "
             "give --precision bf16.32, without other formats"
         )
     if precision.stochastic == ALL:
         raise OptionError(
-            "--native-arithmetic rounds products to the nearest, and --stochastic-rounding all asks for random rounding; "
-            "leave one of them out, or give --no-native-arithmetic"
+            "--native-arithmetic rounds products to the nearest, but --stochastic-rounding all rounds them at random; leave "
+            "one of them out, or give --no-native-arithmetic"
         )
     if run.plan.stage_devices[0].startswith("/cpu") and not library.has_bf16():
-        yield "warning: --native-arithmetic: this processor has no instructions for BF16, so training is slower"
+        yield "warning: --native-arithmetic slows training down, because this processor has no BF16 instructions"
 
 
 def memory_proportions(run: Run) -> None:
-    """Refuse a number of values other than one, or two for each shard of a pipeline, unless they come from a configuration
-    for others."""
+    """Reject --available-memory-proportion unless it has one value, or two for each shard of a pipeline.
+
+    Values of a configuration are not checked if the call changes the number of shards, or only validates.
+    """
     options = run.options
     values, shards = options.device.available_memory_proportion, options.device.shards
     own = options.given("available_memory_proportion") or (run.trains and not options.given("shards"))
     if own and len(values) > 1 and not (options.device.pipeline and len(values) == 2 * shards):
-        several = f", or 2 for each of the {shards} shards" if options.device.pipeline else " without --pipeline"
+        several = f", or 2 per shard ({2 * shards})" if options.device.pipeline else " without --pipeline"
         raise OptionError(f"--available-memory-proportion has {len(values)} values but needs 1{several}")
 
 
 def batch_statistics(run: Run) -> Iterator[str]:
-    """Warn of batch norm over a single image, and of moving statistics that never move."""
+    """Warn about batch norm over a single image, and about moving statistics that never change."""
     if run.frozen_statistics.issuperset(v.name for v in run.trace.variables if v.decay is not None):
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
-        yield "warning: --BN-decay 1 keeps the moving statistics at their initial values, which validation uses; give less"
+        yield "warning: --BN-decay 1 keeps the moving statistics, which validation uses, at their initial values; give less"
     elif run.plan.micro_batch_size * run.plan.options.BN_span == 1:
         yield (
             "warning: batch norm sees one image at a time, so its statistics differ from those of validation; give "
-            "--micro-batch-size 2 or more, a --BN-span over replicas, or --group-norm"
+            "--micro-batch-size 2 or more, --BN-span over several replicas, or --group-norm"
         )
 
 
 def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
-    """Warn where a limit of this machine is below the predicted host memory. OptionError where it is so far below that the
-    system would kill the run, unless --no-memory-check is given."""
+    """Warn if the predicted host memory is above a limit of this machine.
+
+    OptionError if it is so far above that the system would kill the run, unless --no-memory-check is given.
+    """
     needed, processes = run.memory, run.cluster.neighbours
     limit, hopeless = host_memory.find_exceeded_limit(needed, limits, processes)
     if limit is None:
@@ -415,10 +421,10 @@ def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
     shared = f" in each of the {processes} processes here" if limit.shared and processes > 1 else ""
     message = (
         f"{'training' if run.trains else 'this'} needs about {gigabytes(needed.of_kind(limit.kind))} GB of "
-        f"{_MEMORY.get(limit.kind, 'host memory')}{shared}, and {limit.source} {gigabytes(limit.bytes)} GB: give {smaller}"
+        f"{_MEMORY.get(limit.kind, 'host memory')}{shared}, but {limit.source} {gigabytes(limit.bytes)} GB; give {smaller}"
     )
     if hopeless and run.options.device.memory_check:
-        raise OptionError(f"{message}; --no-memory-check tries it all the same")
+        raise OptionError(f"{message}; --no-memory-check tries it anyway")
     return [f"warning: {message}"]
 
 

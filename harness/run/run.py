@@ -1,4 +1,4 @@
-"""The run as a value: everything that training and validation are built from. No TensorFlow."""
+"""The run as a value, from which training and validation are built. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md, benchmarks/NOTES.md
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Options, network, data, plan, length and learning rates, fitted to each other."""
+    """The options, network, data, plan, length and learning rates of a run, checked against each other."""
 
     options: RunOptions
     data_source: DataSource
@@ -42,25 +42,27 @@ class Run:
     trace: Trace
     plan: ExecutionPlan
     length: TrainingLength
-    peak_rate: float | None  # None where nothing is trained
+    peak_rate: float | None  # None if nothing is trained
     learning_rate: Callable[[int], float]
     seed: int
     name: str
     not_decayed: tuple[str, ...]
     cluster: Cluster = ALONE
-    notes: tuple[str, ...] = ()  # for the log's head
-    run_id: str = ""  # random, constant from the run's beginning to its end
-    folders: tuple[str, ...] = ()  # of the instances, where each of them writes
+    notes: tuple[str, ...] = ()  # first lines of the log
+    run_id: str = ""  # random; does not change when the run is resumed
+    folders: tuple[str, ...] = ()  # the folder in which each instance writes
 
     def training_request(self, done: int) -> ReadRequest:
-        """Return the request for this instance's training stream, from weight update `done` on."""
+        """Return the request for this instance's training stream, starting after `done` weight updates."""
         plan = self.plan
         block, stride = plan.data_shard
         return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, stride)
 
     def validation_request(self) -> ReadRequest:
-        """Return the request for this instance's validation stream: of n instances, instance k has every n-th micro-batch
-        from the k-th on."""
+        """Return the request for this instance's validation stream.
+
+        Instance k of n validates every n-th micro-batch, starting with micro-batch k.
+        """
         batch, count = self.validation_batch, self.cluster.size
         return self.request(batch, self.cluster.instance * batch, *((batch, count * batch) if count > 1 else (0, 0)))
 
@@ -93,22 +95,22 @@ class Run:
 
     @property
     def channels(self) -> int:
-        """Channels of a picture on the device."""
+        """The number of channels of an image on the device."""
         return data.channels(self.options.dataset)
 
     @property
     def step_increment(self) -> int:
-        """Steps of a log row for one update: its micro-batches, or 1 in a pipeline."""
+        """The steps that a log row counts for one update: its micro-batches, or 1 with a pipeline."""
         return 1 if self.plan.options.pipeline else self.plan.accumulation
 
     @property
     def validation_batch(self) -> int:
-        """Samples of one micro-batch in validation."""
+        """The number of samples in a micro-batch of validation."""
         return self.options.checkpoint.valid_batch_size or self.plan.micro_batch_size
 
     @property
     def mirrors(self) -> bool:
-        """True if inference takes each image's mirror image, too."""
+        """True if inference also uses the mirror image of each image."""
         return self.options.checkpoint.tta == "flip"
 
     def is_decayed(self, name: str) -> bool:
@@ -116,19 +118,19 @@ class Run:
         return not named_by(self.not_decayed)(name)
 
     def is_trained(self, name: str) -> bool:
-        """Return whether updates move a variable: each one, unless --variable-filter names some."""
+        """Return whether a variable is trained: all are, unless --variable-filter selects some."""
         words = self.options.training.variable_filter
         return not words or named_by(words)(name)
 
     @cached_property
     def frozen_norms(self) -> frozenset[str]:
-        """The scopes of the batch norms of which updates move no variable."""
+        """The scopes of the batch norms without trained variables."""
         scopes = {v.name.rpartition("/")[0] for v in self.trace.variables if v.decay is not None}
         return frozenset(scopes - {v.name.rpartition("/")[0] for v in self.trace.variables if self.is_trained(v.name)})
 
     @property
     def frozen_statistics(self) -> frozenset[str]:
-        """The names of the moving statistics that their norms use in training too."""
+        """The names of the moving statistics that norms also use in training."""
         if self.options.training.frozen_norm_statistics == "batch":
             return frozenset()
         names = (v.name for v in self.trace.variables if v.decay is not None)
@@ -136,31 +138,31 @@ class Run:
 
     @property
     def trains(self) -> bool:
-        """True if weights are updated, not only validated."""
+        """True if the run updates weights; False if it only validates."""
         return self.peak_rate is not None
 
     @property
     def norms(self) -> frozenset[type[Norm]]:
-        """The kinds of norms in the network, of Models._norms.KINDS."""
+        """The kinds of norms in the network, from Models._norms.KINDS."""
         return self.trace.norms
 
     @cached_property
     def highest_rate(self) -> float:
-        """The highest learning rate of all updates: below the peak where the curve falls within the warm-up, or the run ends
-        there, and above the peak where the curve rises."""
+        """The highest learning rate of all updates.
+
+        The rate stays below the peak if the run ends or the curve falls during the warm-up. A rising curve exceeds it.
+        """
         return highest(self.learning_rate, self.length.iterations)[0]
 
     @property
     def is_far_below_peak(self) -> bool:
-        """Return whether the learning rate never gets near its peak: the run ends within the warm-up, or the curve falls too
-        soon."""
+        """True if the learning rate never gets near its peak: the run ends in the warm-up, or the curve falls too early."""
         within = getattr(self.options.schedule, "warmup_epochs", 0) >= self.length.epochs
         return self.highest_rate < (self.peak_rate if within else self.peak_rate / 2)
 
     @property
     def arithmetic(self) -> str:
-        """The kernels of this process, its cores or GPUs, and TensorFlow's settings: with others the last places of sums
-        differ."""
+        """The kernels, cores or GPUs, and settings of TensorFlow, which decide how sums are rounded."""
         cores = machine.cores()
         where = "GPUs" if self.plan.stage_devices[0].startswith("/gpu") else f"{cores} core{'s' * (cores > 1)}"
         return ", ".join([
@@ -169,7 +171,7 @@ class Run:
         ])  # fmt: skip
 
     def summary(self) -> str:
-        """The head of a log: the run in a few lines."""
+        """Return the head of the log, which describes the run in a few lines."""
         spec = self.data_source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
@@ -182,23 +184,23 @@ class Run:
             *self._updates(),
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
-            f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations a picture",
+            f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations per image",
             f"  host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
 
     def _emulated_halves(self) -> list[str]:
-        """A line on the price of narrow formats, if the run has any."""
+        """Return a line on the time that narrow formats cost, or []."""
         precision = self.plan.precision
         if precision.native_arithmetic or not (precision.rounds_results or precision.rounds_operands):
             return []
         if precision.compute == FP16 and not precision.rounds_operands:
-            return [f"Halves are emulated: {precision.name} takes {HALVES_COST} times as long here as --precision 32.32"]
-        return [f"Narrow formats are emulated: {precision.name} takes longer here than --precision 32.32"]
+            return [f"FP16 is emulated, so {precision.name} takes {HALVES_COST} times as long here as --precision 32.32"]
+        return [f"Narrow formats are emulated, so {precision.name} takes longer here than --precision 32.32"]
 
     @cached_property
     def memory(self) -> HostMemory:
-        """The predicted memory of this process at its peak: training with its validation, or inference."""
+        """The predicted peak memory of this process, for training with validation or for inference."""
         options, spec = self.options, self.data_source.spec
         if not self.trains:
             predicting = bool(options.checkpoint.predict)
@@ -217,12 +219,12 @@ class Run:
         )
 
     def _cached_records(self, images: int) -> int:
-        """Return the bytes of the cached raw records; photos are not counted, as their cache follows free memory."""
+        """Return the bytes of the cached raw records. Photos do not count, because their cache adapts to free memory."""
         options, side = self.options.dataset, self.data_source.spec.image_size
         return 0 if options.random_data or not options.dataset_cache or side is None else images * 3 * side**2
 
     def workload(self, processes: int | None = None) -> Workload:
-        """Return the run as the planner sees it. `processes`: of the host, that feed the replicas."""
+        """Return the run as the planner sees it. `processes`: the processes of the host that feed the replicas."""
         from emulator.cost_model.workload import Workload
 
         trained_images = self.length.iterations * self.plan.global_batch
@@ -243,15 +245,15 @@ class Run:
 
     @property
     def image_numbers(self) -> int:
-        """Numbers in one picture."""
+        """The number of values in an image."""
         return self.channels * self.image_size**2
 
     def _updates(self) -> list[str]:
-        """Length and learning rate of a training, and its frozen norms."""
+        """Return lines on the length, the learning rate and the frozen norms of a training."""
         if not self.trains:
             return []
         length, training, highest = self.length, self.options.training, self.highest_rate
-        short = f" on the way to {self.peak_rate:.4g}" if self.is_far_below_peak else ""
+        short = f" of a peak of {self.peak_rate:.4g}" if self.is_far_below_peak else ""
         return [
             f"Updates: {length.iterations} ({length.epochs:g} epochs of {length.iterations_per_epoch}), "
             f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})",
@@ -259,7 +261,7 @@ class Run:
         ]
 
     def _frozen_norms(self) -> list[str]:
-        """A line on the batch norms that are not trained, if there are any."""
+        """Return a line on the batch norms that are not trained, or []."""
         statistics, count = self.options.training.frozen_norm_statistics, len(self.frozen_norms)
         used = "the statistics of each batch" if statistics == "batch" else "their moving statistics"
-        return [f"Frozen norms: {count}, with {used} (--frozen-norm-statistics {statistics})"] if count else []
+        return [f"Frozen norms: {count}, which use {used} (--frozen-norm-statistics {statistics})"] if count else []

@@ -1,4 +1,4 @@
-"""Rows of validation.csv: in order, ranked, and against --patience."""
+"""Read, order and rank the rows of validation.csv, and apply --patience."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ Row = Mapping[str, Any]
 
 
 def of_run(folder: Path) -> list[Row]:
-    """Return the rows of a run folder; none before the first validation."""
+    """Return the rows of a run directory; [] before the first validation."""
     return run_table(folder, "validation.csv").read()
 
 
 def by_update(rows: Iterable[Row], most: int | None = None) -> list[Row]:
-    """Return the rows of checkpoints in order of their updates, averages aside; with `most` those up to that update. A later
-    row has no checkpoint: a kill came before it, or it is damaged."""
+    """Return the rows of checkpoints, without averages, in order of their updates and up to update `most`.
+
+    `most` is the newest checkpoint: a later row has none, because the process was killed or the file is damaged.
+    """
     own = [row for row in rows if 0 <= int(row["iteration"]) <= (math.inf if most is None else most)]
     return sorted(own, key=lambda row: int(row["iteration"]))
 
 
 def _loss(row: Row) -> float:
-    """Return the loss, infinity where a row has none."""
+    """Return the loss; infinity if the row has none."""
     try:
         loss = float(row["loss"])
     except (KeyError, ValueError):
@@ -33,23 +35,25 @@ def _loss(row: Row) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-COSTS: Mapping[str, Callable[[Row], float]] = {"accuracy": lambda row: -float(row["val_acc"]), "loss": _loss}  # of --best-by
+COSTS: Mapping[str, Callable[[Row], float]] = {"accuracy": lambda row: -float(row["val_acc"]), "loss": _loss}  # by --best-by
 
 
 def ranked(rows: Iterable[Row], by: str = "accuracy", cost: Callable[[Row], float] | None = None) -> list[Row]:
-    """Return the rows, the best one first: `by` accuracy or loss, or the lowest `cost`; of equal ones the lowest loss, and
-    the earliest."""
+    """Return the rows, best first: `by` accuracy or loss, or the lowest `cost`.
+
+    Among equal rows the lowest loss is first, then the earliest.
+    """
     cost = cost or COSTS[by]
     return sorted(rows, key=lambda row: (cost(row), _loss(row)))
 
 
 def ranked_for(recorded: Mapping[str, Any], rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of a run with these recorded options, the best one first, as its --best-by says."""
+    """Return the rows of a run, best first by its recorded --best-by."""
     return ranked(rows, recorded.get("best_by", "accuracy"))
 
 
 def best(ordered: Sequence[Row]) -> Row | None:
-    """Return the row with the best accuracy, the first of equals: an equal one is no gain to be patient for."""
+    """Return the row with the best accuracy; among equals the first, because --patience needs a gain."""
     return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
 
 
@@ -60,5 +64,5 @@ def without_gain(ordered: Sequence[Row]) -> int:
 
 
 def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
-    """Return whether a run ends with these rows: the last `patience` brought no better accuracy. 0 ends none."""
+    """Return whether the last `patience` rows brought no better accuracy, so the run ends; 0 is off."""
     return bool(patience) and without_gain(ordered) >= patience

@@ -179,7 +179,7 @@ def test_any_changed_byte_of_small_pictures_is_noticed_when_a_run_goes_on(cifar_
         changed[place] ^= 1
         file.write_bytes(changed)
         again = cifar.DATASETS["cifar-10"](OpenRequest(str(cifar_dir), {}))
-        assert changed_data(again, recorded) == ["as many pictures, but others or in another order"]
+        assert changed_data(again, recorded) == ["the same number of images, but different ones or in another order"]
 
 
 def test_other_numbers_than_the_published_are_noted_and_validation_may_lack(cifar_dir):

@@ -313,7 +313,7 @@ def test_the_network_of_the_weights_is_taken_over_unless_the_call_says_otherwise
     """The switches of published weights, and of a run's; what differs is named where they do not fit."""
     photographs = ("--dataset", "imagenet", "--generated-data", "--iterations", "1", "--dry-run")
     shown = succeed("train", "--init-path", "efficientnet-lite0", *photographs).out
-    assert "as --init-path efficientnet-lite0 was trained: " in shown and "se no, symmetric_input yes" in shown
+    assert "taken from --init-path efficientnet-lite0: " in shown and "se no, symmetric_input yes" in shown
     assert "EfficientNet-B0_bs4_BN" in shown
     for words, differing in (
         ("--model resnet", "model efficientnet, not resnet"),
@@ -323,4 +323,4 @@ def test_the_network_of_the_weights_is_taken_over_unless_the_call_says_otherwise
         assert refused.code == 2 and f"the model options that it was trained with ({differing}" in refused.err
     (tmp_path / "c.yml").write_text(f"again:\n  init_path: {trained}\n  dataset: fashion-mnist\n  iterations: 1\n")
     again = succeed("train", "--config-path", tmp_path / "c.yml", "--config", "again", "--dry-run").out
-    assert f"as --init-path {trained} was trained: " in again and "model_size 8" in again
+    assert f"taken from --init-path {trained}: " in again and "model_size 8" in again

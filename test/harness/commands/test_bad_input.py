@@ -80,11 +80,11 @@ GIVEN = "--dataset cifar-10 --generated-data"
         (f"{GIVEN} --groups 5 --group-norm", "16 5"),
         (f"{GIVEN} --name-suffix ../x", "--name-suffix '../x'"),
         (f"{GIVEN} --available-memory-proportion .1 .2", "2 1 --pipeline"),
-        (f"{GIVEN} --base-learning-rate 2000", "base_learning_rate_exponent '2000' -126 64"),
+        (f"{GIVEN} --base-learning-rate 2000", "--base-learning-rate '2000' -126 64"),
         (f"{GIVEN} --log-dir file/x", "file/x"),
         (f"{GIVEN} --dry-run --log-dir file/x", "file/x"),
         (f"{GIVEN} --dry-run --logs-path file", "file"),
-        (f"{GIVEN} --dry-run --num-io-tiles 1472", "num_io_tiles '1472'"),
+        (f"{GIVEN} --dry-run --num-io-tiles 1472", "--num-io-tiles '1472'"),
         (f"{GIVEN} --dry-run --dataset-benchmark", "--dry-run --dataset-benchmark"),
     ],
 )

@@ -277,7 +277,7 @@ CURVE = ("poly_lr_early", "abs_learning_rate", "base_learning_rate_exponent", "a
 def test_older_spellings_of_the_polynomial_mean_its_older_curve(words, expected):
     parsed = parse(f"--lr-schedule polynomial_decay_lr {words}")
     assert [parsed.options.values()[name] for name in CURVE] == expected
-    assert any(" means the curve of " in note for note in parsed.notes) == expected[0]
+    assert any(" selects the curve of " in note for note in parsed.notes) == expected[0]
     recorded = parse("", recorded={**parsed.options.values()}).options  # what a resumed run reads
     assert [recorded.values()[name] for name in CURVE] == expected
 

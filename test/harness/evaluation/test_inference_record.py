@@ -57,7 +57,7 @@ def test_the_classes_are_named_after_the_data_are_gone(moved):
 def test_other_data_do_not_rename_what_the_weights_know(moved, tmp_path):
     other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
     out = succeed("validation", "--restore-path", moved / "run", "--data-dir", other, "--predict", moved / "photo.png").out
-    assert shown(out) == NAMES and "named as in the training; in the data they have other names" in out
+    assert shown(out) == NAMES and "predictions use the names of the training" in out
 
 
 def test_a_run_goes_on_with_the_names_that_its_weights_know_alone(moved, tmp_path):

@@ -386,7 +386,7 @@ twice: {dataset: cifar-10, seed: 2}
           "FILE:7: xla_recompute is an older spelling of enable_recomputation",
           "FILE:11: batch_size is an older spelling of micro_batch_size"]),
         ("b4", {"pipeline_splits": ("auto",)},
-         ["configuration b4 has 4 stages but no pipeline_splits: auto cuts them by cost"]),
+         ["configuration b4 has 4 stages but no pipeline_splits; auto chooses splits by cost"]),
         ("b4_run", {"gradient_accumulation_count": 1, "pipeline_splits": ("block2b", "block4b", "block6c")},
          ["FILE:26: gradient_accumulation is ignored, because its release did not read it",
           "FILE:25: batch_size is an older spelling of micro_batch_size"]),
@@ -418,7 +418,7 @@ def test_moving_statistics_that_are_forced_to_what_they_are(write):
     prepare(parse(path, *skip).options, {})
     for words, message in (
         (["--force-weight-to-fp16", "moving_mean"], "--force-weight-to-fp16 moving_mean"),
-        (["--force-weight-to-fp16", "fc1"], "fc1 both name all/fc1/dense/kernel"),
+        (["--force-weight-to-fp16", "fc1"], "all/fc1/dense/kernel"),
         (["--no-batch-norm", "--group-norm"], "--force-weight-to-fp32 batch_norm/moving_variance"),
     ):
         with pytest.raises(OptionError, match=message):

@@ -286,7 +286,7 @@ def test_the_first_releases_warm_up_over_epochs_only():
         run = of_release(release, words)
         assert run.options.schedule.warmup_epochs == warmup
         assert (run.learning_rate(0) == 0) == bool(warmup)
-        assert any("no warm-up, as in release" in note for note in run.notes) == (not warmup)
+        assert any("no warm-up, because release" in note for note in run.notes) == (not warmup)
 
 
 def test_the_first_releases_save_after_the_outer_host_steps():

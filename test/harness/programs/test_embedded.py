@@ -128,7 +128,7 @@ def test_percentiles():
         ("", "--iterations is missing"),
         ("--iterations 2 --restore-path RUN", "holds 2 checkpoints, and one program has one; name it: ckpt-0, ckpt-2"),
         ("--iterations 2 --synthetic-data", "--synthetic-data has no pictures on the host"),
-        ("--iterations 2 --num-inference-thread 0", "num_inference_thread is '0'"),
+        ("--iterations 2 --num-inference-thread 0", "--num-inference-thread is '0'"),
         ("--iterations 2 --profile", "--profile is for training and validation"),
         ("--iterations 2 --profile-compilation", "--profile-compilation is for training and validation"),
     ],

@@ -129,7 +129,7 @@ def test_records_need_not_stay_in_memory(monkeypatch):
     enough = prepared(f"{words} --no-dataset-cache").memory.peak
     with_limits(monkeypatch, machine(enough * 1.001 / 1e9))
     (warning,) = (note for note in asked(words).notes if "needs about" in note)
-    assert ": give --no-dataset-cache" in warning
+    assert "give --no-dataset-cache" in warning
     assert not any("needs about" in note for note in asked(f"{words} --no-dataset-cache").notes)
 
 
@@ -138,7 +138,7 @@ def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, caps
     with pytest.raises(Answered):
         asked(f"{R18} --dry-run")
     said = capsys.readouterr().out
-    assert "warning: training needs about" in said and "host memory: about" in said and "Learning rate:" in said
+    assert "warning: training needs about" in said and "host memory: about" in said and "learning rate:" in said
     compiled = []
     with pytest.raises(Answered):
         entry.checked_run(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
@@ -185,7 +185,7 @@ def test_the_machine_has_what_is_available_and_swap(tmp_path):
 
 @pytest.mark.parametrize(
     "option, told",
-    [("-v", "address space, and ulimit -v allows 2.0 GB"), ("-d", "writable memory, and ulimit -d allows 0.4 GB")],
+    [("-v", "ulimit -v allows 2.0 GB"), ("-d", "ulimit -d allows 0.4 GB")],
 )
 def test_a_process_under_ulimit_ends_with_a_line(tmp_path, option, told):
     kilobytes = 2_000_000 if option == "-v" else 400_000

@@ -28,9 +28,9 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
 
 
 WARNED = [  # words, environment, how the note begins
-    ("--abs-learning-rate 1000", {}, "warning: the learning rate goes up to 1000"),
-    ("--abs-learning-rate 3 --optimiser RMSprop", {}, "warning: the learning rate goes up to 3"),
-    ("--iterations 1", {}, "warning: the learning rate is 0 in all 1 updates"),
+    ("--abs-learning-rate 1000", {}, "warning: the learning rate rises to 1000"),
+    ("--abs-learning-rate 3 --optimiser RMSprop", {}, "warning: the learning rate rises to 3"),
+    ("--iterations 1", {}, "warning: the learning rate is 0 in all updates"),
     ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20"),
     ("--precision 16.16 --loss-scaling 1e20", {}, "warning: --loss-scaling 1e+20"),
     ("--optimiser Adam", {}, "warning: --optimiser Adam"),
@@ -109,7 +109,7 @@ def test_pictures_of_one_class_and_pictures_without_validation(tmp_path):
         (tmp_path / name / "1.jpg").write_bytes(photos.jpegs(1)[0])
         if name == "cat":
             alone = run("train", *words, "--no-validation")
-    assert (alone.code, alone.err.count("\n"), "imagefolder has one class" in alone.err) == (
+    assert (alone.code, alone.err.count("\n"), "imagefolder has only one class" in alone.err) == (
         2,
         1,
         True,

@@ -243,7 +243,7 @@ def test_extending_a_finished_run(unbroken, tmp_path):
     assert late.code == 2
     assert "--stop-after 250: the run has done 260 updates already" in late.err
     told = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
-    assert "Done: 260 of 300 updates, 40 are left" in told
+    assert "Done: 260 of 300 updates, 40 left" in told
 
 
 def test_a_longer_run_says_that_its_rate_rises(unbroken, tmp_path):
