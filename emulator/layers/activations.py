@@ -1,7 +1,7 @@
-"""Activations and gates, with their gradients written out: swish in one function that XLA compiles, a rounded result with
-its activation in another, and a gate's gradient in one pass where the native kernels are built (emulator/native).
+"""Activations and gates with their gradients. XLA compiles swish, and a rounded result with its activation, into one
+function each. If the native kernels are built (emulator/native), a gate's gradient is one pass.
 
-In half precision (`rounding`) each result and each gradient is on FP16's grid.
+With `rounding`, every result and every gradient is rounded to a narrow format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Noise = tuple[tf.Tensor, ...]
 
 
 def exact(x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:
-    """x, in place of a rounding."""
+    """Return x, instead of a rounding."""
     return x
 
 
@@ -36,7 +36,7 @@ def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 ACTIVATIONS: Mapping[str, TensorFunction] = {
     LINEAR: lambda z: z,
-    RELU: lambda z: tf.maximum(z, 0.0),  # which XLA compiles faster than its relu
+    RELU: lambda z: tf.maximum(z, 0.0),  # XLA compiles this faster than its relu
     RELU6: lambda z: tf.minimum(tf.maximum(z, 0.0), 6.0),
     SWISH: _swish,
 }
@@ -52,14 +52,14 @@ def _swish_kernels(rounding: Rounding | None) -> tuple[TensorFunction, TensorFun
 
 
 def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> tf.Tensor:
-    """x * sigmoid(x); backward it needs x alone."""
+    """Return x * sigmoid(x). The backward pass keeps only x."""
     value, slope = _swish_kernels(rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
 def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """A result on FP16's grid and its activation, both and their gradients on FP16's grid; x [batch, ...]."""
+    """Round x [batch, ...] and apply the activation; result and gradients are rounded too."""
     value, slope = _rounded_activation_kernels(activation, rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
@@ -78,13 +78,13 @@ def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[Te
 
 
 def activated(activation: str, z: tf.Tensor, rounded: TensorFunction, noise: Noise) -> tf.Tensor:
-    """The activation of an FP16 number, on FP16's grid without rounding unless it is swish."""
+    """Apply the activation to a rounded number. Only swish needs another rounding."""
     y = ACTIVATIONS[activation](z)
     return rounded(y, noise, 1) if activation == SWISH else y
 
 
 def activation_gradient(activation: str, z: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    """dy * activation'(z)."""
+    """Return dy * activation'(z)."""
     if activation in (RELU, RELU6):
         linear = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
         return tf.where_v2(linear, dy, tf.zeros_like(dy))
@@ -92,7 +92,7 @@ def activation_gradient(activation: str, z: tf.Tensor, dy: tf.Tensor) -> tf.Tens
 
 
 def gate(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """x [batch, height, width, channels] times a factor for every sample and channel, [batch, 1, 1, channels]."""
+    """Return x [batch, height, width, channels] times a factor for each sample and channel, [batch, 1, 1, channels]."""
     kernels = library.load_for(x)
     if kernels is None or factor.shape[0] != x.shape[0]:
         return x * factor

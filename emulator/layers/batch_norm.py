@@ -1,7 +1,7 @@
-"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167): training's, over one process or several, and inference's.
+"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167): for training, in one process or several, and for inference.
 
-Where the native kernels are built (emulator/native), they do batch norm and its activation in one operation each way,
-with the roundings onto FP16's grid in training's; otherwise TensorFlow's operations do.
+If the native kernels are built (emulator/native), batch norm and its activation are one operation forward and one backward,
+including the rounding to FP16 in training. Otherwise TensorFlow's operations are used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from emulator.native import library
 class Normed(NamedTuple):
     """A batch's normalised values, and its moments for the moving statistics."""
 
-    y: tf.Tensor  # as x
+    y: tf.Tensor  # same shape as x
     mean: tf.Tensor  # [channels]
-    variance: tf.Tensor  # [channels], the biased one
+    variance: tf.Tensor  # [channels], biased
 
 
 def native_batch_norm(
@@ -37,9 +37,12 @@ def native_batch_norm(
     noise: tuple[tf.Tensor, ...] = (),
     shortcuts: tuple[tf.Tensor, ...] = (),
 ) -> Normed | None:
-    """Batch norm of each of `parts` equal parts of the batch, and an activation; None without the native kernels. With a
-    rounding the norm, the activation and their gradients are on FP16's grid. With a shortcut the relu of the norm's sum with
-    that, the values and gradients of the three operations to the bit, in fewer passes over memory."""
+    """Batch norm of each of `parts` equal parts of the batch, and an activation. Return None without the native kernels.
+
+    With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return the relu of
+    the norm plus the shortcut. Values and gradients equal those of three separate operations to the bit, but need fewer
+    passes over memory.
+    """
     kernels = library.load_for(x)
     if kernels is None:
         return None
@@ -74,7 +77,7 @@ def local_batch_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int
     of_parts = tf.split(x, parts) if parts > 1 else [x]
     results = [_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts]
     count = tf.cast(tf.size(of_parts[0]) // x.shape[-1], x.dtype)
-    # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
+    # the operation returns the unbiased variance; the IPU's moving statistics use the biased one
     biased = [result.batch_variance * ((count - 1) / count) for result in results]
     y = tf.concat([result.y for result in results], 0) if parts > 1 else results[0].y
     return Normed(y, _mean([result.batch_mean for result in results]), _mean(biased))
@@ -88,7 +91,7 @@ def sync_batch_norm(
     epsilon: float,
     sync_mean: Callable[[tf.Tensor], tf.Tensor],
 ) -> Normed:
-    """Batch norm with statistics that are means over several processes too."""
+    """Batch norm whose statistics are also averaged over several processes."""
     flat = tf.reshape(x, [parts, -1, x.shape[-1]])
     mean = sync_mean(tf.reduce_mean(flat, 1))
     centred = flat - mean[:, None]
@@ -100,7 +103,7 @@ def sync_batch_norm(
 def inference(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float
 ) -> tf.Tensor:
-    """Batch norm with the moving mean and variance, [channels] each, by TensorFlow's operations."""
+    """Batch norm with the moving mean and variance, each [channels], by TensorFlow's operations."""
     return _fused(x, gamma, beta, moving, epsilon, training=False).y
 
 
@@ -112,7 +115,7 @@ def native_inference(
     epsilon: float,
     activation: str = LINEAR,
 ) -> tf.Tensor | None:
-    """Batch norm of `inference`, and an activation, as one operation; None without the native kernels."""
+    """Compute `inference` and an activation as one operation. Return None without the native kernels."""
     kernels = library.load_for(x)
     if kernels is None:
         return None
@@ -124,8 +127,7 @@ def native_inference(
 def frozen_batch_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, activation: str
 ) -> tf.Tensor:
-    """Batch norm of `inference`, and an activation, in a training that moves none of the norm's variables: only x has a
-    gradient."""
+    """Compute `inference` and an activation in a training that keeps the norm's variables fixed: only x has a gradient."""
 
     @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
@@ -142,7 +144,8 @@ def frozen_batch_norm(
 def _fused(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
 ) -> Any:
-    """TensorFlow's fused batch norm; the raw operation, because the wrapper in tf.nn quietly raises small epsilons."""
+    """Call TensorFlow's fused batch norm. The wrapper in tf.nn silently raises small epsilons, so the raw operation is
+    used."""
     if x.dtype == tf.float64:
         return _composed(x, gamma, beta, moving, epsilon, training)
     return tf.raw_ops.FusedBatchNormV3(
@@ -151,7 +154,7 @@ def _fused(
 
 
 class _Outcome(NamedTuple):
-    """The outputs of FusedBatchNormV3, by its names."""
+    """The outputs of FusedBatchNormV3."""
 
     y: tf.Tensor
     batch_mean: tf.Tensor
@@ -161,7 +164,7 @@ class _Outcome(NamedTuple):
 def _composed(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
 ) -> _Outcome:
-    """Batch norm from operations that have float64, which the fused one lacks."""
+    """Compute batch norm from operations that support float64; the fused one does not."""
     mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
     y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
     count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
@@ -169,7 +172,7 @@ def _composed(
 
 
 def _mean(values: list[tf.Tensor]) -> tf.Tensor:
-    """The mean, added in order."""
+    """Return the mean, added in order."""
     total = values[0]
     for value in values[1:]:
         total += value

@@ -1,10 +1,10 @@
-"""Convolutions, by the operation that is fastest for each kind, and the subsampling of a shortcut.
+"""Convolutions, each by the fastest operation, and the subsampling of a shortcut.
 
-Some have native kernels where these are built for AVX-512: convolutions by kernels of 3 x 3 pixels, which train by
-Winograd's minimal filtering (emulator/native/winograd.cc), and other weights' gradients: those of depthwise convolutions
-(emulator/native/depthwise_gradient.cc), of strides, and of groups of 16 channels (emulator/native/conv_gradient.cc; *Making
-EfficientNet More Efficient*, Masters et al., 2021). Groups of 4 and 8 channels (*Aggregated Residual Transformations for
-Deep Neural Networks*, Xie et al., 2017) are done as groups of 16 with zeros among their weights.
+Some use native kernels, if these are built for AVX-512. Convolutions with 3 x 3 kernels train with Winograd's minimal
+filtering (emulator/native/winograd.cc). Other native kernels compute weight gradients only: for depthwise convolutions
+(emulator/native/depthwise_gradient.cc), and for strides and groups of 16 channels (emulator/native/conv_gradient.cc; groups:
+*Making EfficientNet More Efficient*, Masters et al., 2021). Groups of 4 and 8 channels (*Aggregated Residual Transformations
+for Deep Neural Networks*, Xie et al., 2017) are computed as groups of 16 with zeros among their weights.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from tensorflow.python.util import _pywrap_util_port
 from base.gradient_rules import Rule, with_gradient
 from emulator.native import library
 
-_NATIVE_GROUP = 16  # channels read and made
-_SMALL_GROUPS = (4, 8)  # channels read and made by groups that are joined: of fewer, zeros would be most of the work
-_NATIVE_FILTERS = 16  # of an ungrouped convolution: multiples
-_NATIVE_DEPTHWISE = (3, 5)  # pixels of a kernel's side
-_LEVEL_CHANNELS = range(16, 64)  # read by one: oneDNN is as fast
-_WINOGRAD_CHANNELS = 16  # read and made by a group: multiples
+_NATIVE_GROUP = 16  # input and output channels.
+_SMALL_GROUPS = (4, 8)  # channels of groups that are joined; for fewer, most of the work would be zeros.
+_NATIVE_FILTERS = 16  # an ungrouped convolution needs a multiple of this
+_NATIVE_DEPTHWISE = (3, 5)  # side of a kernel in pixels
+_LEVEL_CHANNELS = range(16, 64)  # input channels for which oneDNN is as fast
+_WINOGRAD_CHANNELS = 16  # input and output channels of a group must be multiples of this
 
 
 def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -> tf.Tensor:
-    """Return the convolution of x [batch, height, width, channels] by weights [kernel, kernel, channels of a group,
-    filters], SAME padding. The groups are channels / (channels of a group). `winograd`: sums and differences of operands may
-    be multiplied in place of the operands."""
+    """Return the SAME-padded convolution of x [batch, height, width, channels].
+
+    `weights`: [kernel, kernel, channels of a group, filters]; there are channels / (channels of a group) groups. `winograd`:
+    sums and differences of operands may be multiplied instead of the operands.
+    """
     kernel, of_group, filters = weights.shape[1:]
     groups = x.shape[-1] // of_group
     joined = _joined_groups(of_group, filters // groups, groups)
@@ -53,8 +55,9 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
 
 
 def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
-    """Return what an operation on windows of an odd size, with SAME padding, gives with this padding. SAME is SYMMETRIC but
-    for a stride of two on even sides: those get a row of zeros more, and the result's last row, of it, is left out."""
+    """Return the result of an operation on windows of odd size (with SAME padding) under another padding. SYMMETRIC differs
+    from SAME only for a stride of two on even sides. Then one more row of zeros is added, and the last row of the result is
+    dropped."""
     if padding == "SAME" or stride == 1:
         return window(x)
     rows, columns = (1 - side % 2 for side in x.shape[1:3])
@@ -63,8 +66,8 @@ def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, 
 
 
 def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
-    """A convolution of each channel by itself, weights [kernel, kernel, channels, 1], whose weights' gradient is a native
-    kernel: oneDNN takes up to ten times as long."""
+    """Return a depthwise convolution with weights [kernel, kernel, channels, 1]. A native kernel computes the weight
+    gradient, because oneDNN takes up to ten times as long."""
     kernel, kernels, place = weights.shape[0], library.load_for(x), {"strides": [1, stride, stride, 1], "padding": "SAME"}
     if kernel not in _NATIVE_DEPTHWISE or not hasattr(kernels, "emulator_depthwise_weights_gradient"):
         return tf.nn.depthwise_conv2d_native(x, weights, **place)
@@ -72,7 +75,7 @@ def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
         def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            if stride == 1:  # a convolution by the kernels turned round is the same, in two thirds of oneDNN's time
+            if stride == 1:  # convolving with the rotated kernel gives the same result in two thirds of oneDNN's time
                 dx = tf.nn.depthwise_conv2d_native(dy, tf.reverse(weights, [0, 1]), **place)
             else:
                 dx = tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **place)
@@ -84,14 +87,14 @@ def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
 
 
 def _joined_groups(channels: int, filters: int, groups: int) -> int:
-    """Return how many groups of that many channels and filters are done as one: 1, each by itself."""
+    """Return how many groups of this many channels and filters are computed as one; 1: each separately."""
     joined = _NATIVE_GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
     return 1 if groups % joined else joined
 
 
 def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
-    """Return the weights of groups, [height, width, channels, filters], as those of groups of `joined` of them: each one's
-    are a block of the diagonal, the others zeros."""
+    """Return weights [height, width, channels, filters] for groups that each join `joined` of the given ones. The old
+    weights are blocks on the diagonal; the rest is zero."""
     height, width, channels, filters = weights.shape
     if joined == 1:
         return weights
@@ -106,7 +109,7 @@ def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
 
 
 def _part(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
-    """Return the blocks of the diagonal: what belongs to the weights that `_join` was given."""
+    """Return the blocks of the diagonal, the part that belongs to the weights given to `_join`."""
     height, width, channels, filters = weights.shape
     if joined == 1:
         return weights
@@ -116,18 +119,17 @@ def _part(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
 
 
 def _diagonal(joined: int) -> tf.Tensor:
-    """Ones where a group's channels meet its filters: [1, 1, joined, 1, 1, joined, 1]."""
+    """Return ones where a group's channels meet its filters: [1, 1, joined, 1, 1, joined, 1]."""
     return tf.reshape(tf.eye(joined), [1, 1, joined, 1, 1, joined, 1])
 
 
 def _fits_winograd(channels: int, filters: int) -> bool:
-    """Return whether a group of that many channels and filters is one for the native kernel."""
     return channels % _WINOGRAD_CHANNELS == filters % _WINOGRAD_CHANNELS == 0
 
 
 def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int) -> tf.Tensor:
-    """A convolution by kernels of 3 x 3 pixels with 36 multiplications for the 144 of sixteen results, or 16 for the 36 of
-    four, both ways."""
+    """Return a convolution with 3 x 3 kernels by Winograd's method: 36 multiplications instead of 144 for sixteen results,
+    or 16 instead of 36 for four, forward and backward."""
 
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
@@ -143,7 +145,7 @@ def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int
 
 
 def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int, groups: int) -> bool:
-    """Return whether the native kernel is faster than oneDNN for the weights of groups of that many channels and filters."""
+    """Return whether the native weight gradient is faster than oneDNN's for groups of this many channels and filters."""
     if groups > 1:
         return channels == filters == _NATIVE_GROUP
     few_or_many = channels not in _LEVEL_CHANNELS
@@ -151,7 +153,7 @@ def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int,
 
 
 def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int, joined: int) -> tf.Tensor:
-    """A convolution whose weights' gradient is a native kernel: oneDNN takes up to three times as long."""
+    """Return a convolution whose weight gradient is a native kernel, because oneDNN takes up to three times as long."""
     kernel, _, channels = weights.shape[:3]
     groups = x.shape[-1] // channels
 
@@ -171,23 +173,24 @@ def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor,
 
 
 def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """A convolution by kernels of one pixel, weights [1, 1, channels, filters], as a product of matrices: both gradients are
-    products then, which TensorFlow does in up to half the time of a convolution's."""
+    """Return a convolution with 1 x 1 kernels, weights [1, 1, channels, filters], as a matrix product. Both gradients are
+    then products too, which TensorFlow computes in up to half the time."""
     channels, filters = weights.shape[2:]
     y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
     return tf.reshape(y, [-1, *x.shape[1:3], filters])
 
 
 def _native_group_gradients(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, which is on by
-    itself where the CPU has instructions for neural networks (AVX-512, AMX), only in FP32."""
+    """Return whether TensorFlow differentiates grouped convolutions. On the CPU, this needs FP32 and oneDNN, which is on by
+    default if the CPU has instructions for neural networks (AVX-512, AMX)."""
     return dtype == tf.float32 and _pywrap_util_port.IsMklEnabled()
 
 
 def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
-    """Return every `stride`-th pixel of x [batch, height, width, channels], both ways. TensorFlow's strided slice and its
-    gradient copy number by number in one thread. Here pixels that lie together are copied as blocks, and the gradient is
-    that of a pooling whose windows hold one pixel.
+    """Return every `stride`-th pixel of x [batch, height, width, channels] in both directions.
+
+    TensorFlow's strided slice and its gradient copy single numbers in one thread. Here, adjacent numbers are copied as
+    blocks, and the gradient is that of pooling with one-pixel windows.
     """
     height, width, channels = x.shape[1:]
     rows, columns = -(-height // stride), -(-width // stride)

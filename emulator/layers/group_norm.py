@@ -1,14 +1,15 @@
-"""Group norm and proxy norm with the activation after them, their gradients written out.
+"""Group norm and proxy norm with the following activation, and their gradients.
 
-Where the native kernels are built (emulator/native), they do a norm in one operation each way, with the roundings onto
-FP16's grid in it. Otherwise XLA compiles element-wise work into a function each, and sums over pixels are TensorFlow's.
-With xhat = (x - mean) * r the normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's
-channels and pixels:
+If the native kernels are built (emulator/native), a norm is one operation forward and one backward, including the rounding
+to FP16. Otherwise XLA compiles the elementwise work, and TensorFlow computes the sums over pixels.
+
+Notation: xhat = (x - mean) * r is the normalised input, z = gamma * xhat + beta, y = activation(z), and M is the mean over a
+group's channels and pixels. Then:
 
     dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
     dx = r * (gamma * dz - M(gamma * dz) - xhat * M(gamma * dz * xhat))
 
-Proxy norm gives (y - mean of the proxy) * inverse deviation of the proxy, the last factor only where it is wanted here.
+Proxy norm returns (y - mean of the proxy) * inverse deviation of the proxy. The last factor is optional.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ def group_norm(
     rounding: Rounding | None = None,
     noise: Noise = (),
 ) -> tf.Tensor:
-    """Group normalisation (Wu and He, arXiv 1803.08494) and an activation; x [batch, height, width, channels], gamma and
-    beta [channels].
+    """Group normalisation (Wu and He, arXiv 1803.08494) and an activation. x: [batch, height, width, channels]; gamma, beta:
+    [channels].
 
-    The IPU's strided groups, group(c) = c mod groups, or neighbouring channels where the norm says so. With a rounding the
-    norm, the activation and their gradients are on FP16's grid. ValueError if the channels do not divide into the groups.
+    Groups are strided as on the IPU, group(c) = c mod groups, or contiguous if the norm says so. With a rounding, the
+    results of norm and activation and their gradients are rounded. Raise ValueError if the groups do not divide the
+    channels.
     """
     fault = norm.fault(x.shape[-1])
     if fault:
@@ -76,9 +78,9 @@ def proxy_norm(
     rounding: Rounding | None = None,
     noise: Noise = (),
 ) -> tf.Tensor:
-    """Group norm, then activation(gamma * xhat + beta) less the proxy's mean, times its inverse deviation if `scaled`.
+    """Group norm, then activation(gamma * xhat + beta) minus the proxy's mean, times its inverse deviation if `scaled`.
 
-    `proxy`: beta, gamma, mean, inverse deviation, [channels] each.
+    `proxy`: beta, gamma, mean, inverse deviation, each [channels].
     """
     kernels = library.load_for(x)
     if kernels:
@@ -112,8 +114,8 @@ def _by_kernels(
     kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
     scaled: bool | None = None,
 ) -> TensorFunction:  # fmt: skip
-    """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
-    `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
+    """Return group norm and activation with native kernels, as a function of (x, gamma, beta). With `scaled`, return proxy
+    norm, as a function of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
         "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, "proxy": scaled is not None,
         **kernel_attributes(rounding, noise),
@@ -138,7 +140,7 @@ def _by_kernels(
 
 
 def group_mean(per_channel: tf.Tensor, norm: GroupNorm) -> tf.Tensor:
-    """[batch, 1, 1, channels] -> the mean of each channel's group, at every channel."""
+    """Return the mean of each channel's group, at every channel; input and result are [batch, 1, 1, channels]."""
     channels = per_channel.shape[-1]
     size = channels // norm.groups
     if norm.contiguous:
@@ -151,7 +153,7 @@ def group_mean(per_channel: tf.Tensor, norm: GroupNorm) -> tf.Tensor:
 
 
 def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
+    """Return mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
     mean = group_mean(_pixel_mean(x), norm)
     if norm.two_pass:
         variance = group_mean(_pixel_mean(tf.math.squared_difference(x, mean)), norm)
@@ -162,8 +164,8 @@ def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
 
 @cache
 def _kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
-    """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
-    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
+    """Return activation(x * factor + shift) and its derivative, compiled: (x, factor, shift, *noise) -> y, and (x, factor,
+    shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round separately."""
     rounded = rounding or exact
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
@@ -181,8 +183,8 @@ def _kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction
 
 @cache
 def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
-    """Like `_kernels`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
-    (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
+    """Return the functions of `_kernels` with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y,
+    and (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
     rounded = rounding or exact
 
     def value(
@@ -223,7 +225,7 @@ def _gradients(
     x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, norm: GroupNorm,
     rounding: Rounding | None, noise: Noise,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
-    """dx, dgamma, dbeta from dz and dz * (x - mean)."""
+    """Return dx, dgamma, dbeta from dz and dz * (x - mean)."""
     pixels = x.shape[1] * x.shape[2]
     sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
     a = gamma * r
@@ -234,11 +236,11 @@ def _gradients(
 
 
 def _channel_sum(x: tf.Tensor) -> tf.Tensor:
-    """[batch, height, width, channels] -> [channels]; fastest as a product with ones."""
+    """Return the sum over all but the channels, [channels]. A product with ones is the fastest way."""
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 
 
 def _pixel_mean(x: tf.Tensor) -> tf.Tensor:
-    """[batch, 1, 1, channels]."""
+    """Return [batch, 1, 1, channels]."""
     return tf.reduce_mean(x, axis=[1, 2], keepdims=True)

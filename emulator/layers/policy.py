@@ -1,9 +1,9 @@
-"""A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and the casts of
-weights, gradients and accumulators to their formats. `emulator.plan.precision` says which value has which of the formats of
-`emulator.plan.number_formats`; `emulator.layers.rounding` has the rounding.
+"""A precision in TensorFlow: layers, dtypes of variables, and casts of weights, gradients and accumulators to their formats.
 
-Weights, gradients and sums of a narrow format are FP32 tensors on its grid; variables are stored in it, or, where TensorFlow
-has no variables of it, in the narrowest format that has all of its numbers.
+`emulator.plan.precision` chooses the format of each value, `emulator.plan.number_formats` defines the formats, and
+`emulator.layers.rounding` rounds. Weights, gradients and sums of a narrow format are FP32 tensors with numbers of that
+format. Variables are stored in the format itself, or in the narrowest one that TensorFlow has variables of and that includes
+it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 
 class PrecisionPolicy:
-    """Casts every kind of value to the format that a `Precision` gives it.
+    """Casts every value to the format that a `Precision` specifies.
 
-    `seed`: of the random roundings. `dtype`: of the arithmetic, and of variables in FP32.
+    `seed`: of random rounding. `dtype`: of the arithmetic and of FP32 variables.
     """
 
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
@@ -38,8 +38,8 @@ class PrecisionPolicy:
         self._stochastic_results = precision.stochastic == ALL
 
     def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:
-        """The vocabulary, with or without checks, whose results and gradients are in the compute format, and whose products
-        are of operands in theirs."""
+        """Return the layer vocabulary that rounds results, gradients and operands to their formats, with checks if asked
+        for."""
         precision, context = self.precision, {"seed": self._seed, **context}
         if not (precision.rounds_results or precision.rounds_operands):
             return (CheckedLayers if precision.checks else TensorLayers)(weights, **context)
@@ -50,7 +50,7 @@ class PrecisionPolicy:
         return rounded(weights, rounding=self._rounding(self._stochastic_results, precision.compute), **context)
 
     def _operands(self, kernel: str) -> OperandRoundings:
-        """Return the roundings of what the layer with that kernel multiplies, where they change anything."""
+        """Return the roundings of what the layer with that kernel multiplies; None where nothing changes."""
         compute, formats = self.precision.compute, self.precision.operands_of(kernel)
         activation, gradient = (
             None if each.contains(compute) else self._rounding(self._stochastic_results, each)
@@ -60,7 +60,7 @@ class PrecisionPolicy:
         return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None)
 
     def check_finite(self, x: tf.Tensor, where: str) -> tf.Tensor:
-        """x; the first that is not finite ends the run, if that was asked for."""
+        """Return x. If checks are on, the first value that is not finite ends the run."""
         return check_finite(x, where) if self.precision.checks else x
 
     # Variables
@@ -71,7 +71,7 @@ class PrecisionPolicy:
         return next((dtype for each, dtype in _STORAGE_DTYPES.items() if each.contains(number_format)), self._dtype)
 
     def lacks_exact_dtype(self, number_format: Format) -> bool:
-        """Return whether a variable of a format can hold numbers that the format lacks."""
+        """Return whether variables of a format can hold numbers outside the format."""
         return number_format not in (FP32, *_STORAGE_DTYPES)
 
     def cast_initial(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
@@ -79,7 +79,7 @@ class PrecisionPolicy:
         return tf.cast(self._cast(tf.cast(value, self._dtype), number_format), self._dtype_of(number_format))
 
     def cast_weight(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
-        """Cast a stored weight to the format in which the layers use it."""
+        """Cast a stored weight to the format that its layer uses."""
         value, used = tf.cast(value, self._dtype), self.precision.weight_format(variable)
         if not variable.trainable or used.contains(self.precision.stored_format(variable)):
             return value
@@ -90,12 +90,13 @@ class PrecisionPolicy:
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
 
     def round_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Cast an updated weight, or with a name a slot, to its storage format; stochastic rounding unless switched off."""
+        """Cast an updated weight, or its slot if `slot` names one, to its storage format. Rounding is stochastic unless
+        switched off."""
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
     def cast_for_all_reduce(self, gradient: tf.Tensor, all_reduce_format: Format) -> tf.Tensor:
-        """Round a gradient to the nearest number of the all-reduce's format; the result has that format's dtype."""
+        """Round a gradient to the nearest number of the all-reduce's format, in that format's dtype."""
         return (
             gradient
             if all_reduce_format == FP32
@@ -105,11 +106,12 @@ class PrecisionPolicy:
     # Passes forward and backward
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
-        """Cast pictures, [batch, side, side, channels], to the compute format."""
+        """Cast images, [batch, side, side, channels], to the compute format."""
         return self._cast(tf.cast(x, self._dtype), self.precision.compute)
 
     def cast_loss_gradient(self, dy: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """Cast the gradient of the loss, [batch, classes], to the compute format; no further derivative exists."""
+        """Cast the gradient of the loss, [batch, classes], to the compute format. The result cannot be differentiated
+        again."""
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
@@ -126,8 +128,8 @@ class PrecisionPolicy:
     def accumulate_gradient(
         self, name: str, total: tf.Tensor, gradient: tf.Tensor, passes: int, *counters: tf.Tensor
     ) -> tf.Tensor:
-        """Return the sum over an update's passes so far. A narrow sum is of gradients divided by the number of passes, so
-        that it does not overflow, and is rounded each time."""
+        """Return the sum over an update's passes so far. For a narrow accumulator, gradients are divided by the number of
+        passes first, so that the sum does not overflow, and every sum is rounded."""
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
         noise = self._noise(self._stochastic_results, f"rounding/{name}", *counters)
@@ -139,7 +141,7 @@ class PrecisionPolicy:
         return self.check_finite(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
-        """Return the mean gradient from what `accumulate_gradient` has added up over `passes`."""
+        """Return the mean gradient from the sum of `accumulate_gradient` over `passes`."""
         return total / passes if self.precision.accumulator == FP32 else total
 
     def cast_averaged_gradient(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -149,7 +151,7 @@ class PrecisionPolicy:
     def _cast(
         self, x: tf.Tensor, to: Format, stochastic: bool = False, purpose: str = "", *counters: tf.Tensor
     ) -> tf.Tensor:
-        """Round x to a format, at random as a function of purpose and counters if `stochastic`."""
+        """Round x to a format; if `stochastic`, at random as a function of purpose and counters."""
         if to == FP32:
             return x
         return round_without_gradient(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))

@@ -1,5 +1,8 @@
-"""The vocabulary for inference in other runtimes: FP32, by operations that every one of them has. No native kernel, no
-function that XLA compiles, no gradient, and convolutions as such, which converters quantise and fuse."""
+"""The layer vocabulary for inference in other runtimes: FP32, with operations that all of them support.
+
+Native kernels, functions compiled by XLA and gradients are not used. Convolutions stay convolutions, so that converters can
+quantise and fuse them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from Models._norms import BatchNorm, GroupNorm
 
 
 class PortableLayers(TensorLayers):
-    """The vocabulary on FP32 tensors [batch, height, width, channels], of a batch of any size; inference alone."""
+    """The layer vocabulary on FP32 tensors [batch, height, width, channels], for any batch size; inference only."""
 
     def conv(
         self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
@@ -38,7 +41,7 @@ class PortableLayers(TensorLayers):
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
         mean, variance = self._weights[self.path("moving_mean")], self._weights[self.path("moving_variance")]
         if _of_groups(x):
-            # TensorFlow would fuse a batch norm or a sum into the convolution, and cannot run that without oneDNN
+            # TensorFlow would fuse a batch norm or a sum into the convolution, and cannot run the result without oneDNN
             factor = gamma * tf.math.rsqrt(variance + norm.epsilon)
             return self._activation(x * factor - (mean * factor - beta), activation)
         return self._activation(batch_norm.inference(x, gamma, beta, (mean, variance), norm.epsilon), activation)
@@ -59,7 +62,7 @@ class PortableLayers(TensorLayers):
 
 
 def _of_groups(x: tf.Tensor) -> bool:
-    """Return whether a grouped convolution gave a tensor: its kernels are [height, width, channels of a group, filters]."""
+    """Return whether x is the result of a grouped convolution; kernels are [height, width, channels of a group, filters]."""
     if x.op.type != "Conv2D":
         return False
     source, kernels = x.op.inputs

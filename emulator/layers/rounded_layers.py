@@ -1,5 +1,7 @@
-"""The vocabulary in half precision: results are on FP16's grid, as are the gradients that layers hand back, and their sum
-where several layers read one tensor. `emulator.layers.rounding` has the rounding itself."""
+"""The layer vocabulary with rounding to narrow formats: operands of products, results, and gradients.
+
+If several layers read one tensor, the sum of their gradients is rounded too. `emulator.layers.rounding` does the rounding.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from Models._norms import BatchNorm, GroupNorm
 
 
 class OperandRoundings(NamedTuple):
-    """The roundings of what a layer multiplies; None for a format that has every number that comes.
-    `kernel_index`: the layer's row in the amax history, if its formats are scaled."""
+    """The roundings of a layer's operands; None if nothing needs rounding. `kernel_index`: the layer's row in the amax
+    history, if its formats are scaled."""
 
     activation: Rounding | None
     gradient: Rounding | None
@@ -42,9 +44,9 @@ _UNROUNDED = OperandRoundings(None, None)
 
 
 class OperandLayers(TensorLayers):
-    """The vocabulary on tensors [batch, height, width, channels]."""
+    """The layer vocabulary with rounded operands, on tensors [batch, height, width, channels]."""
 
-    _any_operands = False  # sums of two operands are not on their format's grid
+    _any_operands = False  # sums of two operands may not fit their format
 
     def __init__(
         self,
@@ -53,11 +55,14 @@ class OperandLayers(TensorLayers):
         operands: Callable[[str], OperandRoundings] = lambda kernel: _UNROUNDED,
         **context: Any,
     ) -> None:
-        """`operands`: of the layer with a kernel of that name; `weights` and `context`: what TensorLayers take. Random
-        rounding is keyed by (seed, segment, the number of the rounding in it, sample position)."""
+        """`operands`: the roundings for the layer with a kernel of that name; `weights` and `context`: arguments of
+        TensorLayers.
+
+        Random rounding is keyed by (seed, segment, number of the rounding in the segment, sample position).
+        """
         super().__init__(weights, **context)
         self._operands = operands
-        self._segment, self._rounded = "", 0  # roundings so far, of one segment: no two draw the same in any plan
+        self._segment, self._rounded = "", 0  # number of roundings in the segment, so that no two draw the same in any plan
 
     def begin_segment(self, name: str) -> None:
         self._segment, self._rounded = name, 0
@@ -84,11 +89,11 @@ class OperandLayers(TensorLayers):
         return rounded if self._watch is None else self._watch.record_gradient_amax(kernel_index, rounded)
 
     def _factor(self, kernel_index: int, kind: int, rounding: Rounding) -> tf.Tensor:
-        """Return the power of two that moves a tensor into the range of its format. `kind`: 0 activation, 1 gradient."""
+        """Return the power of two that shifts a tensor into the range of its format. `kind`: 0 activation, 1 gradient."""
         return range_factor(self._weights[AMAX_HISTORY][kernel_index, kind], rounding.format)
 
     def _noise_for(self, rounding: Rounding, rank: int = 4) -> tuple[tf.Tensor, ...]:
-        """Return the bits that decide the next random rounding, [batch, 1, ...]; nothing if it is not random."""
+        """Return the bits for the next random rounding, [batch, 1, ...]; empty if it is not random."""
         if not rounding.stochastic or self._positions is None:
             return ()
         self._rounded += 1
@@ -98,38 +103,39 @@ class OperandLayers(TensorLayers):
 
 @dataclass
 class _GradientRounding:
-    """The gradient that arrives at a tensor in the backward pass, and the layer that brings it onto the grid. Both are
-    known after the forward pass, when all readers are registered."""
+    """Decides which layer rounds the gradient that arrives at a tensor. Everything is known only after the forward pass,
+    when all readers are registered."""
 
-    segment: str  # in which they read
-    rounded: bool  # by the layer whose result the tensor is
+    segment: str  # segment of the readers
+    rounded: bool  # the layer that produced the tensor can round
     readers: int = 0
-    on_grid: bool = True  # each reader's own gradient is on the grid
-    rounded_downstream: bool = False  # the next segment sees to it
-    summed: tf.Tensor | None = None  # the value for readers, so that their gradients meet in one place
+    on_grid: bool = True  # each reader returns a gradient in the format
+    rounded_downstream: bool = False  # the next segment rounds
+    summed: tf.Tensor | None = None  # the tensor that readers get, where their gradients are added
 
     def needs_rounding(self) -> bool:
-        """Return whether the layer whose result the tensor is rounds the gradient."""
+        """Return whether the layer that produced the tensor must round the gradient."""
         return self.readers + self.rounded_downstream != 1 or not self.on_grid
 
     def sum_needs_rounding(self) -> bool:
-        """Return whether the sum of several readers' gradients is rounded."""
+        """Return whether the sum of several readers' gradients must be rounded."""
         return self.readers > 1 and not self.rounded
 
     def summand_needs_rounding(self) -> bool:
-        """Return whether a gradient is rounded where a reader hands it back."""
+        """Return whether each reader's gradient must be rounded."""
         return self.readers > 1 or not self.rounded
 
 
 class RoundedLayers(OperandLayers):
-    """The vocabulary on FP32 tensors [batch, height, width, channels] whose values are the compute format's."""
+    """The layer vocabulary on FP32 tensors [batch, height, width, channels] whose values are numbers of the compute
+    format."""
 
     def __init__(self, weights: dict[str, tf.Tensor], *, rounding: Rounding, **context: Any) -> None:
-        """`rounding`: of results and gradients; `weights` and `context`: what OperandLayers take."""
+        """`rounding`: of results and gradients; `weights` and `context`: arguments of OperandLayers."""
         super().__init__(weights, **context)
         self._rounding = rounding
-        self._gradients: dict[str, _GradientRounding] = {}  # by the name of the tensor that they belong to
-        self._parameters: set[str] = set()  # names of tensors that are made of weights alone
+        self._gradients: dict[str, _GradientRounding] = {}  # by name of the tensor
+        self._parameters: set[str] = set()  # names of tensors that depend on weights only
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
         gradient = _GradientRounding(self._segment, rounded=True)
@@ -138,19 +144,20 @@ class RoundedLayers(OperandLayers):
         return y
 
     def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
-        """Return the bits that decide the rounding of the next result, as `_noise_for`."""
+        """Return the bits for the rounding of the next result, as `_noise_for`."""
         return self._noise_for(self._rounding, rank)
 
     def _rounded_by_layer(self, y: tf.Tensor) -> tf.Tensor:
-        """Return the output of a layer that rounds that, and the gradient which arrives there, by itself."""
+        """Return the output of a layer that itself rounds its result and the gradient that arrives there."""
         self._gradients[y.name] = _GradientRounding(self._segment, rounded=True)
         return y
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
-        """Return a layer's input, whose gradient is rounded on its way back.
+        """Return a layer's input; its gradient is rounded in the backward pass.
 
-        Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
-        the bits must not depend on that."""
+        Nothing is assumed about a tensor from the previous segment: segments may be differentiated separately, and the
+        results must be the same to the bit.
+        """
         if not self._training or x.name in self._parameters:
             return x
         gradient = self._gradients.get(x.name)
@@ -193,7 +200,7 @@ class RoundedLayers(OperandLayers):
 
     def _proxy_norm(self, x: tf.Tensor, rows: group_norm.Rows, norm: GroupNorm, activation: str, scaled: bool) -> tf.Tensor:
         x, rounding = self._layer_input(x, gradient_on_grid=True), self._rounding
-        # not _rounded_by_layer: FP32 sums are made of what arrives, so it must be on the grid before
+        # not _rounded_by_layer: the incoming gradient is added up in FP32, so it must be rounded before
         return group_norm.proxy_norm(x, rows, norm, activation, scaled=scaled, rounding=rounding, noise=self._noise())
 
     def proxy_norm_activation(

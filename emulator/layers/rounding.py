@@ -1,9 +1,9 @@
-"""Narrow formats, emulated: FP32 tensors whose values lie on a format's grid. Whatever an operation does inside, it does in
-FP32, and rounds once.
+"""Emulates narrow formats by FP32 tensors whose values are numbers of the format (on its grid). Every operation computes in
+FP32 and rounds its result once.
 
-With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of FP16 numbers. A
-result that is larger after rounding than the format's largest becomes what the format has beyond that (NaN in FP16, as the
-IPU has it), or the largest itself where overflow is to saturate.
+FP32 has 24 bits for the 11 of FP16, so sums, products, quotients and roots of FP16 numbers equal those of real FP16. A
+result that overflows after rounding becomes the format's overflow value (NaN in FP16, as on the IPU), or the largest number
+if overflow saturates.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from base.tracing import TensorFunction, compiled
 from emulator.native import library
 from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
 
-FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # of FP32's bits
-MOST_MOVED = BIAS - 1  # octaves: the power of two and its reciprocal are normal numbers of FP32
-NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # formats by their arithmetic here, as kernels name it
+FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # bits of FP32
+MOST_MOVED = BIAS - 1  # in octaves: the power of two and its reciprocal must be normal FP32 numbers
+NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # kinds of formats, as kernels name them
 Predicate = Callable[[], bool]
 
 
 def always() -> bool:
-    """Return True: a gradient is rounded where nothing is known of it."""
+    """Return True: without further knowledge, a gradient is rounded."""
     return True
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of FP32 results onto a format's grid: to the nearest, ties to even, or at random so that the mean stays.
+    """The rounding of FP32 results to a format: to nearest, ties to even, or at random with the same mean.
 
-    tf.abs, tf.sign, tf.floor and their like are avoided: XLA, which compiles this for every shape, takes 14 ms longer for
-    each of them, as each becomes a kernel of its own by way of MLIR.
+    tf.abs, tf.sign, tf.floor and similar are avoided: XLA compiles this for every shape and needs 14 ms longer for each of
+    them, because each becomes a separate MLIR kernel.
     """
 
     stochastic: bool = False
     saturate: bool = False
-    trap: bool = False  # overflow gives infinity, so that whoever checks can tell it from other NaNs
+    trap: bool = False  # overflow gives infinity, so that checks can tell it from other NaNs
     format: Format = FP16
 
     def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
-        """x on the grid. `noise`: uint64 [batch, 1, ...] or [], of which the random numbers are a function, with `salt` and
-        the element's place; without it ties to even."""
+        """Return x rounded. `noise`: uint64 [batch, 1, ...] or []; the random numbers are a function of it, `salt` and the
+        element's place. Without noise, round to nearest, ties to even."""
         if x.dtype != tf.float32:
             raise TypeError(f"narrow formats are emulated in FP32, not in {x.dtype.name}")
         bits = tf.bitcast(x, tf.int32)
@@ -62,29 +62,29 @@ class Rounding:
 
     @property
     def kind(self) -> str:
-        """The way to round to the format: SHORTENED for FP32 with a shorter fraction, whose subnormal numbers FP32's own
-        arithmetic may take for 0; UNSIGNED for a format without a zero below 0."""
+        """The way to round. SHORTENED: for FP32 with a shorter fraction; FP32 arithmetic may treat subnormal numbers as 0,
+        so integers are used. UNSIGNED: for a format without a negative zero."""
         if self.format.has_fp32_exponents:
             return SHORTENED
         return UNSIGNED if self.format.specials == UNSIGNED_ZERO else NARROW
 
     @property
     def beyond(self) -> float:
-        """The size that a larger one than the format's largest becomes."""
+        """The size that replaces sizes above the format's largest."""
         return float("inf") if self.trap else self.format.largest if self.saturate else self.format.beyond
 
     @property
     def _dropped(self) -> int:
-        """The bits of the fraction that the format lacks."""
+        """The number of fraction bits that the format lacks."""
         return FRACTION - self.format.fraction_bits
 
     def _narrowed(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
-        """A size, int32 as FP32 has it, on the grid of a format whose numbers are all normal in FP32."""
+        """Round a size, given as the int32 bits of FP32, to a format whose numbers are all normal in FP32."""
         exponent = tf.maximum(tf.bitwise.bitwise_and(size, EXPONENT), (BIAS + self.format.least_exponent) << FRACTION)
-        beyond = (BIAS + self.format.top_exponent + 1) << FRACTION  # or steps and shifters would overflow themselves
+        beyond = (BIAS + self.format.top_exponent + 1) << FRACTION  # otherwise steps and shifters would overflow
         exponent, x = tf.minimum(exponent, beyond), tf.bitcast(size, tf.float32)
         if uniform is None:
-            # FP32's own rounding, beside a number so large that its last place is the format's: 2^(exponent + dropped)
+            # Let FP32 round: add a number so large, 2^(exponent + dropped), that its last place is the format's.
             shifter = tf.bitcast(exponent + (self._dropped << FRACTION), tf.float32)
             return (x + shifter) - shifter
         step = tf.bitcast(exponent - (self.format.fraction_bits << FRACTION), tf.float32)
@@ -96,7 +96,7 @@ class Rounding:
         return tf.where_v2(y > self.format.largest, self.beyond, y)
 
     def _shortened(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
-        """A size, int32 as FP32 has it, with a shorter fraction, by whole numbers alone; NaN stays."""
+        """Round a size, given as the int32 bits of FP32, to a shorter fraction with integers only; NaN stays."""
         unit = 1 << self._dropped
         largest, beyond = (int(np.float32(number).view(np.int32)) for number in (self.format.largest, self.beyond))
         rest = tf.bitwise.bitwise_and(size, unit - 1)
@@ -111,8 +111,8 @@ class Rounding:
 
 
 def _uniform(x: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
-    """float32 in [0, 1) for each element, which decides between its neighbours on the grid."""
-    # a sample's elements are counted from 0, so that a micro-batch may be any part of a batch
+    """Return float32 in [0, 1) for each element, which chooses between its two neighbours in the format."""
+    # elements are counted within their sample, so results do not depend on how a batch is split into micro-batches
     own = x.shape[1:] if noise.shape.rank else x.shape
     place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int32), [*([1] if noise.shape.rank else []), *own])
     return draws.uniform_of_words(draws.bits(salt, noise), place)
@@ -127,7 +127,7 @@ def _compiled(rounding: Rounding, salt: int) -> TensorFunction:
 
 
 def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), salt: int = FORWARD) -> tf.Tensor:
-    """x on the grid, as `rounding` itself gives it, in one pass: by the native kernel, or compiled by XLA."""
+    """Return x rounded, the same as `rounding` returns, in one pass: by the native kernel, or compiled by XLA."""
     kernels = library.load_for(x)
     if kernels is None:
         return _compiled(rounding, salt)(x, *noise)
@@ -135,14 +135,14 @@ def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (),
 
 
 def kernel_attributes(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
-    """The arguments of a native kernel's operation that say how it rounds its results; the noise is [batch, 1, ...]."""
+    """Return the arguments of a native operation that describe how it rounds its results; the noise is [batch, 1, ...]."""
     if rounding is None:
         return {"rounding": "none", "noise": ()}
     return {"rounding": "random" if noise else "nearest", "noise": noise, **_attributes(rounding)}
 
 
 def _attributes(rounding: Rounding) -> dict[str, Any]:
-    """Return a format and its overflow as native kernels' operations name them."""
+    """Return a format and its overflow as attributes of native operations."""
     return {
         "fraction_bits": rounding.format.fraction_bits,
         "least_exponent": rounding.format.least_exponent,
@@ -155,8 +155,8 @@ def _attributes(rounding: Rounding) -> dict[str, Any]:
 def value_and_gradient_rounded(
     x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
 ) -> tf.Tensor:
-    """x on the grid; so is the gradient that is handed on, unless `needs_rounding`, asked in the backward pass, says that
-    the incoming gradient is on that grid already."""
+    """Round x, and round its gradient in the backward pass. `needs_rounding` is called in the backward pass; if it returns
+    False, the incoming gradient is already rounded."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
@@ -166,17 +166,19 @@ def value_and_gradient_rounded(
 
 
 def value_rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """x on the grid; the gradient is handed on as it is, as if nothing had been rounded."""
+    """Round x; its gradient passes unchanged, as if nothing had been rounded."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
     return by_rule(kind, lambda x: rounded(x, rounding, noise), x, rule=lambda dy: dy)
 
 
 def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """The power of two by which numbers of this size are multiplied before they are rounded: the largest one after which
-    numbers twice as large still fit, so that `largest` comes to between a quarter and a half of the format's largest number.
-    1 for 0, for a subnormal number of FP32, and for what is not finite."""
+    """Return the power of two by which numbers of this size are multiplied before rounding.
+
+    `largest` is scaled to between a quarter and a half of the format's largest number, so numbers twice as large still fit.
+    The factor is 1 for 0, for subnormal FP32 numbers, and for values that are not finite.
+    """
     bits = tf.bitcast(largest, tf.int32)
-    # the shift rounds down: one octave less where the fraction is longer than that of the format's largest number
+    # the shift rounds down: one octave less if the fraction is longer than that of the format's largest number
     octaves = tf.bitwise.right_shift(_bits_of(number_format.largest) - bits, FRACTION)
     exponent = tf.clip_by_value(octaves - 1, -MOST_MOVED, MOST_MOVED)
     usual = tf.logical_and(bits >= 1 << FRACTION, bits < EXPONENT)
@@ -196,7 +198,7 @@ def _scaled(rounding: Rounding, salt: int) -> TensorFunction:
 def scaled_value_rounded(
     x: tf.Tensor, factor: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    """As `value_rounded`, on the grid of numbers that are multiplied by a power of two."""
+    """Like `value_rounded`, but numbers are rounded after multiplication by a power of two, and divided by it again."""
     scaled = _scaled(rounding, FORWARD)
     return by_rule("PartitionedCall", lambda x: scaled(x, factor, *noise), x, rule=lambda dy: dy)
 
@@ -204,7 +206,7 @@ def scaled_value_rounded(
 def scaled_gradient_rounded(
     x: tf.Tensor, factor: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    """x as it is; the gradient that is handed on is on the grid of numbers that are multiplied by a power of two."""
+    """Return x; its gradient is rounded after multiplication by a power of two, and divided by it again."""
     scaled = _scaled(rounding, BACKWARD)
     return by_rule("Identity", tf.identity, x, rule=lambda dy: scaled(dy, factor, *noise))
 
@@ -212,7 +214,7 @@ def scaled_gradient_rounded(
 def gradient_rounded(
     x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
 ) -> tf.Tensor:
-    """x as it is; the gradient that is handed on is on the grid, as `value_and_gradient_rounded` has it."""
+    """Return x; its gradient is rounded as in `value_and_gradient_rounded`."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
         return rounded(dy, rounding, noise, BACKWARD) if needs_rounding() else dy
@@ -221,7 +223,7 @@ def gradient_rounded(
 
 
 def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
+    """Return the mean over the pixels in FP32, [batch, 1, 1, channels]. All pixels get the same rounded gradient."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
         return tf.broadcast_to(rounded(dy / (x.shape[1] * x.shape[2]), rounding, noise, BACKWARD), tf.shape(x))
@@ -241,12 +243,11 @@ def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> TensorFuncti
 def add_rounded(
     total: tf.Tensor, x: tf.Tensor, count: int, of_x: Rounding | None, of_sum: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    """total + x / count, where x comes onto one grid, and its share and the sum onto another, one after another; of any
-    shape."""
+    """Return total + x / count, for any shape. x is rounded with `of_x`; then its share, and then the sum, with `of_sum`."""
     flat = (tf.reshape(each, [-1]) for each in (total, x))
     return tf.reshape(_adding(of_x, of_sum, count)(*flat, *noise), total.shape)
 
 
 def round_without_gradient(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """x on the grid, of any shape; nothing is differentiated."""
+    """Return x rounded, for any shape, without a gradient."""
     return tf.reshape(rounded(tf.reshape(x, [-1]), rounding, noise), x.shape)

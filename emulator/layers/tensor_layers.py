@@ -1,7 +1,7 @@
-"""The vocabulary as TensorFlow operations: the reader that trains.
+"""The layer vocabulary as TensorFlow operations, for training.
 
-Weights come in as tensors by name, so that the caller decides how they are stored, cast and differentiated;
-this module creates no variable. Random draws are keyed by (seed, layer, sample position).
+Weights are passed in as tensors by name, so the caller decides how they are stored, cast and differentiated. No variables
+are created here. Random draws are keyed by (seed, layer, sample position).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from Models._norms import BatchNorm, GroupNorm, NoNorm, Norm
 
 
 def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Initial values as a function of (seed, name)."""
+    """Return a variable's initial value, a function of (seed, name)."""
     if variable.proxy:
         return proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
     if not isinstance(variable.initial, Initial):
@@ -36,22 +36,22 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
         limit = math.sqrt(3.0) * deviation
         values = tf.random.stateless_uniform(variable.shape, key, -limit, limit)
     else:
-        # a normal cut at two deviations has 0.8796 of the uncut one's deviation
+        # a normal distribution truncated at two deviations has 0.8796 times the deviation of the full one
         values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
     return tf.cast(values, dtype)
 
 
 class _LocalNorm(NamedTuple):
-    """A batch norm by the native kernel."""
+    """A batch norm computed by the native kernel."""
 
-    arguments: tuple[Any, ...]  # x, gamma, beta, parts and epsilon
+    arguments: tuple[Any, ...]  # x, gamma, beta, parts, epsilon
     moments: tuple[str, ...]  # their names
 
 
 class TensorLayers(Layers):
-    """The vocabulary on tensors [batch, height, width, channels]."""
+    """The layer vocabulary on tensors [batch, height, width, channels]."""
 
-    _any_operands = True  # other FP32 numbers than its operands may be multiplied for a convolution
+    _any_operands = True  # a convolution may multiply other FP32 numbers than its operands
 
     def __init__(
         self,
@@ -66,12 +66,16 @@ class TensorLayers(Layers):
         product_dtype: tf.DType | None = None,
         frozen: Collection[str] = (),
     ) -> None:
-        """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
-        endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
-        the batch whose batch-norm statistics are kept apart. `watch` counts the gradients that arrive. `sync_mean`: the
-        mean of a tensor over the processes whose batch-norm statistics are one. `product_dtype`: in which
-        convolutions and matrix products are carried out, if not in the weights'. `frozen`: names of moving statistics that
-        their norms use in training too. Results have the dtype of the weights."""
+        """Results have the dtype of the weights.
+
+        * `weights`: every variable's value by full name
+        * `positions`: int64 [batch], each sample's place in the endless training order; keys its draws, in training only
+        * `norm_parts`: equal parts of the batch with separate batch-norm statistics
+        * `watch`: counts the gradients that arrive
+        * `sync_mean`: mean of a tensor over the processes that share batch-norm statistics
+        * `product_dtype`: dtype of convolutions and matrix products, if not that of the weights
+        * `frozen`: names of moving statistics that their norms use in training too
+        """
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> its value on this micro-batch
         self._weights = weights
@@ -83,13 +87,13 @@ class TensorLayers(Layers):
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
         self._frozen = frozen
-        # batch norms that nothing follows yet, and sums of one and something else, by their results' references
+        # batch norms whose result nothing has read yet, and sums of one and a shortcut, by reference of the result
         self._linear_norms: dict[Any, _LocalNorm] = {}
         self._sums: dict[Any, tuple[_LocalNorm, tf.Tensor]] = {}
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
-        """Return a layer's input; subclasses round or check the gradient that the layer hands back for it.
-        `gradient_on_grid`: that gradient is on the compute format's grid if the one that arrives at the layer is."""
+        """Return a layer's input. Subclasses round or check the gradient that the layer returns for it. `gradient_on_grid`:
+        that gradient is in the compute format if the gradient that arrives at the layer is."""
         return x
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
@@ -97,15 +101,15 @@ class TensorLayers(Layers):
         return x
 
     def _round_operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
-        """Return what the layer with that kernel multiplies with it; subclasses round it."""
+        """Return the operand that the layer with that kernel multiplies; subclasses round it."""
         return x
 
     def _round_product_gradient(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
-        """Return the product with a kernel; subclasses round the gradient that is multiplied backward."""
+        """Return the product with a kernel; subclasses round the gradient that is multiplied in the backward pass."""
         return y
 
     def _factors(self, weights: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return weights and activations in the dtype in which they are multiplied."""
+        """Return weights and activations in the dtype of products."""
         dtype = self._product_dtype or x.dtype
         return tf.cast(weights, dtype), tf.cast(x, dtype)
 
@@ -114,7 +118,7 @@ class TensorLayers(Layers):
         return tf.cast(y, tf.float32) if self._product_dtype else y
 
     def _alias_gradient(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-        """Return `new`, which takes the place of `old`; subclasses that keep records by tensor carry them over."""
+        """Return `new`, which replaces `old`; subclasses copy their records of `old` to it."""
         return new
 
     def channels(self, x: tf.Tensor) -> int:
@@ -150,7 +154,7 @@ class TensorLayers(Layers):
         return self._result(tf.nn.bias_add(self._layer_input(x, gradient_on_grid=True), bias))
 
     def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
-        """A layer's result, the gradients that arrive at it counted."""
+        """Return a layer's result; the gradients that arrive at it are counted."""
         return y if self._watch is None else self._alias_gradient(self._watch.watch_gradient(y, self.path(kind)), y)
 
     def norm(
@@ -176,7 +180,6 @@ class TensorLayers(Layers):
         return group_norm.group_norm(self._layer_input(x, gradient_on_grid=True), gamma, beta, norm, activation)
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
-        """Batch norm and an activation."""
         x = self._layer_input(x)
         if not self._uses_batch_statistics():
             moving = tuple(self._weights[self.path(name)] for name in MOMENTS)
@@ -200,11 +203,11 @@ class TensorLayers(Layers):
         return y if activated else self._activation(y, activation)
 
     def _uses_batch_statistics(self) -> bool:
-        """Return whether this batch norm normalises with the statistics of the batch, not with its moving ones."""
+        """Return whether this batch norm uses the statistics of the batch, not its moving ones."""
         return self._training and self.path(MOMENTS[0]) not in self._frozen
 
     def _with_statistics(self, normed: batch_norm.Normed) -> tf.Tensor:
-        """Return the values of a batch norm, whose moments become the micro-batch's statistics."""
+        """Return the values of a batch norm, and record its moments as the micro-batch's statistics."""
         self.statistics |= dict(zip(map(self.path, MOMENTS), (normed.mean, normed.variance)))
         return normed.y
 
@@ -223,7 +226,7 @@ class TensorLayers(Layers):
         x = self._layer_input(x, gradient_on_grid=True)
         if x.ref() not in self._sums:
             return tf.nn.relu(x)
-        # one operation in place of three, which are not run, as nothing reads them
+        # One operation replaces three. Nothing reads the results of those, so they are not run.
         norm, shortcut = self._sums[x.ref()]
         y, *moments = batch_norm.native_batch_norm(*norm.arguments, activations.RELU, shortcuts=(shortcut,))
         self.statistics |= dict(zip(norm.moments, moments))
@@ -242,7 +245,7 @@ class TensorLayers(Layers):
         x, y = (self._layer_input(each, gradient_on_grid=True) for each in (x, y))
         total = self._result(x + y)
         for normed, shortcut in ((y, x), (x, y)):
-            # a norm that something else reads has one gradient for the sum of all that arrive
+            # if the norm has other readers too, its gradient is the sum of theirs
             alone = normed.ref() in self._linear_norms and len(normed.consumers()) == 1
             if alone and normed.shape == shortcut.shape:
                 self._sums[total.ref()] = self._linear_norms[normed.ref()], shortcut
@@ -270,7 +273,7 @@ class TensorLayers(Layers):
         return tf.pad(x, [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def _every(self, x: tf.Tensor, stride: int) -> tf.Tensor:
-        """Return every `stride`-th pixel, both ways."""
+        """Return every `stride`-th pixel in both directions."""
         return convolutions.subsample(x, stride)
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
@@ -301,11 +304,11 @@ class TensorLayers(Layers):
         return self._result(self._layer_input(x) * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
-MOMENTS = "moving_mean", "moving_variance"  # of batch norm
-# the method of each kind of norm, which does the activation after the norm too; by name, so that a subclass' own is called
+MOMENTS = "moving_mean", "moving_variance"  # variables of batch norm
+# Method for each kind of norm, which also computes the activation after it; by name, so that subclasses can override it.
 NORMS = {GroupNorm: "_group_norm", BatchNorm: "_batch_norm"}
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
-    """[batch, all of a sample's numbers]."""
+    """Return [batch, all numbers of a sample]."""
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])

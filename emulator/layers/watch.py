@@ -1,4 +1,4 @@
-"""Counts the gradients that narrow formats lose, and changes no bit."""
+"""Counts gradients that narrow formats lose, without changing any bit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from emulator.plan.number_formats import Format
 class WatchedLayers(NamedTuple):
     """The layers whose incoming gradients are counted, by path.
 
-    `formats`: the narrow formats that each gradient is rounded to. `exact_zero_is_underflow`: layers before a norm, and the
-    last one, where a gradient of exactly 0 can be an underflow only; elsewhere zeros are not counted.
+    `formats`: the narrow formats that each gradient is rounded to. `exact_zero_is_underflow`: layers before a norm and the
+    last layer, where a gradient of exactly 0 must be an underflow. Zeros elsewhere are not counted.
     """
 
     formats: Mapping[str, Sequence[Format]]
@@ -23,11 +23,11 @@ class WatchedLayers(NamedTuple):
 
 
 class GradientWatch:
-    """Counts, in one backward pass, the gradients that arrive at the results of convolutions and dense layers
-    and that become 0 in their formats, or that overflow: of the first picture, as a sample."""
+    """Counts the gradients of one backward pass that become 0 or overflow in their formats. Gradients at the results of
+    convolutions and dense layers are counted, for the first image only, as a sample."""
 
     def __init__(self, watched: WatchedLayers, with_largest: bool = False) -> None:
-        """`with_largest`: of all pictures, the largest gradient is wanted too."""
+        """`with_largest`: also find the largest gradient, over all images."""
         self.with_largest = with_largest
         self.names = tuple(watched.formats)
         self._watched = watched
@@ -36,13 +36,13 @@ class GradientWatch:
         self._operand_amax: dict[tuple[int, int], tf.Tensor] = {}
 
     def watch_gradient(self, x: tf.Tensor, name: str) -> tf.Tensor:
-        """x, the gradient that arrives at it counted."""
+        """Return x; the gradient that arrives at it is counted."""
         if name not in self.names:
             return x
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             size, formats = tf.abs(dy[:1]), self._watched.formats[name]
-            most_lost = max(each.smallest for each in formats) / 2  # to the nearest, ties to 0
+            most_lost = max(each.smallest for each in formats) / 2  # half of the smallest number rounds to 0
             zeros = size <= most_lost if name in self._watched.exact_zero_is_underflow else tf.zeros_like(size, tf.bool)
             beyond = tf.logical_not(size < min(each.overflow for each in formats))
             if self.with_largest:
@@ -57,7 +57,7 @@ class GradientWatch:
         self._operand_amax[kernel_index, kind] = tf.reduce_max(tf.abs(x))
 
     def record_gradient_amax(self, kernel_index: int, y: tf.Tensor) -> tf.Tensor:
-        """Return y; the amax of the gradient that arrives at it is recorded."""
+        """Return x; the amax of the gradient that arrives at it is recorded."""
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             self.record_operand_amax(kernel_index, 1, dy)
@@ -66,7 +66,7 @@ class GradientWatch:
         return by_rule("Identity", tf.identity, y, rule=gradient)
 
     def operand_amax(self, kernels: int) -> tf.Tensor:
-        """Return float32 [kernels, 2], the amax of each operand; after the backward pass."""
+        """Return the amax of each operand, float32 [kernels, 2]. Call it after the backward pass."""
         amax = [
             [self._operand_amax.get((kernel_index, kind), tf.zeros([])) for kind in (0, 1)]
             for kernel_index in range(kernels)
@@ -74,9 +74,9 @@ class GradientWatch:
         return tf.stack([tf.stack(each) for each in amax])
 
     def largest_gradient(self) -> tf.Tensor:
-        """float32 []: the largest gradient that arrived at any of the layers; after the backward pass."""
+        """Return the largest gradient that arrived at any of the layers, float32 []. Call it after the backward pass."""
         return tf.reduce_max(tf.stack([tf.zeros([]), *self._largest.values()]))
 
     def lost_shares(self) -> tf.Tensor:
-        """float32 [layers, 2]: the shares that underflowed and that overflowed; after the backward pass."""
+        """Return the fractions that underflowed and overflowed, float32 [layers, 2]. Call it after the backward pass."""
         return tf.stack([self._shares.get(name, tf.zeros([2])) for name in self.names])
