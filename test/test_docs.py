@@ -144,8 +144,8 @@ def anchors(text: str) -> set[str]:
 
 def test_the_first_page_is_short_and_leads_to_every_other_one():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 110
-    listed = re.findall(r"^\| \[([\w.-]+)\]\(docs/\1\) \|", text, re.M)
+    assert len(text.splitlines()) <= 100
+    listed = re.findall(r"^\| .* \| \[([\w.-]+)\]\(docs/\1\) \|$", text, re.M)
     assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
     pictures = {link for page in PAGES for link in re.findall(r"!\[[^\]]+\]\((?:docs/)?([\w.-]+\.svg)\)", page.read_text())}
     assert pictures == {path.name for path in DOCS.glob("*.svg")}
@@ -191,7 +191,7 @@ def test_commands_of_an_installation_are_accepted(page):
 
 def test_pages_hold_commands():
     """So that the test before this one looks at something."""
-    assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 40
+    assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 35
 
 
 def test_the_drawn_schedule_is_what_a_dry_run_prints():
