@@ -21,7 +21,7 @@ from emulator.native import library
 
 _NATIVE_GROUP = 16  # input and output channels.
 _SMALL_GROUPS = (4, 8)  # channels of groups that are joined; for fewer, most of the work would be zeros.
-_NATIVE_FILTERS = 16  # an ungrouped convolution needs a multiple of this
+_NATIVE_FILTERS = 16  # an ungrouped convolution needs a multiple of this.
 _NATIVE_DEPTHWISE = (3, 5)  # side of a kernel in pixels
 _LEVEL_CHANNELS = range(16, 64)  # input channels for which oneDNN is as fast
 _WINOGRAD_CHANNELS = 16  # input and output channels of a group must be multiples of this

@@ -1,7 +1,7 @@
 """The passes of one weight update: the device loop over them, and the sums of their results.
 
-Results are accumulated in the order of the passes, however many are in flight, so that every plan of one instance computes
-the same bits.
+Results are added in the order of the passes, however many are in flight, so every plan of one instance computes the same
+bits.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
 from emulator.program.training_spec import TrainingSpec
 
-REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results that are reduced by their maximum, not their mean
-RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
+REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results reduced by maximum, not by mean
+RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # values of the stop flag
 
 
 @dataclass(frozen=True)
 class AccumulationLoop:
-    """The loop of one weight update over its passes, in the graph of a host step."""
+    """The loop over the passes of one weight update, in the graph of a host step."""
 
     training: TrainingSpec
     policy: PrecisionPolicy
     next_features: NextFeatures
     order: StageOrder
     stop: tf.Variable
-    loss_scale: LossScale  # of this update
+    loss_scale: LossScale  # this update's
 
     def run(self, weights: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the number of passes done, and by name the means over them of loss, accuracy, gradients and batch
-        statistics, and the maxima of `REDUCED_BY_MAX`."""
+        """Return the number of passes done and the results by name: means over the passes of loss, accuracy, gradients and
+        batch statistics, and maxima for `REDUCED_BY_MAX`."""
         training, plan = self.training, self.training.plan
         network = PassNetwork(
             stages=stage_blocks(plan, training.segments, training.trained_by_segment()),
@@ -63,7 +63,7 @@ class AccumulationLoop:
             with tf.control_dependencies([pass_index]):
                 features = dict(self.next_features(step, pass_index))
                 features["image"] = self.policy.cast_input(features["image"])
-            # the next pass's counter waits for this fetch: passes in flight would fetch in any order otherwise
+            # the next pass waits for this fetch; otherwise passes in flight would fetch in any order
             with tf.control_dependencies([features["label"]]):
                 next_pass = pass_index + 1
             cells = Cells(self.order, pass_index, tokens)
@@ -94,7 +94,7 @@ class AccumulationLoop:
 
         def continues(pass_index: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([pass_index]):
-                if self._sync_mean:  # every pass waits for those of other instances: none may be left out here alone
+                if self._sync_mean:  # every pass waits for other instances, so none may be skipped here alone
                     return pass_index < plan.passes_per_update
                 return tf.logical_and(pass_index < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
 
@@ -111,17 +111,17 @@ class AccumulationLoop:
         return lambda x: training.group.mean(x, training.plan.batch_norm_group)
 
     def _error_label(self, name: str) -> str:
-        """Return a name of a pass's result for an error."""
+        """Return the name of a pass's result for an error message."""
         if name in (LOSS, ACCURACY, LOST_GRADIENTS, *REDUCED_BY_MAX):
             return f"the {name}"
         return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
 
     def _cast_if_gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """Return a gradient in its format; loss, accuracy and statistics as they are."""
+        """Return a gradient in its format; loss, accuracy and statistics unchanged."""
         return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
     def _accumulate(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """Return the sum over the passes so far, or the maximum."""
+        """Return the sum, or the maximum, over the passes so far."""
         if name in REDUCED_BY_MAX:
             return tf.maximum(total, tf.cast(result, total.dtype))
         if name not in self.training.trained_names:
@@ -129,7 +129,7 @@ class AccumulationLoop:
         return self.policy.accumulate_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
 
     def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
-        """Return the mean over the passes of an update, from their sum; a maximum as it is."""
+        """Return the mean over the passes of an update from their sum; a maximum unchanged."""
         if name in REDUCED_BY_MAX:
             return total
         passes = self.training.plan.passes_per_update

@@ -1,12 +1,12 @@
-"""The order of the cells on every stage, held inside the device loop, and the times at which they ran.
+"""Keeps the schedule's order of cells on every stage inside the device loop, and records when cells ran.
 
-A cell carries out one `Action` of the schedule: a stage's forward or backward work on one pass. Passes are iterations of one
-loop and overlap as far as their data lets them; control dependencies and semaphores impose the schedule's order on each
-stage. Cells of one kind run in the order of the passes on each stage, by a token that the loop carries. Between the kinds a
-pair of semaphores per stage counts: a forward acquires one permit for each backward that the schedule places between it and
-the forward before it, and vice versa (`schedules.waits`).
+A cell is one `Action` of the schedule: a stage's forward or backward work on one pass. Passes are iterations of one loop and
+overlap as far as their data allows. Control dependencies and semaphores impose the schedule's order on each stage. Cells of
+one kind run in the order of the passes, because the loop carries a token between them. A pair of semaphores per stage
+orders forwards and backwards. A forward acquires one permit for each backward that the schedule places between it and the
+previous forward, and vice versa (`schedules.waits`).
 
-For example, stage 0 of 2 in 1F1B with four passes carries out 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3:
+For example, stage 0 of 2 in 1F1B with four passes runs 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3:
 
     cell  waits for tokens and data  acquires permits of  releases a permit to
     0F0   -                          -                    0B0
@@ -33,10 +33,10 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"
 UNLIMITED = -1  # capacity of a queue
-MAX_RECORDED = 1 << 24  # cells of one recorded host step, at most
+MAX_RECORDED = 1 << 24  # most cells of one recorded host step
 
 Token = tf.Tensor
-Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backward and of its last forward
+Tokens = tuple[tuple[Token, ...], ...]  # per stage: tokens of its last backward and of its last forward
 
 
 class CellSemaphore:
@@ -44,15 +44,15 @@ class CellSemaphore:
     cells of the other kind acquire permits."""
 
     def __init__(self, name: str, waits: Sequence[int], max_in_flight: int) -> None:
-        """`waits`: by pass, the permits that the cell of the other kind acquires; `max_in_flight`: the stage's limit of
-        passes in flight, and the permits that an abort releases."""
+        """`waits`: for each pass, the permits that the cell of the other kind acquires. `max_in_flight`: the stage's limit
+        of passes in flight, and the number of permits that an abort releases."""
         self._permits_needed, self._permits_in_total = np.asarray(waits, np.int32), sum(waits)
         self._max_in_flight = max_in_flight
         self._queue = tf.FIFOQueue(UNLIMITED, [tf.int32], [[]], name=name)
 
     def release(self, pass_index: tf.Tensor) -> tf.Operation:
-        """Release one permit after the cell of a pass. The last ones, which no cell acquires, are not released: the next
-        update would find them."""
+        """Release one permit after the cell of a pass. The last ones, which no cell acquires, are not released, because the
+        next update would find them."""
         return self._queue.enqueue_many([tf.zeros([tf.cast(pass_index < self._permits_in_total, tf.int32)], tf.int32)])
 
     def acquire(self, pass_index: tf.Tensor) -> tf.Tensor:
@@ -65,7 +65,7 @@ class CellSemaphore:
 
 
 class StageOrder:
-    """The order of all stages across passes: the semaphores, and the record of cells, if one is kept."""
+    """The order of all stages across passes: the semaphores, and the record of cells if recording is on."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
@@ -79,11 +79,11 @@ class StageOrder:
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(MAX_RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
-            self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
+            self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # whether to record this host step
 
     def _stage_semaphores(self, stage: int, waits: schedules.Waits) -> dict[str, CellSemaphore]:
-        """Return a stage's semaphores, by the kind of cell that releases them. With one forward
-        per backward the data dependency gives the order, and the second semaphore is not needed."""
+        """Return a stage's semaphores, by the kind of cell that releases them. With one forward per backward, the data
+        dependency gives the order, and the second semaphore is not needed."""
         max_in_flight, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
         with tf.device(device if device.startswith("/cpu") else HOST):
             semaphores = {BACKWARD: CellSemaphore(f"backwards_{stage}", waits.forward, max_in_flight)}
@@ -92,7 +92,7 @@ class StageOrder:
         return semaphores
 
     def first_tokens(self) -> Tokens:
-        """Return the tokens for the loop's first pass. Empty for plans without overlap, where the while loop itself keeps
+        """Return the tokens for the loop's first pass. Plans without overlap need none, because the while loop itself keeps
         the order."""
         return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
 
@@ -101,7 +101,7 @@ class StageOrder:
         return [each.release_all() for semaphores in self._semaphores for each in semaphores.values()]
 
     def semaphore_of(self, stage: int, kind: str) -> CellSemaphore | None:
-        """Return the semaphore that the stage's cells of a kind release; None where data dependencies give the order."""
+        """Return the semaphore that the stage's cells of a kind release; None if data dependencies give the order."""
         return self._semaphores[stage].get(kind)
 
     @property
@@ -110,7 +110,7 @@ class StageOrder:
         return self._record is not None
 
     def record(self, cell: Sequence[tf.Tensor | int]) -> tf.Tensor:
-        """Keep stage, kind, pass, begin and end of a cell."""
+        """Record stage, kind, pass, begin and end of a cell."""
 
         def keep() -> tf.Tensor:
             with tf.control_dependencies([self._record.enqueue(cell)]):
@@ -121,7 +121,8 @@ class StageOrder:
 
 
 class Cells:
-    """The cells of one pass: `begin` holds a tensor back until the cell may run, `end` says that its results exist."""
+    """The cells of one pass. `begin` delays a tensor until the cell may run; `end` declares that the cell's results
+    exist."""
 
     def __init__(self, order: StageOrder, pass_index: tf.Tensor, tokens: Tokens) -> None:
         self._order = order
@@ -129,12 +130,12 @@ class Cells:
         self._previous = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        # permits and records, which the results of the pass wait for: without that, the backward of a stage with nothing
-        # to train would be pruned from the graph, and its permit with it
+        # Permits and records. The results of the pass must wait for them: otherwise the backward of a stage without trained
+        # variables would be pruned from the graph, and its permit with it.
         self.side_effects: list[tf.Tensor | tf.Operation] = []
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
-        """Return x once the stage's cell may begin."""
+        """Return x after the stage's cell may begin."""
         gates = self._gates(stage, kind, x)
         if not gates and not self._order.recording:
             return x
@@ -146,7 +147,7 @@ class Cells:
             return tf.identity(x)
 
     def end(self, stage: int, kind: str, x: tf.Tensor, others: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """Return x, the cell's output, once the cell is over: when x and `others` exist."""
+        """Return x, the cell's output, after the cell has ended: when x and `others` exist."""
         results = [x, *others]
         if self._order.recording:
             with tf.control_dependencies(results):
@@ -175,7 +176,7 @@ class Cells:
         )
 
     def _gates(self, stage: int, kind: str, x: tf.Tensor) -> list[tf.Tensor]:
-        """Return the tensors that the cell waits for besides its input."""
+        """Return the tensors that the cell waits for in addition to its input."""
         if not self._previous[stage]:
             return []
         backward, forward = self._previous[stage]
@@ -183,5 +184,5 @@ class Cells:
         awaited = self._order.semaphore_of(stage, BACKWARD if kind == FORWARD else FORWARD)
         if awaited is None:
             return [previous]
-        with tf.control_dependencies([x, previous]):  # in the order of the passes, or one would take another's permit
+        with tf.control_dependencies([x, previous]):  # in the order of the passes, otherwise one could take another's permit
             return [awaited.acquire(self._pass_index)]

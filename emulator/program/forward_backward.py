@@ -1,8 +1,8 @@
-"""A pass of the network: one micro-batch or several, forward and backward through the stages, each on its device.
+"""A pass of the network: one or several micro-batches, forward and backward through the stages, each on its device.
 
-Backward is an explicit chain over blocks of segments: with recomputation a block keeps its input only
-and runs forward again when its output's gradient arrives, with the same draws. Gradients cross from block to block
-through the tensor at the boundary alone, whatever the plan, so that every plan computes the same bits.
+Backward goes block by block; a block is one or more segments. With recomputation, a block keeps only its input and runs
+forward again, with the same draws, when the gradient of its output arrives. Whatever the plan, gradients cross block
+boundaries only through the tensor at the boundary, so every plan computes the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AMAX = "operand amax"
 
 @dataclass(frozen=True)
 class Block:
-    """Segments that are differentiated together, and the trained variables they use."""
+    """Segments that are differentiated together, and their trained variables."""
 
     segments: list[Segment]
     variables: tuple[str, ...]
@@ -44,11 +44,11 @@ class PassNetwork:
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scale_loss: Callable[[tf.Tensor], tf.Tensor]
-    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
+    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # mean over the instances that share batch-norm statistics
     frozen: Collection[str] = ()  # moving statistics that their norms use in training too
 
     def needs_input_gradient(self, stage: int, block: int) -> bool:
-        """Return whether the gradient of a block's input is needed: something before the block is trained."""
+        """Return whether the gradient of a block's input is needed, because something before the block is trained."""
         before = [each for blocks in self.stages[:stage] for each in blocks] + list(self.stages[stage][:block])
         return any(each.variables for each in before)
 
@@ -56,8 +56,8 @@ class PassNetwork:
 def stage_blocks(
     plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
 ) -> tuple[tuple[Block, ...], ...]:
-    """Return each stage's blocks: with recomputation its segments one by one, otherwise all in one. `variables`: the trained
-    ones of each segment."""
+    """Return each stage's blocks: one for each segment with recomputation, otherwise one for the stage. `variables`: the
+    trained variables of each segment."""
     named = {segment.name: segment for segment in segments}
 
     def block(names: tuple[str, ...]) -> Block:
@@ -70,7 +70,7 @@ def stage_blocks(
 
 @dataclass
 class _Pass:
-    """The graph of one pass while it is built: the inputs and outputs of its blocks, and their batch statistics."""
+    """The graph of one pass under construction: inputs and outputs of its blocks, and their batch statistics."""
 
     network: PassNetwork
     weights: Mapping[str, tf.Tensor]
@@ -101,8 +101,11 @@ class _Pass:
         return x, stage_statistics
 
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the gradients of the stage's input and of its trained variables. The network's last block has kept its
-        activations; with recomputation the others run forward again. Backward stops at the earliest trained block."""
+        """Return the gradients of the stage's input and of its trained variables.
+
+        With recomputation, all blocks except the network's last run forward again; the last still has its activations.
+        Backward stops at the first trained block.
+        """
         variable_gradients: dict[str, tf.Tensor] = {}
         network = self.network
         last = (len(network.stages) - 1, len(network.stages[-1]) - 1)
@@ -113,7 +116,7 @@ class _Pass:
             x, y = self.inputs[stage, b], self.outputs[stage, b]
             if network.plan.options.enable_recomputation and (stage, b) != last:
                 x = _after(x, (dy,))
-                y, _ = self.run(block, x)  # its statistics have been counted
+                y, _ = self.run(block, x)  # its statistics were counted before
             dxs = gradients(y, [self.weights[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
             variable_gradients |= dict(zip(block.variables, dxs))
             dy = dxs[-1] if needs_input_gradient else dy
@@ -123,8 +126,8 @@ class _Pass:
 def run_pass(
     network: PassNetwork, weights: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
-    """Return by name the loss, accuracy, gradients and batch statistics of one pass, and the monitors of its numbers:
-    gradients lost to the format, the largest gradient, the amax of scaled operands."""
+    """Return, by name, the loss, accuracy, gradients and batch statistics of one pass, and the monitors of its numbers:
+    gradients lost in their format, the largest gradient, the amax of scaled operands."""
     plan = network.plan
     current_pass = _Pass(network, weights, plan.random_position(features["position"]), watch)
     x, variable_gradients = features["image"], {}
@@ -136,7 +139,8 @@ def run_pass(
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
-        # each micro-batch's gradients are of its own mean: as large as in a pass without others, or formats would lose more
+        # Each micro-batch's gradients are those of its own mean, as large as in a pass of one micro-batch. Otherwise formats
+        # would lose more of them.
         (dy,) = gradients(network.scale_loss(loss * plan.micro_batches_per_pass), [logits])
         dy = network.policy.cast_loss_gradient(dy, current_pass.positions)
     for stage in reversed(range(len(network.stages))):
@@ -159,11 +163,11 @@ def run_pass(
 
 
 def _mean(total: tf.Tensor | None, micro_batches: int) -> tf.Tensor | None:
-    """Return the mean over a pass's micro-batches of the gradient of a variable, if there is one."""
+    """Return a variable's gradient as the mean over the pass's micro-batches; None without a gradient."""
     return total if total is None or micro_batches == 1 else total / micro_batches
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:
-    """Return x once `earlier` exist."""
+    """Return x after `earlier` exist."""
     with tf.control_dependencies(list(earlier)):
         return tf.identity(x)

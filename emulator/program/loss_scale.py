@@ -1,4 +1,4 @@
-"""The factor on the loss that keeps gradients within a narrow format, and the rules by which a run finds it (arXiv
+"""Loss scaling, which keeps gradients within the range of a narrow format, and rules for automatic scales (arXiv
 1710.03740)."""
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import tensorflow.compat.v1 as tf
 
 BACK_OFF, LARGEST = "back-off", "largest"  # rules of automatic loss scaling
 MIN_SCALE, MAX_SCALE = 2.0**-24, 2.0**40
-ROOM = 8.0  # between the largest gradient and its format's largest number, where the scale follows the largest
+ROOM = 8.0  # LARGEST keeps this factor between the largest gradient and its format's largest number
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The loss is multiplied by `factor`; the update undoes it in the rate or in the gradient.
+    """The loss is multiplied by `factor`; the update divides the learning rate or the gradient by it.
 
-    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the gradients before
-    the update, as do all where the scale changes. `rule`: by which the run finds the scale, beginning with this one; "" if
-    it keeps it. An update whose gradients overflow is skipped then. `period`: updates without overflow after which BACK_OFF
-    doubles the scale.
+    SGD and momentum are linear in the gradient, so the rate is divided once. Other rules divide the gradients before the
+    update, and so do all rules if the scale changes. `rule`: how the run adapts the scale, starting with `factor`; "" for a
+    fixed scale. With a rule, updates whose gradients overflow are skipped. `period`: updates without overflow after which
+    BACK_OFF doubles the scale.
     """
 
     factor: float | tf.Tensor
@@ -29,25 +29,25 @@ class LossScale:
     period: int = 2000
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate."""
+        """Return the loss to differentiate."""
         return loss * self.factor
 
     def adjusted_learning_rate(self, rate: tf.Tensor) -> tf.Tensor:
-        """The learning rate to update with."""
+        """Return the learning rate for the update."""
         return rate / self.factor if self.unscaled_by_learning_rate else rate
 
     @property
     def gradient_divisor(self) -> float | tf.Tensor:
-        """The number that makes the gradient to update with."""
+        """The divisor of the gradient for the update."""
         return 1.0 if self.unscaled_by_learning_rate else self.factor
 
     def first_state(self) -> tf.Tensor:
-        """float32 [3]: the scale, the updates since it was changed, and those that were skipped."""
+        """Return float32 [3]: the scale, updates since its last change, skipped updates."""
         return tf.stack([tf.constant(self.factor, tf.float32), 0.0, 0.0])
 
     def next_state(self, state: tf.Tensor, finite: tf.Tensor, largest: tf.Tensor, limit: float) -> tf.Tensor:
-        """The state after an update whose gradients are `finite`, or not. `largest`: the largest that arrived at a layer,
-        times the scale; `limit`: the least that overflows."""
+        """Return the state after an update. `finite`: whether its gradients are; `largest`: the largest gradient at a layer,
+        times the scale; `limit`: the least value that overflows."""
         scale, since, skipped = tf.unstack(state)
         if self.rule == BACK_OFF:
             factor = tf.where_v2(since + 1 >= self.period, 2.0, 1.0)

@@ -1,7 +1,7 @@
-"""A program as TensorFlow runs it: its graph, optimised, and the names of the tensors that are fed and fetched.
+"""A program as TensorFlow runs it: its optimised graph, and the names of the tensors that are fed and fetched.
 
-Values that differ from run to run are not in it, so that one serves them all. A key that is drawn from the run's seed has a
-placeholder, which gets the key when the graph is loaded; the data set is built beside it, and found by the infeed's name.
+Values that differ between runs are not part of it, so one program serves all runs. A key drawn from the run's seed is a
+placeholder, which is set when the graph is loaded. The data set is built separately and found by the infeed's name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from tensorflow.python.grappler import tf_optimizer
 
 from base import draws
 
-GRAPH, NAMES = "graph.pb", "names.json"  # of its files
+GRAPH, NAMES = "graph.pb", "names.json"  # names of its files
 
 
 @dataclass(frozen=True)
 class OptimisedGraph:
-    """`names`: in the graph, by their purpose. `metadata`: what else belongs to the program, as JSON. `keys`: the
-    names of the placeholders, by a key's purpose."""
+    """An optimised graph.
+
+    * `names`: in the graph, by purpose
+    * `metadata`: other data of the program, as JSON
+    * `keys`: names of the placeholders, by purpose of the key
+    """
 
     graph: bytes
     names: Mapping[str, Sequence[str]]
@@ -38,36 +42,36 @@ class OptimisedGraph:
 
     @classmethod
     def of(cls, files: Mapping[str, bytes]) -> OptimisedGraph:
-        """Return the graph from the files that `files` gave."""
+        """Return the graph from the files that `files` returned."""
         texts = json.loads(files[NAMES])
         return cls(files[GRAPH], texts["names"], texts["metadata"], texts["keys"])
 
 
 class CacheEntry(Protocol):
-    """A program's place in the program cache."""
+    """A program's entry in the program cache."""
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if XLA finds a kernel that it has compiled once in this process."""
+        """True if XLA finds kernels that it has compiled in this process before."""
 
     def load(self) -> OptimisedGraph | None:
-        """The optimised graph, if the entry has a whole one."""
+        """Return the optimised graph if the entry has a complete one."""
 
     def reject(self, error: Exception) -> None:
-        """Note that the graph that was loaded is of no use."""
+        """Record that the loaded graph cannot be used."""
 
     def save(self, optimised: OptimisedGraph) -> None:
         """Write the entry."""
 
     def ran(self) -> None:
-        """The program has run: XLA has compiled its parts."""
+        """Record that the program has run, so XLA has compiled its parts."""
 
 
 def optimise(
     graph: tf.Graph, config: tf.ConfigProto, names: Mapping[str, Sequence[str]], metadata: Mapping[str, Any],
     keys: Mapping[str, str],
 ) -> OptimisedGraph:  # fmt: skip
-    """The graph as a session of this configuration would optimise it, for all that `names` has; the rest is left out."""
+    """Return the graph as a session with this configuration would optimise it. Only what `names` needs is kept."""
     needed = sorted({name for several in names.values() for name in several})
     meta = tf.MetaGraphDef()
     meta.graph_def.CopyFrom(graph.as_graph_def())
@@ -76,13 +80,13 @@ def optimise(
     there = {node.name for node in definition.node}
     missing = [name for name in needed if name.split(":")[0] not in there]
     if missing:
-        raise RuntimeError(f"TensorFlow's optimisation left {missing[0]} out, which is asked for")
+        raise RuntimeError(f"TensorFlow's optimisation removed {missing[0]}, which is needed")
     keys = {purpose: name for purpose, name in keys.items() if name in there}
     return OptimisedGraph(definition.SerializeToString(), names, metadata, keys)
 
 
 def load(optimised: OptimisedGraph, seed: int) -> None:
-    """Put the graph into the present one, which has nothing of it yet."""
+    """Import the graph into the current one, which must contain nothing of it."""
     definition = tf.GraphDef()
     definition.ParseFromString(optimised.graph)
     purposes = {name: what for what, name in optimised.keys.items()}

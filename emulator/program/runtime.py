@@ -1,4 +1,4 @@
-"""The parts that all programs share: a graph with its infeed and variables, built or taken from the program cache, and the
+"""The common parts of all programs: a graph with its infeed and variables, built or taken from the program cache, and a
 session."""
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ INFEED = "infeed"
 
 @dataclass(frozen=True)
 class Stream:
-    """The source of the batches that a program takes: the samples of a pass in training, a micro-batch in validation.
+    """The source of a program's batches: the samples of a pass in training, a micro-batch in validation.
 
-    `features`: (seed, next element of the data set, updates done, pass of the update; in validation 0 and the number of the
-    micro-batch) -> {"image", "label", "position"} of the next batch, prepared on the device, beside whatever else the
-    loss needs. `dataset`: makes the data set on the host, in the present graph; without it the elements are empty.
+    * `features` prepares the next batch on the device: {"image", "label", "position"} and whatever else the loss needs. Arguments:
+      seed, next element of the data set, updates done, pass of the update (in validation: 0 and the number of the micro-batch).
+    * `dataset` creates the data set on the host, in the current graph. Without it, the elements are empty.
     """
 
     features: Callable[[Seed, Features, tf.Tensor, tf.Tensor], Features]
@@ -52,20 +52,20 @@ class Stream:
 
 
 class Infeed:
-    """A stream in a graph: the data set, and an iterator over it, found by its name from other graphs of the session."""
+    """A stream in a graph: the data set, and an iterator over it, which other graphs of the session find by its name."""
 
     def __init__(self, stream: Stream) -> None:
-        """Make the data set in the present graph."""
+        """Create the data set in the current graph."""
         self._stream, self._graph = stream, tf.get_default_graph()
-        self.rewind: list[tf.Operation] = []  # puts the iterator at the data set's first element, if there is one
+        self.rewind: list[tf.Operation] = []  # moves the iterator to the data set's first element, if there is a data set
         if stream.dataset:
-            # AutoGraph takes long to find that there is nothing to be rewritten in the functions of a data set
+            # AutoGraph would take long to find out that these functions need no conversion
             self._dataset = tf.autograph.experimental.do_not_convert(stream.dataset)()
             self._iterator = tf.data.make_initializable_iterator(self._dataset, shared_name=INFEED)
             self.rewind = [self._iterator.initializer]
 
     def features(self, seed: Seed) -> NextFeatures:
-        """Return the function that a host step takes its batches from, in the present graph."""
+        """Return the function that gives a host step its batches, in the current graph."""
         iterator = None
         if self._stream.dataset:
             iterator = self._iterator
@@ -80,8 +80,8 @@ class Infeed:
 
 
 class ProgramGraph(NamedTuple):
-    """A program in a graph: the names of tensors and operations that are fed, fetched and run, metadata, and its
-    variables."""
+    """A program in a graph: its variables, metadata, and the names of tensors and operations that are fed, fetched or
+    run."""
 
     names: Mapping[str, Sequence[str]]
     metadata: Mapping[str, Any]
@@ -89,14 +89,15 @@ class ProgramGraph(NamedTuple):
 
 
 class Program:
-    """A program in a graph of its own, and the session that runs it."""
+    """A program in its own graph, and the session that runs it."""
 
     def __init__(
         self, write: Callable[[Seed, NextFeatures], ProgramGraph], stream: Stream, stage_devices: Sequence[str], seed: int,
         *, place: str | None = None, group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None,
     ) -> None:  # fmt: skip
-        """`write` writes the program into the present graph. `place`: the device of all that `write` places nowhere else.
-        `cache_entry`: where the optimised graph is looked for and saved; a group's is built in each process anew."""
+        """`write` writes the program into the current graph. `place`: the device for everything that `write` does not place.
+        `cache_entry`: where the optimised graph is loaded from and saved; without one the graph is built every time, as in a
+        group."""
         check_devices(stage_devices)
         self.phase_ends: list[PhaseEnd] = []
         self._device = ThreadPoolExecutor(1)
@@ -109,7 +110,7 @@ class Program:
         except Exception as error:
             if cached is None:
                 raise
-            cache_entry.reject(error)  # whatever is wrong with it, a program can be built without it
+            cache_entry.reject(error)  # the program can be built without the cache
             set_up(None)
 
     def _set_up(
@@ -141,7 +142,7 @@ class Program:
         self._mark(timings.SESSION)
 
     def _build(self, write: Callable[[Keys], ProgramGraph]) -> OptimisedGraph:
-        """Write and optimise the program in a graph of its own, and save it in the cache."""
+        """Write and optimise the program in its own graph, and save it in the cache."""
         keys = Keys()
         with compiling_ahead(self._cache_entry.keeps_kernels):
             with new_graph().as_default() as graph:
@@ -163,16 +164,16 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close a program of this process alone; a session on a group's server ends with the process, as its end would wait
-        for instances that may be lost."""
+        """Close a program that runs in this process alone. A session on a group's server ends with the process: closing it
+        would wait for instances that may be lost."""
         if not self._in_group:
             self.close()
 
     def close(self) -> None:
-        """Free the session's memory; a host step that is running still is cancelled.
+        """Free the session's memory; cancel a running host step.
 
-        Python's collector must not be what closes a session: a callback of its own data pipeline may be the one to collect,
-        and would wait for itself.
+        Never leave this to Python's garbage collector: it may run in a callback of the session's own data pipeline, and
+        would then wait for itself.
         """
         self.session.close()
         self._device.shutdown()
@@ -185,31 +186,31 @@ def _size(graph: tf.Graph) -> str:
 def new_session(
     graph: tf.Graph, stage_devices: Sequence[str], group: WorkerGroup | None = None, *, optimised: bool = False
 ) -> tf.Session:
-    """A session in this process, or on the group's server; `optimised`: the graph is already."""
+    """Return a session in this process, or on the group's server. `optimised`: the graph needs no further optimisation."""
     config = session_config(stage_devices)
     config.graph_options.rewrite_options.disable_meta_optimizer = optimised
     return group.session(graph, config) if group else tf.Session(graph=graph, config=config)
 
 
 def new_graph() -> tf.Graph:
-    """An empty graph whose loops are the old kind: a pipeline needs their `parallel_iterations`. TensorFlow knows
-    the native kernels by then, which a cached graph may have."""
+    """Return an empty graph with control flow v1, because a pipeline needs the `parallel_iterations` of its loops. The
+    native kernels are registered before, because a cached graph may use them."""
     tf.disable_control_flow_v2()
     library.load()
     return tf.Graph()
 
 
 def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto:
-    """Logical CPUs, or the GPUs, that the stages live on, and threads enough for all of them to be busy.
+    """Return a configuration with the stages' logical CPUs or GPUs, and enough threads for all stages to be busy.
 
-    Two of Grappler's passes are off, because they would make bits depend on the plan: remapping fuses operations within
-    a device only, and arithmetic optimisation merges additions only where no cell begins or ends between them.
+    Two of Grappler's passes are off, because they would make results depend on the plan: remapping fuses operations only
+    within a device, and arithmetic optimisation merges additions only where no cell begins or ends between them.
     """
     cpus = len({device for device in stage_devices if device.startswith("/cpu")})
     config = tf.ConfigProto(device_count={"CPU": max(1, cpus)})
     if len(set(stage_devices)) > 1:
         config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(stage_devices)) + 1)
-    # an operation without a kernel for a GPU, as queues and the data's iterator, goes to the CPU then
+    # operations without a GPU kernel, such as queues and the data's iterator, then run on the CPU
     config.allow_soft_placement = any(device.startswith("/gpu") for device in stage_devices)
     rewriter = config.graph_options.rewrite_options
     rewriter.remapping = rewriter_config_pb2.RewriterConfig.OFF
@@ -218,19 +219,19 @@ def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto
 
 
 def check_devices(stage_devices: Sequence[str]) -> None:
-    """PlanError if the plan counts on more GPUs than TensorFlow finds."""
+    """Raise PlanError if the plan needs more GPUs than TensorFlow finds."""
     needed = len({device for device in stage_devices if device.startswith("/gpu")})
     available = len(tf.config.list_physical_devices("GPU")) if needed else 0
     if available < needed:
         raise PlanError(
-            f"the plan places stages on {needed} GPU{'s' if needed > 1 else ''}, but TensorFlow can drive {available} here "
-            "(its own messages say why); give --device cpu"
+            f"the plan places stages on {needed} GPU{'s' if needed > 1 else ''}, but TensorFlow can use {available} "
+            "(see its messages for the reason); give --device cpu"
         )
 
 
 @contextmanager
 def named_faults(when: Callable[[], str]) -> Iterator[None]:
-    """Raise a check's finding as a FloatingPointError that says what happened, where, and `when`."""
+    """Raise the finding of a check as a FloatingPointError that says what happened, where, and `when`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -241,8 +242,8 @@ def named_faults(when: Callable[[], str]) -> Iterator[None]:
 
 
 def most_alive(trace: tf.RunMetadata) -> int:
-    """The bytes of tensors that were alive at once, at most, in a traced session call. Memory that operations hold while
-    they run, or that the allocator keeps for later, is not in it."""
+    """Return the peak bytes of living tensors in a traced session call. Memory that operations use while they run, or that
+    the allocator keeps, is not included."""
     nodes = [node for device in trace.step_stats.dev_stats for node in device.node_stats]
     records = [record for node in nodes for used in node.memory for record in used.allocation_records]
     changes = sorted((record.alloc_micros, record.alloc_bytes) for record in records)
@@ -250,6 +251,6 @@ def most_alive(trace: tf.RunMetadata) -> int:
 
 
 def operation_events(trace: tf.RunMetadata) -> tuple[Mapping[str, Any], ...]:
-    """Every operation of a traced session call as an event of a Chrome trace, times in microseconds."""
+    """Return every operation of a traced session call as an event of a Chrome trace, with times in microseconds."""
     text = Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False, show_memory=False)
     return tuple(json.loads(text)["traceEvents"])

@@ -1,5 +1,5 @@
-"""The training program: one session call is one host step, the loops over weight updates and micro-batches run inside the
-graph, and the metrics of every update leave through a queue while they run."""
+"""The training program. One session call is one host step. The loops over weight updates and micro-batches run inside the
+graph, and the metrics of each update leave through a queue meanwhile."""
 
 from __future__ import annotations
 
@@ -32,17 +32,21 @@ from emulator.program.training_spec import TrainingSpec
 from emulator.program.update import HostStep
 from emulator.program.variables import STEP, ProgramVariables, VariableHandles
 
-OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]  # of the outfeed
+OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]  # one row of the outfeed
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 OUTFEED_DEPTH = 100_000
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Loss and accuracy of every weight update of one host step, float32 [updates]; with half precision also the shares of
-    the gradients that underflowed and that overflowed, [updates, layers, 2]. `instance_seconds`: those that each instance of
-    a group needed for the passes of an update, data included, before it met the others, [updates, instances].
-    `stopping_instances`: those that dropped the next update, because they are to end at once."""
+    """Metrics of the weight updates of one host step.
+
+    * `loss`, `accuracy`: float32 [updates]
+    * `lost`: with half precision, the fractions of gradients that underflowed and overflowed, [updates, layers, 2]
+    * `instance_seconds`: seconds that each instance of a group needed for the passes of an update, including data but without
+      waiting for the others, [updates, instances]
+    * `stopping_instances`: those that dropped the next update because they must end at once
+    """
 
     loss: np.ndarray
     accuracy: np.ndarray
@@ -53,8 +57,8 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Profile:
-    """A recorded weight update: its metrics and its cells; if asked for, its operations as events of a Chrome trace and the
-    bytes of tensors that were alive at once, at most (the weights not counted)."""
+    """A recorded weight update: its metrics and cells. If asked for, also its operations as events of a Chrome trace, and
+    the peak bytes of living tensors without the weights."""
 
     metrics: Metrics
     cells: tuple[CellTiming, ...]
@@ -63,10 +67,10 @@ class Profile:
 
 
 class TrainingProgram(Program):
-    """A compiled training program in a graph of its own."""
+    """A compiled training program in its own graph."""
 
     def __init__(self, training: TrainingSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
-        """`stream`: the batches that it trains on. `cache_entry`: its place in the program cache."""
+        """`stream`: the training batches. `cache_entry`: the program's entry in the program cache."""
         self._ended = threading.Event()
         group = training.group
         self._instances = group.size if group else 0
@@ -78,7 +82,7 @@ class TrainingProgram(Program):
         self._call_options = group.begin_call_sequence() if group else None
 
     def compile(self) -> None:
-        """Optimise the graph and set the executors up, with a host step of no updates: no state moves."""
+        """Optimise the graph and set up the executors, by a host step without updates. The state does not change."""
         self.session.run(self._names["step"], self._feeds([]), self._call_options)
         self._mark_compiled()
 
@@ -90,11 +94,11 @@ class TrainingProgram(Program):
         recording: bool = False,
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
-        """Run a host step of len(learning_rates) weight updates, each with its own learning rate; fewer after `stop`.
+        """Run a host step of len(learning_rates) weight updates, one for each learning rate; fewer after `stop`.
 
-        `report` is called in another thread with the loss and accuracy of each update as soon as it is done; an error of
-        its own ends the step after the present update, and is raised here. `recording`: of the cells' times; `trace` takes
-        TensorFlow's record of the session call.
+        `report` is called in another thread with the loss and accuracy of each update when it is done. If it raises an
+        error, the step ends after the current update, and the error is raised here. `recording`: record the times of the
+        cells. `trace` receives TensorFlow's record of the session call.
         """
         feeds = self._feeds(learning_rates, recording)
         options = self._call_options
@@ -107,7 +111,7 @@ class TrainingProgram(Program):
         reader.start()
         try:
             with named_faults(lambda: f"update {self.updates() + 1}"):
-                # the calling thread stays free for signals, which would wait for the end of the session call otherwise
+                # in another thread, because otherwise signals would wait for the end of the session call
                 done, stop_requests = self._device.submit(
                     self.session.run, self._names["step"], feeds, options, trace
                 ).result()
@@ -129,8 +133,11 @@ class TrainingProgram(Program):
         )  # fmt: skip
 
     def profile(self, learning_rate: float, operations: bool, report: Report | None = None) -> Profile:
-        """Run one weight update and return its metrics and the times of its cells; with `operations` also those of each
-        operation. ValueError if the program was built without recording."""
+        """Run one weight update; return its metrics and the times of its cells, and with `operations` also the times of all
+        operations.
+
+        Raise ValueError if the program was built without recording.
+        """
         if not self._names["recorded"]:
             raise ValueError("the program was built without recording")
         trace = tf.RunMetadata() if operations else None
@@ -142,23 +149,25 @@ class TrainingProgram(Program):
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _feeds(self, learning_rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
-        """Return the feeds of a host step; the same tensors always, as TensorFlow optimises the graph anew for others."""
+        """Return the feeds of a host step. The same tensors are fed always, because TensorFlow optimises the graph again for
+        other feeds."""
         return dict(zip(self._names["fed"], (np.asarray(learning_rates, np.float32), recording)))
 
     def stop(self, drop_update: bool) -> None:
-        """End the host step after the present update, or at once, dropping it; from any thread. The request holds until
-        `resume`."""
+        """End the host step after the current update, or drop that update and end at once. Callable from any thread. The
+        request holds until `resume`."""
         self.session.run(self._names["drop" if drop_update else "stop"])
 
     def resume(self) -> None:
-        """Take a stop after an update back; one that dropped its update is for good."""
+        """Cancel a stop that ends after an update. A stop that drops the update cannot be cancelled."""
         self.session.run(self._names["resume"])
 
     def _drain(
         self, updates: int, outfeed: list[OutfeedRow], report: Report | None, failed: list[Exception]
     ) -> None:  # fmt: skip
-        """Take metrics out of the queue into `outfeed` until the step has ended and the queue is empty. `failed` takes the
-        error of `report`, which is not called again: the rows must come out all the same, as their number counts updates."""
+        """Move metrics from the queue to `outfeed` until the step has ended and the queue is empty. `failed` receives an
+        error of `report`, which is then not called again. The remaining rows are still read, because they count the
+        updates."""
         while len(outfeed) < updates:
             ended = self._ended.wait(0.02)
             rows = list(zip(*self.session.run(self._names["outfeed"])))
@@ -166,38 +175,38 @@ class TrainingProgram(Program):
             try:
                 for loss, accuracy, *_ in rows if report and not failed else ():
                     report(float(loss), float(accuracy))
-            except Exception as error:  # of a log that cannot be written
+            except Exception as error:  # e.g. a log that cannot be written
                 failed.append(error)
                 self.stop(drop_update=False)
             if ended:
                 return
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Take over a checkpoint: model, slots and the count of updates."""
+        """Load a checkpoint: model, slots and number of updates."""
         self.state.assign(self.session, values, self.state.saved)
 
     def load_initial(self, values: Mapping[str, np.ndarray]) -> None:
-        """Take over what `values` has of the model and its slots; the count of updates stays."""
+        """Load what `values` has of the model and its slots; the number of updates stays."""
         self.state.assign(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
 
     def updates(self) -> int:
-        """Return the number of updates that the weights have."""
+        """Return the number of updates that made the weights."""
         return int(self.session.run(self.state.saved[STEP].read)[0])
 
     def loss_scale(self) -> tuple[float, int] | None:
-        """Return the present scale and the number of updates that were skipped, if the run finds its scale."""
+        """Return the current loss scale and the number of skipped updates; None without automatic loss scaling."""
         if LOSS_SCALE not in self.state.saved:
             return None
         scale, _, skipped = self.session.run(self.state.saved[LOSS_SCALE].read)
         return float(scale), int(skipped)
 
     def values(self) -> dict[str, np.ndarray]:
-        """Every saved variable."""
+        """Return the values of all variables that checkpoints have, by name."""
         return self.state.values(self.session)
 
 
 def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
-    """Write a training program into the present graph."""
+    """Write a training program into the current graph."""
     variables = ProgramVariables(
         training.variables, seed, training.optimiser.slots, training.trained, training.dtype,
         training.plan.precision, training.loss_scale.first_state if training.loss_scale.rule else None, bool(training.ema),

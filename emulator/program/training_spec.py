@@ -1,4 +1,4 @@
-"""The numbers of a training program, whatever carries them out: network, loss, update rule, loss scale, and the plan."""
+"""Everything that decides the numbers of a training program: network, loss, update rule, loss scale and plan."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ from Models._segments import Segment
 
 
 class Move(NamedTuple):
-    """A variable's move by an update rule: w [...], its slots and its gradient, of the same shape. `decay`: that times w is
-    still to be added to the gradient, which then is still to be divided by `divisor`; `decayed_apart`: what decoupled decay
-    is computed from, after the rule."""
+    """A variable's input to an update rule: w [...], with slots and gradient of the same shape.
+
+    * `decay`: decay * w must still be added to the gradient
+    * `divisor`: the gradient must then be divided by it
+    * `decayed_apart`: the value for decoupled decay, which is applied after the rule
+    """
 
     name: str
     w: tf.Tensor
@@ -39,7 +42,7 @@ class Move(NamedTuple):
     decayed_apart: tf.Tensor | None = None
 
     def row(self, k: int, name: str) -> Move:
-        """The move of row k of a variable as one of its own."""
+        """Return row k of a variable as a separate move."""
         slots = {slot: x[k] for slot, x in self.slots.items()}
         apart = None if self.decayed_apart is None else self.decayed_apart[k]
         return self._replace(
@@ -48,16 +51,20 @@ class Move(NamedTuple):
 
     @property
     def whole_gradient(self) -> tf.Tensor:
-        """The gradient with the decay in it, divided."""
+        """The gradient with decay, divided."""
         decayed = isinstance(self.decay, tf.Tensor) or self.decay != 0
         whole = self.gradient + self.w * self.decay if decayed else self.gradient
         return whole / self.divisor
 
 
 class Optimiser(Protocol):
-    """An update rule. `slots`: the names of each variable's slots, with their initial values. `decoupled_decay`: weight
-    decay takes its share of the variable itself, times the rate, and is not in the gradient (arXiv 1711.05101). `has_norms`:
-    a step depends on norms of the whole variable."""
+    """An update rule.
+
+    * `slots`: names of each variable's slots, with initial values
+    * `decoupled_decay`: weight decay subtracts a fraction of the variable, times the rate, and is not part of the gradient (arXiv
+      1711.05101)
+    * `has_norms`: a step depends on norms of the whole variable
+    """
 
     slots: Mapping[str, float]
     decoupled_decay: bool = False
@@ -67,12 +74,13 @@ class Optimiser(Protocol):
     def update(
         self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The variable `name` and its slots after the update; `done`: int64 updates before this one, less skipped ones."""
+        """Return the variable `name` and its slots after the update. `done`: int64 number of earlier updates without skipped
+        ones."""
 
     def update_all(
         self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor
     ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-        """Each variable and its slots after the update, as `update` has them; `done`: as there. All have one divisor."""
+        """Return each variable and its slots after the update, like `update`. All moves have the same divisor."""
         return [self.update(m.name, m.w, m.slots, m.whole_gradient, learning_rate, done) for m in moves]
 
 
@@ -80,10 +88,13 @@ class Optimiser(Protocol):
 class TrainingSpec:
     """Everything that decides the numbers of a training program.
 
-    `loss`: (logits, features) -> [batch]; `correct`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
-    applies to a variable of that name, and whether updates move it at all. `frozen`: names of moving statistics that their
-    norms use in training too. `clip_grad_norm`: the largest norm of all gradients together, before weight decay is added; 0
-    for none. `ema`: the decay of the exponential average of all that updates move; 0 for no average.
+    * `loss`: (logits, features) -> [batch]
+    * `correct`: (logits, labels) -> [batch]
+    * `decayed`: whether weight decay applies to the variable of a name
+    * `trained`: whether updates change the variable of a name
+    * `frozen`: names of moving statistics that their norms use in training too
+    * `clip_grad_norm`: largest norm of all gradients together, before weight decay is added; 0 for none
+    * `ema`: decay of the exponential average of everything that updates change; 0 for no average
     """
 
     segments: list[Segment]
@@ -100,9 +111,9 @@ class TrainingSpec:
     frozen: frozenset[str] = frozenset()
     clip_grad_norm: float = 0.0
     ema: float = 0.0
-    recording: bool = False  # of the cells' times
+    recording: bool = False  # record the cells' times
     group: WorkerGroup | None = None  # the instances that train together
-    dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32
+    dtype: tf.DType = tf.float32  # dtype of weights and arithmetic; half precision is emulated in FP32
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -111,12 +122,12 @@ class TrainingSpec:
 
     @property
     def updated_variables(self) -> tuple[Variable, ...]:
-        """The variables that an update moves, moving statistics among them."""
+        """The variables that an update changes, including moving statistics."""
         return tuple(variable for variable in self.variables if self.trained(variable.name))
 
     @property
     def watched_layers(self) -> WatchedLayers:
-        """The layers whose incoming gradients are counted: those whose gradients are rounded to narrow formats."""
+        """The layers whose incoming gradients are counted: those with gradients in narrow formats."""
         next_kinds = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
         products = [(o, after) for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")]
         narrow = {_layer_name(o): self._gradients_of(o) for o, _ in products if self._gradients_of(o)}
@@ -125,24 +136,24 @@ class TrainingSpec:
 
     @property
     def gradient_limit(self) -> float:
-        """The least gradient that overflows in one of the formats that gradients come into."""
+        """The least gradient that overflows in one of the gradients' formats."""
         return min((each.overflow for formats in self.watched_layers.formats.values() for each in formats), default=math.inf)
 
     def _gradients_of(self, operation: Operation) -> tuple[Format, ...]:
-        """Return the formats below FP32 that the gradient arriving at a convolution or dense layer comes into."""
+        """Return the formats below FP32 to which the gradient arriving at a convolution or dense layer is rounded."""
         return tuple(each for each in self.plan.precision.gradients_of(operation.variables[0].name) if each != FP32)
 
     @cached_property
     def trained_names(self) -> frozenset[str]:
-        """The names of the variables that gradients move."""
+        """The names of the variables that gradients change."""
         return frozenset(variable.name for variable in self.updated_variables if variable.trainable)
 
     def policy(self, seed: Seed) -> PrecisionPolicy:
-        """The way in which each kind of value comes into its format; `seed`: this training's, as its graph has it."""
+        """Return the casts of all values to their formats. `seed`: this training's seed, or its keys in the graph."""
         return PrecisionPolicy(self.plan.precision, seed, self.dtype)
 
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
-        """The names of each segment's variables that gradients move."""
+        """Return, for each segment, the names of its variables that gradients change."""
         by_segment: dict[str, tuple[str, ...]] = {}
         for operation in self.trace.operations:
             names = tuple(v.name for v in operation.variables if v.name in self.trained_names)

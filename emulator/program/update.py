@@ -1,5 +1,5 @@
-"""The graph of a host step: the device loop over weight updates, each of them forward and backward passes, an all-reduce
-over the instances, and one step of the optimiser."""
+"""The graph of a host step: the device loop over weight updates. Each runs forward and backward passes, an all-reduce over
+the instances, and one step of the optimiser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from emulator.program.worker_group import buckets, elements
 from Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
 
 Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # a variable and its slots after an update
-AMAX_DECAY = 2.0 ** (-1 / 16)  # of the running amax, per update
+AMAX_DECAY = 2.0 ** (-1 / 16)  # factor on the running amax per update
 _STOP_AND_SECONDS = "stop requests, seconds"  # of every instance, in the all-reduce of small results
 
 
@@ -41,8 +41,11 @@ class HostStep:
     stop: tf.Variable
 
     def run(self, learning_rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The device loop over weight updates; returns the number of updates done, and the request of each instance of
-        a group at the end. Loss and accuracy of each update go into the outfeed while the loop runs."""
+        """Run the device loop over weight updates. Return the number of updates done, and the final request of each instance
+        of a group.
+
+        Loss and accuracy of each update go to the outfeed while the loop runs.
+        """
         updates, group = tf.size(learning_rates), self.training.group
 
         def body(i: tf.Tensor, done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -52,7 +55,7 @@ class HostStep:
 
         def continues(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([done]):
-                # instances end together, so each of them goes by what all requested in the update before
+                # instances must end together, so each follows what all requested in the previous update
                 stop = tf.reduce_max(stop_requests) if group else self.stop.read_value()
                 return tf.logical_and(i < updates, tf.equal(stop, RUN))
 
@@ -65,8 +68,8 @@ class HostStep:
         return done, stop_requests
 
     def _update(self, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Make one weight update, whole or, after a request to stop in between, not at all; return whether it was done, and
-        the request of each instance of a group."""
+        """Do one complete weight update, or none if a stop is requested in between. Return whether it was done, and the
+        request of each instance of a group."""
         started = tf.timestamp()
         weights = self.variables.read()
         step = self.variables.step.read_value()[0]
@@ -98,8 +101,11 @@ class HostStep:
     def _amax_updates(
         self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor], scale_growth: float | tf.Tensor = 1.0
     ) -> list[tf.Operation]:
-        """The operation that updates the running amax of the scaled kernels' operands, which decays with a half-life of 16
-        updates. An amax that is not finite counts as twice the one before; gradients grow with the loss scale."""
+        """Return the operation that updates the running amax of the scaled kernels' operands.
+
+        The amax decays with a half-life of 16 updates. A value that is not finite counts as twice the previous one.
+        Gradients grow with the loss scale.
+        """
         if AMAX not in results:
             return []
         before, now = weights[AMAX_HISTORY], tf.cast(results[AMAX], tf.float32)
@@ -116,12 +122,13 @@ class HostStep:
         scale: LossScale,
         scale_state: tf.Tensor | None,
     ) -> list[tf.Operation]:
-        """The operations that update every variable and slot, the amax history, and the loss scale. With dynamic loss
-        scaling, gradients that are not finite skip the optimiser's step, and the last two alone are updated."""
+        """Return the operations that update all variables and slots, the amax history, and the loss scale. With automatic
+        loss scaling, gradients that are not finite skip the optimiser's step; only amax history and loss scale are then
+        updated."""
         if scale_state is None:
             moved = self._apply_gradients(weights, results, learning_rate, step, scale, done=step)
             return [*moved, *self._amax_updates(weights, results)]
-        done = step - tf.cast(scale_state[2], step.dtype)  # slots have not seen what was skipped
+        done = step - tf.cast(scale_state[2], step.dtype)  # slots did not see skipped updates
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
         def apply() -> tf.Tensor:
@@ -137,14 +144,17 @@ class HostStep:
     def _all_reduce(
         self, passes: tf.Tensor, local_results: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the stop request of each instance, the `seconds` that each needed for its passes, and the results reduced
-        over all instances. Gradients are all-reduced in buckets while the backward computation goes on, and everything else
-        in one more bucket."""
+        """Return each instance's stop request, the `seconds` that each needed for its passes, and the results reduced over
+        all instances.
+
+        Gradients are all-reduced in buckets while the backward computation continues; everything else goes in one more
+        bucket.
+        """
         training, group = self.training, self.training.group
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
-        # each instance fills its own row of zeros, so that the sum gathers all rows
+        # each instance fills its own row of zeros, so the sum contains all rows
         own_row = tf.one_hot(group.instance, group.size, dtype=training.dtype)
         stop_and_seconds = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
         others = {name: x for name, x in local_results.items() if name not in training.trained_names}
@@ -154,7 +164,7 @@ class HostStep:
         with tf.device(training.plan.stage_devices[0]):
             gradients = self._all_reduce_gradients(local_results)
             totals = group.all_reduce_bucket(others)
-        with tf.control_dependencies([*gradients.values(), *totals.values()]):  # a sum that fails changes no variable
+        with tf.control_dependencies([*gradients.values(), *totals.values()]):  # a failed sum must not change any variable
             stop_requests, instance_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
             requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
         reduced = {name: total / group.size for name, total in totals.items() if name not in maxima}
@@ -166,7 +176,7 @@ class HostStep:
         """Return the mean of each gradient over the instances, summed bucket by bucket in backward order."""
         training, group, options = self.training, self.training.group, self.training.plan.options
         all_reduce_format = number_formats.by_name(options.all_reduce_format)
-        # in a narrow format the sum may overflow where the mean fits, so the division comes first
+        # in a narrow format the sum may overflow although the mean fits, so divide first
         divide_first = all_reduce_format != number_formats.FP32
         names = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
         sent = {
@@ -191,7 +201,7 @@ class HostStep:
         scale: LossScale,
         done: tf.Tensor,
     ) -> list[tf.Operation]:
-        """The operations that update every variable and slot. `step`: updates before this one, `done`: those of them that
+        """Return the operations that update all variables and slots. `step`: number of earlier updates; `done`: those that
         were not skipped."""
         training, policy = self.training, self.policy
         operations = self._average_updates(weights, results)
@@ -210,12 +220,12 @@ class HostStep:
             return operations
         n = tf.cast(done, training.dtype)
         with tf.control_dependencies(operations):
-            # the first updates count for more, as TensorFlow documents its ExponentialMovingAverage(num_updates)
+            # the first updates count more, as documented for TensorFlow's ExponentialMovingAverage(num_updates)
             return self.variables.move_averages(tf.minimum(tf.cast(training.ema, training.dtype), (1 + n) / (10 + n)))
 
     def _moved(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[Moved]:
-        """Return each variable and its slots after the update. Rules with norms take the rows of a proxy as variables of
-        their own, without its statistics, which have no gradient."""
+        """Return each variable and its slots after the update. For rules with norms, the rows of a proxy are separate
+        variables; its statistics have no gradient and are left out."""
         optimiser, proxies = self.training.optimiser, {v.name for v in self.training.variables if v.proxy}
         in_rows = proxies if optimiser.has_norms else set()
         single = [move for move in moves if move.name not in in_rows]
@@ -225,24 +235,24 @@ class HostStep:
         return [_with_rows(move, after) if move.name in in_rows else after[move.name] for move in moves]
 
     def _gradient(self, variable: Variable, gradient: tf.Tensor) -> tf.Tensor:
-        """Return a variable's gradient, that of a proxy's statistics carried on to the rows that they follow from."""
+        """Return a variable's gradient. For a proxy, the gradients of its statistics are propagated to its other rows."""
         if not variable.proxy:
             return gradient
         return proxy_norm.chain_gradient(variable.proxy, self.variables.state(variable.name)[0], gradient)
 
     def _clipped(self, gradients: list[tf.Tensor], scale: LossScale) -> list[tf.Tensor]:
-        """Return the gradients times c / max(c, norm), where the norm is that of all of them together and c the limit, both
-        times the loss scale (Pascanu et al., arXiv 1211.5063)."""
+        """Return the gradients times c / max(c, norm). The norm is that of all gradients together, and c is the limit times
+        the loss scale (Pascanu et al., arXiv 1211.5063)."""
         limit = self.training.clip_grad_norm * scale.factor
         if not self.training.clip_grad_norm or not gradients:
             return gradients
-        with tf.device(self.training.plan.stage_devices[0]):  # one device sums, in one order, whatever the stages
+        with tf.device(self.training.plan.stage_devices[0]):  # one device adds in one order, whatever the stages
             norm = tf.linalg.global_norm([tf.identity(gradient) for gradient in gradients])
             factor = limit / tf.maximum(norm, limit)
         return [gradient * factor for gradient in gradients]
 
     def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
-        """Return a variable's move by the update rule."""
+        """Return the input of the update rule for a variable."""
         training = self.training
         w, slots = self.variables.state(variable.name)
         decayed, decay = self._decayed_value(variable, w), training.weight_decay * scale.factor
@@ -252,7 +262,7 @@ class HostStep:
         return move._replace(decay=decay) if decayed is w else move._replace(gradient=gradient + decayed * decay)
 
     def _average_updates(self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
-        """The operations that move the moving statistics towards the batches'."""
+        """Return the operations that update the moving statistics from the batch statistics."""
         averages = [variable for variable in self.training.updated_variables if not variable.trainable]
         if not averages:
             return []
@@ -267,14 +277,14 @@ class HostStep:
         return [self.variables.model[v.name].assign(value, read_value=False) for v, value in zip(averages, after)]
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
-        """Return the value that weight decay is computed from, zero where a proxy's rows are exempt; None without decay."""
+        """Return the value that weight decay is computed from, with zeros in exempt rows of a proxy; None without decay."""
         if variable.proxy:
             return proxy_norm.rows_to_decay(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None
 
 
 def _with_rows(move: Move, after: Mapping[str, Moved]) -> Moved:
-    """Return a proxy and its slots with the rows that have moved."""
+    """Return a proxy and its slots with the updated rows."""
     moved = {row: after[f"{move.name}/{row}"] for row in TRAINED_PROXY_ROWS}
 
     def whole(old: tf.Tensor, new: Mapping[str, tf.Tensor]) -> tf.Tensor:

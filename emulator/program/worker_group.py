@@ -1,11 +1,12 @@
-"""The instances of one run, processes that train together: TensorFlow's own runtime between them.
+"""The instances of one run: processes that train together through TensorFlow's runtime.
 
-Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
-is counted up, so all instances must build the same graphs, and make collective calls, in the same order; keys begin at a
-number of the group's own, so that a process of another group disturbs nothing. A session call with collectives belongs to a
-call sequence, and takes its options. Liveness is not watched here: a collective waits for its peers for ever. No timeout is
-set: TensorFlow keeps a thread for each collective until its timeout is over, even when the collective is done, which uses up
-the limit on threads.
+Each instance runs a gRPC server and a session on it. Sums use TensorFlow's ring collectives. The keys of collectives are
+counted up, so all instances must build the same graphs and make collective calls in the same order. Keys start at a number
+of the group, so processes of other groups do not interfere. A session call with collectives belongs to a call sequence and
+uses its options.
+
+Liveness is not watched here: a collective waits for its peers forever. No timeout is set, because TensorFlow keeps a thread
+for each collective until its timeout is over, even if the collective is done. That would use up the limit on threads.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from tensorflow.python.ops import collective_ops
 from base.gradient_rules import with_gradient
 
 JOB = "worker"
-_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # texts on a server that all sessions there find
+_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # texts on a server that all of its sessions find
 _DEVICE_TYPES = ("CPU", "GPU")
-_WITHOUT_PROXY = "no_grpc_proxy"  # gRPC's variable of hosts, before no_proxy
-_REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes a message, however busy its host
+_WITHOUT_PROXY = "no_grpc_proxy"  # gRPC's own list of hosts without proxy, preferred to no_proxy
+_REMOTE_TIMEOUT_MS = 5000  # a living instance accepts a message within this many milliseconds, however busy its host is
 
 
 class WorkerGroup:
-    """This process among the instances of a run."""
+    """This process as one of the instances of a run."""
 
     def __init__(
         self, addresses: Sequence[str], instance: int, stage_devices: Sequence[str] = ("/cpu:0",), threads: int = 0
     ) -> None:
-        """Start the server. `addresses`: host:port of each instance; `stage_devices`: the devices that the stages live on;
-        `threads`: for the arithmetic of one operation, 0 for as many as there are cores."""
+        """Start the server. `addresses`: host:port of each instance; `stage_devices`: the stages' devices; `threads`: for
+        one operation, 0 for one per core."""
         self.addresses, self.instance = tuple(addresses), instance
         config = tf.ConfigProto(intra_op_parallelism_threads=threads)
         cpus = [int(device.split(":")[1]) + 1 for device in stage_devices if device.startswith("/cpu")]
@@ -54,14 +55,14 @@ class WorkerGroup:
         self.join("")
 
     def join(self, identity: str) -> None:
-        """Use keys and messages of the instances that join with the same identity, and of no others."""
+        """Use keys and messages only of the instances that join with the same identity."""
         self._identity = identity
         digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
-        self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32, and are counted up
+        self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32 and counted up
         self._keys = itertools.count(self._first_key + 1)
-        self._between_steps: tf.RunOptions | None = None  # of the call sequence on the host
-        self._calls = 0  # on the host so far
-        self.waiting: tuple[int, float] | None = None  # the number of such a call, and since when it has lasted, in seconds
+        self._between_steps: tf.RunOptions | None = None  # options of the call sequence on the host
+        self._calls = 0  # number of calls on the host so far
+        self.waiting: tuple[int, float] | None = None  # number of the current call on the host, and its start in seconds
 
     @property
     def size(self) -> int:
@@ -74,28 +75,29 @@ class WorkerGroup:
         return f"/job:{JOB}/task:{self.instance}"
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
-        """A session on this instance's server, with variables of its own."""
+        """Return a session on this instance's server, with its own variables."""
         return tf.Session(self._server.target, graph=graph, config=self.collective_config(config))
 
     def collective_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
-        """The configuration of a session with what collectives need, and variables of its own."""
+        """Return a session configuration for collectives, with variables separate from other sessions."""
         config.isolate_session_state = True
         return self._local_config(config)
 
     def _local_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
-        """The configuration of what uses this instance's devices alone."""
+        """Return a configuration that uses this instance's devices only."""
         config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
         config.device_filters.append(_task(self.instance))
         return config
 
     def begin_call_sequence(self) -> tf.RunOptions:
         """Return the options of session calls with collectives that all instances make in the same order, one after another.
-        All instances begin it at the same place.
+        All instances must begin the sequence at the same place.
 
-        TensorFlow gives each call of a sequence a number that the instances must agree on: the others ask instance 0 for the
-        first one, and count on from there. Instance 0 draws it with its own first call, once more if another one has asked
-        meanwhile, and both would wait for each other for ever (TensorFlow 2.21, RefreshStepIdSequenceAsync). So the others
-        make the first call, of a barrier, when instance 0 is inside of its own."""
+        TensorFlow numbers the calls of a sequence, and the instances must agree on the numbers. The others ask instance 0
+        for the first number and count up from there. Instance 0 draws it in its own first call. If another instance has
+        asked before, instance 0 draws again, and both would wait for each other forever (TensorFlow 2.21,
+        RefreshStepIdSequenceAsync). So the others make the first call, a barrier, only when instance 0 is inside its own.
+        """
         key = next(self._keys)
         options = tf.RunOptions(experimental=tf.RunOptions.Experimental(collective_graph_key=key))
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
@@ -110,16 +112,17 @@ class WorkerGroup:
 
     def _await_begun(self, key: int) -> None:
         """Wait until instance 0 has begun the call sequence of this key, or a later one."""
-        pauses = itertools.chain((0.002, 0.005, 0.01, 0.02), itertools.repeat(0.05))  # seconds; it may build a program first
+        # seconds; instance 0 may have to build a program first
+        pauses = itertools.chain((0.002, 0.005, 0.01, 0.02), itertools.repeat(0.05))
         while int(self._found(_BEGUN, 0) or -1) < key:
             time.sleep(next(pauses))
 
     def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
-        """Return the sum of the instances' x, of all or of the range `among`; the same bits in each."""
+        """Return the sum of x over all instances, or over the range `among`; the same bits in each."""
         among = among or range(self.size)
         if len(among) == 1:
             return x
-        x = tf.identity(x)  # which has the device of this place in the graph
+        x = tf.identity(x)  # gives x the device of this place in the graph
         return collective_ops.all_reduce(x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id")
 
     def all_reduce_bucket(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -130,8 +133,11 @@ class WorkerGroup:
         return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
 
     def barrier(self) -> tf.Tensor:
-        """Return int32 0 once every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
-        and an instance asks instance 0 for the first number: there must be no call that instance 0 may end alone."""
+        """Return int32 0 after every instance has reached the same call.
+
+        TensorFlow numbers calls with collectives, and instances ask instance 0 for the first number. So instance 0 must not
+        be able to finish such a call alone.
+        """
         return self.all_reduce(tf.constant([0]))[0]
 
     def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
@@ -144,15 +150,15 @@ class WorkerGroup:
         return averaged(x)
 
     def _key_of(self, among: range, device: str) -> int:
-        """A ring's key: TensorFlow lets each have one device of an instance only."""
+        """Return the key of a ring. In TensorFlow, a ring has only one device of each instance."""
         spec = tf.DeviceSpec.from_string(device)
         device_number = 2 * (spec.device_index or 0) + _DEVICE_TYPES.index(spec.device_type or "CPU")
         return self._first_key + 1 + (device_number * self.size + among.start) * (self.size + 1) + len(among)
 
-    # One-sided: the others need not call anything, and may be busy.
+    # One-sided calls: the other instances may be busy and need not call anything.
 
     def send_message(self, text: str, instances: Sequence[int]) -> None:
-        """Leave a text with other instances, as far as they can be reached."""
+        """Send a text to other instances, as far as they can be reached."""
 
         def leave(instance: int) -> None:
             with suppress(tf.errors.OpError), self._remote_session(instance) as session:
@@ -162,27 +168,28 @@ class WorkerGroup:
             list(pool.map(leave, instances))
 
     def received_messages(self) -> list[str]:
-        """The texts that other instances left here."""
+        """Return the texts that other instances sent here."""
         with suppress(tf.errors.OpError), self._remote_session(self.instance) as session:
             queue = self._message_queue()
             return [text.decode() for text in session.run(queue.dequeue_many(session.run(queue.size())))]
         return []
 
     def _message_queue(self) -> tf.FIFOQueue:
-        """The queue that lies on an instance's server for all sessions of the group."""
+        """Return the queue on an instance's server, which all sessions of the group share."""
         return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"messages{self._identity}")
 
     def set_status(self, text: str) -> None:
-        """Put a text on this instance's server, for whoever asks; it replaces the one before."""
+        """Publish a text on this instance's server, replacing the previous one."""
         self._put(_STATUS, text)
 
     def status_of(self, instance: int) -> str | None:
-        """The text on an instance's server; None if there is none, or the instance cannot be reached."""
+        """Return the text on an instance's server; None if there is none, or the instance cannot be reached."""
         return self._found(_STATUS, instance)
 
     def all_wait_in(self, call: int) -> bool:
-        """Tell the others in which call on the host this instance waits; return whether all have told of the same one."""
-        with suppress(tf.errors.OpError):  # its own server is busy: later, then
+        """Publish the number of the host call in which this instance waits; return whether all others have published the
+        same number."""
+        with suppress(tf.errors.OpError):  # this instance's server is busy; a later call will publish it
             self._put(_WAITING, str(call))
         return all(self._found(_WAITING, k) == str(call) for k in range(self.size) if k != self.instance)
 
@@ -199,26 +206,26 @@ class WorkerGroup:
 
     @contextmanager
     def _remote_session(self, instance: int) -> Iterator[tf.Session]:
-        """A session on an instance's server, in a graph of its own."""
+        """Open a session on an instance's server, in its own graph."""
         target = self._server.target if instance == self.instance else f"grpc://{self.addresses[instance]}"
         config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=_REMOTE_TIMEOUT_MS)
         graph = tf.Graph()
         with graph.as_default(), tf.device(f"{_task(instance)}/cpu:0"), tf.Session(target, config=config) as session:
             yield session
 
-    # On the host, between the programs' steps; from one thread, as the calls are a sequence.
+    # Calls on the host, between the programs' steps. Make them from one thread, because they form a sequence.
 
     def all_gather(self, text: str) -> list[str]:
-        """Return every instance's text, in their order."""
+        """Return every instance's text, in the order of the instances."""
         own = text.encode()
         lengths = self._all_gather_ints([len(own)])[:, 0]
-        padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring cannot do without an element
+        padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring needs at least one element
         padded[: len(own)] = np.frombuffer(own, np.uint8)
         rows = self._all_gather_ints(padded)
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(rows, lengths)]
 
     def _all_gather_ints(self, row: Sequence[int]) -> np.ndarray:
-        """Every instance's row of as many whole numbers, [instances, n]."""
+        """Return every instance's row of integers, [instances, n]. All rows have the same length."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             return self._run(graph, self._all_gather_op(tf.constant(np.asarray(row, np.int32)[None])))
 
@@ -226,14 +233,14 @@ class WorkerGroup:
         return collective_ops.all_gather(own, self.size, self._key_of(range(self.size), own.device), next(self._keys))
 
     def all_gather_flag(self, flag: bool) -> list[int]:
-        """Return the instances whose flag is set. A single graph serves all calls: each takes a millisecond or two."""
+        """Return the instances whose flag is set. All calls share one graph; each takes one or two milliseconds."""
         fed, rows, session = self._flags
         return np.flatnonzero(self._call(session, rows, {fed: [flag]})).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
-        """The graph of `all_gather_flag`: the tensors that are fed (this instance's flag) and fetched (all
-        instances'), and its session."""
+        """The graph of `all_gather_flag`: the fed tensor (this instance's flag), the fetched tensor (all flags), and its
+        session."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fed = tf.placeholder(tf.bool, [1])
             return fed, self._all_gather_op(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
@@ -245,7 +252,7 @@ class WorkerGroup:
             return dict(zip(values, map(float, self._run(graph, sums))))
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """Return instance 0's values, in every instance; the others' `values` do not matter."""
+        """Return instance 0's values in every instance; the `values` of the others are ignored."""
         first = self.instance == 0
         words = np.frombuffer(_serialise(values or {}), np.int32) if first else np.zeros(0, np.int32)
         count = int(self._broadcast_words(np.asarray([len(words)], np.int32), 1)[0])
@@ -265,12 +272,12 @@ class WorkerGroup:
             return self._run(graph, [sent, barrier], {fed: words} if self.instance == 0 else {})[0]
 
     def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
-        """Run a graph of its own once, in all instances."""
+        """Run a separate graph once, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
             return self._call(session, fetches, feeds)
 
     def _call(self, session: tf.Session, fetches: Any, feeds: Mapping[tf.Tensor, Any] | None) -> Any:
-        """Make a call on the host, `waiting` meanwhile; the first one begins their sequence."""
+        """Make a call on the host and set `waiting` meanwhile. The first call begins the sequence."""
         self._calls += 1
         self.waiting = self._calls, time.monotonic()
         try:
@@ -281,12 +288,13 @@ class WorkerGroup:
 
 
 def elements(x: tf.Tensor) -> int:
-    """Return how many numbers a tensor of known shape has."""
+    """Return the number of elements of a tensor with a known shape."""
     return int(np.prod(x.shape.as_list(), dtype=np.int64))
 
 
 def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """The names in their order, in as few buckets as fit into `max_bytes` each; a larger tensor is a bucket by itself."""
+    """Split the names, in order, into as few buckets of at most `max_bytes` as possible. A larger tensor is a bucket by
+    itself."""
     filled: list[list[str]] = []
     bytes_filled = 0
     for name in names:
@@ -299,7 +307,7 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
 
 
 def _text_variable(name: str) -> tf.Tensor:
-    """The handle of a text on the server that it is placed on."""
+    """Return the handle of a text on the current device's server."""
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name)
 
 
@@ -308,15 +316,15 @@ def _task(instance: int) -> str:
 
 
 def _reach_directly(addresses: Sequence[str]) -> None:
-    """Have gRPC ask no proxy of the environment for the instances; channels of TensorFlow's servers have no option for
-    that."""
+    """Make gRPC reach the instances without a proxy from the environment. TensorFlow's servers have no option for that."""
     others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
     hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
     os.environ[_WITHOUT_PROXY] = ",".join([others, *hosts] if others else hosts)
 
 
 def _serialise(values: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as bytes, whole words of them. A dtype goes by its name: numpy's own files do not know ml_dtypes'."""
+    """Return arrays as bytes, padded to 4-byte words. Dtypes are stored by name, because numpy's files do not support those
+    of ml_dtypes."""
     file = io.BytesIO()
     arrays = {f"{i}": value.view(f"u{value.itemsize}") for i, value in enumerate(map(np.asarray, values.values()))}
     dtypes = np.asarray([np.asarray(value).dtype.name for value in values.values()])
