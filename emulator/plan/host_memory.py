@@ -1,11 +1,13 @@
-"""Host memory: the most that this process takes to carry out a plan, from the plan and the trace alone.
+"""Predicts the peak memory of the emulating process from the plan and the trace. IPU memory is predicted elsewhere
+(`emulator.cost_model.memory`).
 
-The memory of the machine that emulates, never that of the IPUs that it stands for. The constants were fitted on 24 processes
-(ResNet-8, 18, 20, 50 and EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 1024; 0 to 2 slots;
-recomputation, four stages, folded micro-batches, validation) with TensorFlow 2.21 on two cores of an Intel Xeon.
-Predicted resident peaks are 0.90 to 1.08 of those measured, address space 0.78 to 1.11, writable memory 0.69 to 1.17; a core
-more or less is about 0.1 GB of these two. Records of photographs are not in it: they are kept while memory allows
-(`Datasets.pipeline.record_reader`). Nor are the traces of a profile.
+The constants were fitted on 24 processes with TensorFlow 2.21 on two cores of an Intel Xeon: ResNet-8, 18, 20, 50 and
+EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 1024; 0 to 2 slots; recomputation, four stages,
+folded micro-batches, validation. Prediction / measurement is 0.90 to 1.08 for resident peaks, 0.78 to 1.11 for address space
+and 0.69 to 1.17 for writable memory. One core more or less changes the latter two by about 0.1 GB.
+
+Not included: records of photos, which are kept only while memory allows (`Datasets.pipeline.record_reader`), and the traces
+of a profile.
 """
 
 from __future__ import annotations
@@ -22,41 +24,48 @@ from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
-TENSORFLOW = 750_000_000  # its libraries, Python's, and a graph of a few layers
-OPERATION = 500_000  # the graph of one layer, its kernels and its part in the executors, forward, backward and update
-COMPILER = 80_000_000  # XLA, which half precision, group norm and swish need
-COMPILED_HALF, COMPILED = 2_200_000, 200_000  # its bytes for one layer, with half precision and without
-# copies of the trained weights in FP32: gradients and their sums; with two slots the values on the way to them; a
-# checkpoint's bytes, times themselves: the values read, those handed to the writer, and TensorFlow's copies of them
+TENSORFLOW = 750_000_000  # with its libraries, Python, and the graph of a few layers
+OPERATION = 500_000  # for each layer: graph, kernels and executors
+COMPILER = 80_000_000  # XLA, needed for half precision, group norm and swish
+COMPILED_HALF, COMPILED = 2_200_000, 200_000  # for each layer, with half precision and without.
+# Copies of the trained weights in FP32: gradients and their sums; for each slot after the first, intermediate values of the
+# update. The last factor is relative to the size of a checkpoint: values read, values passed to the writer, TensorFlow's
+# copies.
 GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
-WORKED_ON = 2.0  # times the largest layer's input and output: gradients and an operation's own memory
-FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one in use
-CERTAIN = 0.8  # of the prediction: every measured run took more than this
-# how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
+WORKED_ON = 2.0  # relative to the largest layer's input and output: gradients and an operation's own memory
+FETCHED = 4  # passes whose images are in host memory: one being made, two waiting, one in use
+CERTAIN = 0.8  # every measured run needed more than this fraction of the prediction.
+# How ulimit counts, as factor and offset of the resident peak: address space includes what threads reserve, writable memory
+# excludes the files' pages.
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
-_OVERWRITTEN = ("norm", "add")  # give their memory to the operation behind them, where that is one of
+_OVERWRITTEN = ("norm", "add")  # the next operation reuses their memory if it is one of _OVERWRITES
 _OVERWRITES = ("relu", "relu6", "add")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Bytes at the peak. `fixed`: TensorFlow and the graph; `weights`: weights, slots, gradients and the copies that
-    updating and saving make; `activations`: kept for the backward pass by passes in flight; `pictures`: of the infeed;
-    `records`: of the data set that stay in memory."""
+    """Bytes at the peak.
+
+    * `fixed`: TensorFlow and the graph
+    * `weights`: weights, slots, gradients, and the copies for updates and checkpoints
+    * `activations`: kept for the backward pass by passes in flight
+    * `images`: waiting for the device
+    * `records`: of the data set, kept in memory
+    """
 
     fixed: int
     weights: int
     activations: int
-    pictures: int
+    images: int
     records: int = 0
 
     @property
     def peak(self) -> int:
         """Resident bytes, as in VmHWM of /proc/<pid>/status."""
-        return self.fixed + self.weights + self.activations + self.pictures + self.records
+        return self.fixed + self.weights + self.activations + self.images + self.records
 
     def of_kind(self, kind: str) -> int:
-        """The peak as a limit of that kind counts it."""
+        """Return the peak as a limit of that kind counts it."""
         factor, rest = _OTHER_KINDS.get(kind, (1.0, 0))
         return int(self.peak * factor + rest)
 
@@ -67,7 +76,7 @@ class HostMemory:
                 (self.fixed, "TensorFlow and graph"),
                 (self.weights, "weights"),
                 (self.activations, "activations"),
-                (self.pictures, "pictures"),
+                (self.images, "images"),
                 *[(self.records, "records")] * bool(self.records),
             )
         ]
@@ -75,46 +84,49 @@ class HostMemory:
 
 
 def gigabytes(size: int) -> str:
-    """Billions of bytes, as people say them."""
+    """Return a size in billions of bytes, as text."""
     return f"{size / 1e9:,.1f}" if size >= 50_000_000 else f"{size / 1e9:,.2f}"
 
 
 def training(
-    trace: Trace, plan: ExecutionPlan, *, slots: int, picture: int, records: int = 0, validated: int = 0,
+    trace: Trace, plan: ExecutionPlan, *, slots: int, image: int, records: int = 0, validated: int = 0,
     trained: Callable[[str], bool],
 ) -> HostMemory:  # fmt: skip
-    """Return the predicted peak memory of a training process. `slots`: of the optimiser, for each weight; `picture`: numbers
-    in one; `records`: bytes of the data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0
-    without it; `trained`: the names that updates move."""
+    """Return the predicted peak memory of a training process.
+
+    `slots`: optimiser slots for each weight; `image`: numbers in an image; `records`: bytes of the data set that stay in
+    memory; `validated`: images in a validation micro-batch, 0 without validation; `trained`: whether updates change the
+    variable with a name.
+    """
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
     saved = sum(_checkpoint_bytes(plan.precision, v, slots) for v in moved)
     saved += sum(FP32.bytes * v.elements for v in trace.variables) - sum(FP32.bytes * v.elements for v in moved)
     copies = GRADIENTS + SLOWED * max(0, slots - 1)
     weights = copies * FP32.bytes * sum(v.elements for v in moved) + SAVED * saved
-    scoring = inference(trace, plan.precision, validated, picture) if validated else None
+    scoring = inference(trace, plan.precision, validated, image) if validated else None
     return HostMemory(
         fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
         weights=int(weights) + (scoring.weights if scoring else 0),
         activations=max(_activations(trace, plan), scoring.activations if scoring else 0),
-        pictures=FETCHED * plan.samples_per_pass * picture * FP32.bytes,
+        images=FETCHED * plan.samples_per_pass * image * FP32.bytes,
         records=records,
     )
 
 
-def inference(trace: Trace, precision: Precision, batch: int, picture: int, records: int = 0) -> HostMemory:
-    """Return the predicted peak memory of a process that only validates, in micro-batches of `batch` pictures: nothing is
-    kept for a backward pass."""
+def inference(trace: Trace, precision: Precision, batch: int, image: int, records: int = 0) -> HostMemory:
+    """Return the predicted peak memory of a process that only validates, in micro-batches of `batch` images. Nothing is kept
+    for a backward pass."""
     return HostMemory(
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
         weights=2 * FP32.bytes * trace.parameters,
         activations=int(WORKED_ON * batch * _largest(trace.operations)),
-        pictures=FETCHED * batch * picture * FP32.bytes,
+        images=FETCHED * batch * image * FP32.bytes,
         records=records,
     )
 
 
 def _compiler(trace: Trace, precision: Precision) -> int:
-    """Return the bytes that XLA takes; 0 where it is not needed."""
+    """Return the bytes that XLA needs; 0 if it is not used."""
     if precision.rounds_results:
         return COMPILER + COMPILED_HALF * len(trace.operations)
     needed = any(o.kind == "swish" or _is_fused_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
@@ -126,13 +138,12 @@ def _is_fused_norm(operation: Operation) -> bool:
 
 
 def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> int:
-    """Bytes of a weight and its slots in a checkpoint."""
     return precision.stored_format(variable).bytes * variable.elements + precision.bytes_of_slots(variable, slots)
 
 
 def _activations(trace: Trace, plan: ExecutionPlan) -> int:
-    """Return the bytes that the passes in flight keep: with recomputation the input of each segment, and one segment's
-    layers at a time."""
+    """Return the bytes that the passes in flight keep. With recomputation, these are the input of each segment, and one
+    segment's layers at a time."""
     activations = dict.fromkeys(trace.segments, 0)
     inputs: dict[str, int] = {}
     for operation, next_operation in pairwise([*trace.operations, None]):
@@ -150,8 +161,8 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
 
 
 def _kept_for_backward(operation: Operation, next_operation: Operation | None) -> int:
-    """Bytes of one picture's result that the backward pass needs: a norm's or a sum's is overwritten by a ReLU behind it,
-    and a fused norm is one operation with the activation behind it."""
+    """Return the bytes of one image's result that the backward pass needs. A ReLU overwrites the result of a norm or a sum
+    before it; a fused norm is one operation with the activation after it."""
     behind = next_operation.kind.split()[0] if next_operation else ""
     fused = behind == "proxy" or (behind == "swish" and _is_fused_norm(operation))
     if operation.kind in _OVERWRITTEN and (behind in _OVERWRITES or fused):
@@ -160,14 +171,18 @@ def _kept_for_backward(operation: Operation, next_operation: Operation | None) -
 
 
 def _largest(operations: Iterable[Operation]) -> int:
-    """Bytes that the largest layer takes in and gives out, for one picture; none by one that can overwrite its input."""
+    """Return the bytes of the largest layer's input and output for one image. Layers that can overwrite their input do not
+    count."""
     own = (operation for operation in operations if operation.kind not in (*_OVERWRITTEN, *_OVERWRITES))
     return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 
 
 def find_exceeded_limit(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:
-    """The limit that the prediction is above, the tightest one, and whether it is so far above that the run cannot succeed;
-    (None, False) if there is room. `sharing`: processes of the run on this machine, which take as much each."""
+    """Return the limit that the prediction exceeds most, and whether the run is certain to fail. (None, False) if there is
+    room.
+
+    `sharing`: processes of the run on this machine, each with the same need.
+    """
     above = [limit for limit in limits if _needed(need, limit, sharing) > limit.bytes]
     worst = max(above, key=lambda limit: _needed(need, limit, sharing) / max(limit.bytes, 1), default=None)
     return worst, bool(worst) and CERTAIN * _needed(need, worst, sharing) > worst.bytes

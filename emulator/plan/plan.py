@@ -1,7 +1,7 @@
-"""The execution plan: how a run's global batch is carried out. Complete, no `None`, no TensorFlow.
+"""The execution plan: how a run computes its global batch. Complete, without `None` and without TensorFlow.
 
-The programs, the cost model and the drawings read the plan. One decision is made later, as it needs the cost model, which
-reads plans: where stages are cut automatically, `harness/run/resolve.py` has `emulator/cost_model/balance.py` cut them anew.
+Programs, cost model and charts read the plan. Only automatic cuts are decided later, because they need the cost model, which
+reads plans: `harness/run/resolve.py` replaces them by those of `emulator/cost_model/balance.py`.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from Models._layers import Variable
 from Models._norms import BatchNorm
 
 AUTO = "auto"
-INPUT = "input"  # the name of a stage without segments, which only hands the pictures on
-MAX_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
-MAX_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
-WORTH_MEMORY = 1.02  # times the shortest predicted time: larger passes take memory
-# Two cores of an AMD EPYC (benchmarks/NOTES.md): a multiply-add and a byte put out, each with its gradients, and the time
-# of a pass however small it is, for a layer and for the sum of a parameter's gradients. `auto` goes by these on every
-# machine, as bits depend on it.
+INPUT = "input"  # the name of a stage without segments, which only passes the images on
+MAX_SAMPLES = 2**31 - 1  # in one update: the device loop counts in 32 bits
+MAX_FOLDED = 8  # with `auto`: batch norm needs separate operations for every micro-batch of a pass
+WORTH_MEMORY = 1.02  # relative to the shortest predicted time: larger passes take more memory
+# Measured on two cores of an AMD EPYC (benchmarks/NOTES.md). First line: one multiply-add and one output byte, including
+# their gradients. Second line: the fixed time of a pass, for each layer and for each parameter's gradient sum. `auto` uses
+# these on every machine, because results depend on the fold to the bit.
 SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10
 SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9
 
 
 class PlanError(WrongInput):
-    """Options that do not fit together on the device layer."""
+    """Device options that contradict each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionPlan:
-    """The execution of a weight update: replicas x accumulation micro-batches through the stages, in each of the instances
-    (processes).
+    """The execution of one weight update: every instance (process) runs replicas x accumulation micro-batches through the
+    stages.
 
-    Global micro-batch m = accumulation step x replicas of all instances + replica, and instance k has the replicas from
-    k x replicas on; each instance adds its gradients in that order, then they are added up.
+    Global micro-batch m = accumulation step x total replicas + replica. Instance k has the replicas from k x replicas on.
+    Each instance adds its gradients in this order, then the sums of the instances are added.
     """
 
-    options: DeviceOptions = field(repr=False)  # those that count here; the fields below are derived from them
+    options: DeviceOptions = field(repr=False)  # without those that have no effect here; the fields below follow from them
     micro_batch_size: int
     accumulation: int
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
-    updates_per_host_step: int = 1  # weight updates of one host step; 0 where nothing is trained
+    updates_per_host_step: int = 1  # weight updates of one host step; 0 without training
     precision: Precision
     schedule: str
-    max_in_flight: tuple[int, ...]  # passes whose forward is done and whose backward is pending, at most, on each stage
+    max_in_flight: tuple[int, ...]  # for each stage, the most passes between forward and backward
     stage_devices: tuple[str, ...]  # the TensorFlow device of each stage
     training_device: Device  # the emulated IPUs
     validation_device: Device
@@ -72,17 +72,17 @@ class ExecutionPlan:
 
     @property
     def passes_in_flight(self) -> int:
-        """Passes that are anywhere in the pipeline at once."""
+        """The most passes in the pipeline at once."""
         return max(self.max_in_flight)
 
     @property
     def passes_per_update(self) -> int:
-        """Passes of the network, forward and backward, in one weight update of one instance."""
+        """Forward and backward passes of the network in one weight update of one instance."""
         return self.micro_batches // self.micro_batches_per_pass
 
     @property
     def micro_batches_per_pass(self) -> int:
-        """Micro-batches of one pass: those that are folded into it, of each replica that shares its batch norm."""
+        """Micro-batches of one pass: `fold` for each of the replicas that share batch norm."""
         return self.options.local_span * self.fold
 
     @property
@@ -92,14 +92,14 @@ class ExecutionPlan:
 
     @property
     def one_replica(self) -> str:
-        """Words for one replica's update on IPUs: its micro-batches, and the share of its schedule's slots that are idle."""
+        """Describe one replica's update on IPUs: number of micro-batches and idle slots of the schedule."""
         idle = 100 * schedules.scheduled_idle_fraction(self.schedule, len(self.stages), self.accumulation)
         count = _count(self.accumulation, "micro-batch", "micro-batches")
         return f"one replica's update, {count}, {idle:.0f} % of slots idle"
 
     def random_position(self, position: Any) -> Any:
-        """The position that keys a sample's draws on the device: the sample's own in the global order; with identical
-        seeding the one in the stream of the sample's replica, so that all replicas draw the same."""
+        """Return the position that keys a sample's random draws on the device. By default this is its position in the global
+        order; with identical seeding, its position in the stream of its replica, so that all replicas draw the same."""
         if not self.options.identical_replica_seeding or self.total_replicas == 1:
             return position
         micro_batch, sample = position // self.micro_batch_size, position % self.micro_batch_size
@@ -112,21 +112,21 @@ class ExecutionPlan:
 
     @property
     def data_shard(self) -> tuple[int, int]:
-        """(block, stride): of every `stride` samples in the global order the instance has `block`, from instance x block on;
-        (0, 0) if it has all of them."""
+        """(block, stride): this instance takes `block` of every `stride` samples in the global order, from instance x block
+        on. (0, 0) if it takes all."""
         block = self.options.replicas * self.micro_batch_size
         return (block, block * self.instances) if self.instances > 1 else (0, 0)
 
     @property
     def batch_norm_group(self) -> range:
-        """The instances that share batch-norm statistics with this one, itself among them."""
+        """The instances that share batch-norm statistics, including this one."""
         count = max(1, self.options.BN_span // self.options.replicas)
         first = self.instance // count * count
         return range(first, first + count)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one weight update of one instance, over its replicas."""
+        """Micro-batches of one weight update of one instance, for all its replicas."""
         return self.accumulation * self.options.replicas
 
     @property
@@ -136,17 +136,17 @@ class ExecutionPlan:
 
     @property
     def ipus(self) -> int:
-        """IPUs that the plan stands for."""
+        """IPUs that the plan emulates."""
         return self.options.shards * self.total_replicas
 
     def summary(self, variables: Iterable[Variable]) -> str:
-        """A few lines for the head of a log; of a network of these variables."""
+        """Return the lines about the plan at the head of a log, for a network with these variables."""
         lines = [
             f"Batch Size: {self.global_batch}",
             f"Layout: micro-batch {self.micro_batch_size} x accumulation {self.accumulation}"
             + f" x replicas {self.options.replicas}"
             + (f" x instances {self.instances}" if self.instances > 1 else "")
-            + (f", {self.micro_batches_per_pass} micro-batches a pass" if self.fold > 1 else "")
+            + (f", {self.micro_batches_per_pass} micro-batches per pass" if self.fold > 1 else "")
             + (f", batch norm over {self.options.BN_span} replicas" if self.options.BN_span > 1 else "")
             + f"; precision {self.precision.summary(variables)}"
             + (f", up to {self.updates_per_host_step} updates per host step" if self.updates_per_host_step else ""),
@@ -154,7 +154,7 @@ class ExecutionPlan:
         if len(self.stages) > 1:
             passes = _count(self.passes_in_flight, "pass", "passes")
             begin = ", ".join(self.stage_names)
-            lines.append(f"  {len(self.stages)} stages, {self.schedule}, {passes} in flight; they begin at {begin}")
+            lines.append(f"  {len(self.stages)} stages, {self.schedule}, {passes} in flight; first segments: {begin}")
         attached = str(self.training_device)
         if self.validation_device != self.training_device:
             attached += f", validation on {self.validation_device}"
@@ -171,9 +171,11 @@ def resolve(
     options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch_size: int, accumulation: int = 1,
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
 ) -> ExecutionPlan:  # fmt: skip
-    """A complete plan, whose accumulation count follows from a `global_batch` where there is one; raises PlanError,
-    PartitionError, ScheduleError or DeviceError for what does not fit together. --BN-span counts where the network has batch
-    norm: others would get passes of another size from it, and so another order of their sums."""
+    """Return the complete plan; if `global_batch` is given, the accumulation count follows from it.
+
+    Raise PlanError, PartitionError, ScheduleError or DeviceError if the options do not fit together. Without batch norm,
+    --BN-span is ignored: it would change the size of the passes, and so the order of their sums.
+    """
     if BatchNorm not in trace.norms:
         options = replace(options, BN_span=1)
     stages = _stages(options, trace)
@@ -181,9 +183,9 @@ def resolve(
     if global_batch is not None:
         accumulation = _accumulation(global_batch, micro_batch_size, replicas)
     _check_sizes(options, micro_batch_size, accumulation, replicas)
-    own_devices = options.shards > 1  # every stage has its own
+    own_devices = options.shards > 1  # every stage has its own device
     schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
-    # of an update; each is one micro-batch to batch norm
+    # per update; batch norm treats each as one micro-batch
     micro_batches_for_norm = accumulation * options.replicas // options.local_span
     fold = _fold(options, trace, micro_batch_size, micro_batches_for_norm, len(stages) if schedule != "Sequential" else 1)
     for_training, for_validation = (*options.select_ipu, "AUTO", "AUTO")[:2]
@@ -205,34 +207,33 @@ def resolve(
 
 
 def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: int, replicas: int) -> None:
-    """PlanError for numbers that do not fit together; `replicas`: of all instances."""
+    """Raise PlanError if the sizes do not fit together. `replicas`: those of all instances."""
     samples = micro_batch_size * accumulation * replicas
     if samples > MAX_SAMPLES:
         raise PlanError(
             f"an update of micro-batch {micro_batch_size} x accumulation {accumulation} x replicas {replicas} = "
-            f"{samples:,} samples is more than the {MAX_SAMPLES:,} that can be counted"
+            f"{samples:,} samples exceeds the limit of {MAX_SAMPLES:,}"
         )
     span = options.BN_span
     if span & (span - 1) or replicas % span:
         raise PlanError(f"--BN-span {span} must be a power of two that divides the {replicas} replicas into equal groups")
     if options.replicas % span and span % options.replicas:
         raise PlanError(
-            f"--BN-span {span} would cut the {options.replicas} replicas of an instance apart; give a span that "
-            "divides them, or a multiple of them"
+            f"--BN-span {span} does not fit the {options.replicas} replicas of an instance; give a divisor or a multiple"
         )
     if options.rts and options.disable_variable_offloading:
         raise PlanError(
-            "--rts divides offloaded optimiser state among the replicas, but --disable-variable-offloading keeps it on the "
-            "chip; leave one of them out, or give --no-rts or --no-disable-variable-offloading"
+            "--rts shards offloaded optimiser state, but --disable-variable-offloading keeps the state on the chip; "
+            "give --no-rts or --no-disable-variable-offloading"
         )
 
 
 def _stage_devices(device: str, stages: int, own_devices: bool, machine: Machine) -> tuple[str, ...]:
-    """A TensorFlow device for each stage: logical CPUs as many as stages, or the GPUs there are, in neighbouring shares."""
+    """Return a TensorFlow device for each stage: one logical CPU each, or the GPUs in equal contiguous shares."""
     if device == "gpu" and not machine.gpus:
         raise PlanError(
-            "--device gpu: there is no GPU that TensorFlow can use here (an NVIDIA card and the package "
-            "tensorflow[and-cuda]); give --device cpu or auto"
+            "--device gpu: there is no GPU that TensorFlow can use (an NVIDIA card and the package tensorflow[and-cuda]); "
+            "give --device cpu or auto"
         )
     if device == "cpu" or not machine.gpus:
         return tuple(f"/cpu:{stage if own_devices else 0}" for stage in range(stages))
@@ -240,13 +241,13 @@ def _stage_devices(device: str, stages: int, own_devices: bool, machine: Machine
 
 
 def cuts_automatically(options: DeviceOptions) -> bool:
-    """Return whether nobody names the stages' cuts: `auto`, or shards without splits outside a pipeline."""
+    """Return whether the cuts are automatic: `auto`, or shards without splits outside a pipeline."""
     automatic = tuple(name.lower() for name in options.pipeline_splits) == (AUTO,)
     return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
 
 
 def _stages(options: DeviceOptions, trace: Trace) -> tuple[tuple[str, ...], ...]:
-    """The named splits, or stages of about equal multiply-adds."""
+    """Return stages at the named splits, or stages of about equal multiply-adds."""
     shards = options.shards
     if cuts_automatically(options):
         return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter)
@@ -254,7 +255,6 @@ def _stages(options: DeviceOptions, trace: Trace) -> tuple[tuple[str, ...], ...]
 
 
 def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> int:
-    """The accumulation count that a global batch is."""
     samples = micro_batch_size * replicas
     if global_batch % samples:
         below = global_batch // samples * samples
@@ -266,9 +266,11 @@ def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> in
 
 
 def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_batches_for_norm: int, stages: int) -> int:
-    """Return how many of an update's `micro_batches_for_norm` share a pass. `auto`: the fewest, up to eight, that come
-    near the shortest predicted time of those which keep one pass's FP32 activations within the budget and, in a pipeline,
-    leave at least four passes for each stage to work on."""
+    """Return how many of an update's `micro_batches_for_norm` share a pass.
+
+    `auto`: of the folds up to eight, the smallest whose predicted time is near the shortest. The FP32 activations of a pass
+    must fit the budget, and a pipeline must have at least four passes per stage.
+    """
     if options.fold != AUTO:
         fold = int(options.fold)
         if micro_batches_for_norm % fold:
@@ -290,8 +292,7 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_bat
 
 
 def _seconds_per_batch(trace: Trace, samples: int, fold: int) -> float:
-    """Return the predicted seconds for one of `fold` batches of `samples` that share a pass, on the host, forward and
-    backward."""
+    """Return the predicted host seconds, forward and backward, for one of `fold` batches of `samples` that share a pass."""
     of_pass = len(trace.operations) * SECONDS_PER_LAYER + trace.trainable_parameters * SECONDS_PER_PARAMETER
     of_sample = trace.multiply_adds * SECONDS_PER_MULTIPLY_ADD + trace.activation_bytes(4) * SECONDS_PER_BYTE
     return samples * of_sample + of_pass / fold

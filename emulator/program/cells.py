@@ -6,17 +6,17 @@ one kind run in the order of the passes, because the loop carries a token betwee
 orders forwards and backwards. A forward acquires one permit for each backward that the schedule places between it and the
 previous forward, and vice versa (`schedules.waits`).
 
-For example, stage 0 of 2 in 1F1B with four passes runs 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3:
+For example, stage 0 of 2 in 1F1B with four passes runs 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3 (".": nothing):
 
     cell  waits for tokens and data  acquires permits of  releases a permit to
-    0F0   -                          -                    0B0
-    0F1   0F0                        -                    0B0
+    0F0   .                          .                    0B0
+    0F1   0F0                        .                    0B0
     0B0   1B0                        0F0, 0F1             0F2
     0F2   0F1                        0B0                  0B1
     0B1   0B0, 1B1                   0F2                  0F3
     0F3   0F2                        0B1                  0B2
-    0B2   0B1, 1B2                   0F3                  -
-    0B3   0B2, 1B3                   -                    -
+    0B2   0B1, 1B2                   0F3                  .
+    0B3   0B2, 1B3                   .                    .
 """
 
 from __future__ import annotations

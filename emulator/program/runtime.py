@@ -42,8 +42,9 @@ INFEED = "infeed"
 class Stream:
     """The source of a program's batches: the samples of a pass in training, a micro-batch in validation.
 
-    * `features` prepares the next batch on the device: {"image", "label", "position"} and whatever else the loss needs. Arguments:
-      seed, next element of the data set, updates done, pass of the update (in validation: 0 and the number of the micro-batch).
+    * `features` prepares the next batch on the device: {"image", "label", "position"} and whatever else the loss needs.
+      Arguments: seed, next element of the data set, updates done, pass of the update. In validation, the last two are 0 and
+      the number of the micro-batch.
     * `dataset` creates the data set on the host, in the current graph. Without it, the elements are empty.
     """
 

@@ -43,7 +43,7 @@ class Metrics:
 
     * `loss`, `accuracy`: float32 [updates]
     * `lost`: with half precision, the fractions of gradients that underflowed and overflowed, [updates, layers, 2]
-    * `instance_seconds`: seconds that each instance of a group needed for the passes of an update, including data but without
+    * `instance_seconds`: seconds that each instance of a group needed for the passes of an update, with data but without
       waiting for the others, [updates, instances]
     * `stopping_instances`: those that dropped the next update because they must end at once
     """
@@ -149,7 +149,7 @@ class TrainingProgram(Program):
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _feeds(self, learning_rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
-        """Return the feeds of a host step. The same tensors are fed always, because TensorFlow optimises the graph again for
+        """Return the feeds of a host step. Always feed the same tensors, because TensorFlow optimises the graph again for
         other feeds."""
         return dict(zip(self._names["fed"], (np.asarray(learning_rates, np.float32), recording)))
 

@@ -61,8 +61,8 @@ class Optimiser(Protocol):
     """An update rule.
 
     * `slots`: names of each variable's slots, with initial values
-    * `decoupled_decay`: weight decay subtracts a fraction of the variable, times the rate, and is not part of the gradient (arXiv
-      1711.05101)
+    * `decoupled_decay`: weight decay subtracts a fraction of the variable, times the rate, and is not part of the gradient
+      (arXiv 1711.05101)
     * `has_norms`: a step depends on norms of the whole variable
     """
 

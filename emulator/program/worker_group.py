@@ -6,7 +6,8 @@ of the group, so processes of other groups do not interfere. A session call with
 uses its options.
 
 Liveness is not watched here: a collective waits for its peers forever. No timeout is set, because TensorFlow keeps a thread
-for each collective until its timeout is over, even if the collective is done. That would use up the limit on threads.
+for each collective until its timeout is over, even if the collective is done. Such threads would use up the limit on
+threads.
 """
 
 from __future__ import annotations

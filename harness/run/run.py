@@ -212,7 +212,7 @@ class Run:
             self.trace,
             self.plan,
             slots=options.training.slots,
-            picture=self.image_numbers,
+            image=self.image_numbers,
             records=self._cached_records(spec.train_images + (spec.validation_images if validated else 0)),
             validated=validated,
             trained=self.is_trained,
