@@ -1,5 +1,5 @@
-"""Frozen inference programs, graphs with their weights inside: the server's, which can be kept in a file and run from
-threads, and one of TensorFlow's plain operations for other runtimes."""
+"""Frozen inference programs: graphs that contain their weights. One kind is for the server, saved in a file and run from
+several threads; the other uses only plain TensorFlow operations, for other runtimes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
 
-# not the usual words, which operations of the network may have taken
+# with a prefix, because operations of the network may have the usual names
 _IMAGES, _LOGITS, _LOGIT, _CLASS, _IDENTITY = (
     f"frozen_{name}" for name in ("images", "logits", "max_logit", "class", "identity")
 )
 
-IMAGE, PROBABILITIES = "image", "probabilities"  # of a portable graph
+IMAGE, PROBABILITIES = "image", "probabilities"  # tensors of a portable graph
 
 
 def freeze(
@@ -38,10 +38,10 @@ def freeze(
     precision: Precision,
     identity: str,
 ) -> bytes:
-    """The program as bytes: uint8 images of `shape` -> (largest logit, its class) of each.
+    """Return the program as bytes: uint8 images of `shape` -> (largest logit, its class) of each.
 
-    `prepare` makes the network's input of the bytes; `values`: the weights by name, or None for the initial ones of
-    `seed`; `identity`: the description of the program's source, which `FrozenProgram` compares.
+    `prepare`: function from the images to the network's input; `values`: weights by name, or None for the initial weights of
+    `seed`; `identity`: describes the program's source; `FrozenProgram` compares it.
     """
     constants = _weights(variables, values, seed, precision)
     with new_graph().as_default() as graph:
@@ -62,8 +62,10 @@ def portable_graph(
     prepare: Callable[[tf.Tensor], tf.Tensor],
     values: Mapping[str, np.ndarray],
 ) -> tf.GraphDef:
-    """The graph uint8 IMAGE [batch, side, side, 3] -> float32 PROBABILITIES [batch, classes], for batches of any size, in
-    FP32 and TensorFlow's plain operations alone. `prepare` and `values` as for `freeze`."""
+    """Return the graph uint8 IMAGE [batch, side, side, 3] -> float32 PROBABILITIES [batch, classes], for any batch size.
+
+    The graph is in FP32 and uses only plain TensorFlow operations. `prepare` and `values` as for `freeze`.
+    """
     constants = _weights(variables, values, 0, SINGLE)
     with tf.Graph().as_default() as graph:
         images = tf.placeholder(tf.uint8, [None, side, side, 3], IMAGE)
@@ -75,7 +77,7 @@ def portable_graph(
 def _weights(
     variables: tuple[Variable, ...], values: Mapping[str, np.ndarray] | None, seed: int, precision: Precision
 ) -> dict[str, np.ndarray]:
-    """The weights as the layers use them."""
+    """Return the weights as the layers use them."""
     with new_graph().as_default() as graph:
         weights = ProgramVariables(variables, seed, {}, precision=precision)
         read, state, initialise = weights.read(), VariableHandles.of(weights), tf.global_variables_initializer()
@@ -87,26 +89,26 @@ def _weights(
 
 
 def _sealed(program: bytes) -> bytes:
-    """Return the program with a node at its end whose name is the digest of the rest: still one graph, as messages merge
-    when joined."""
+    """Return the program followed by a node whose name is the digest of the rest. The result is still one graph, because
+    joined messages merge."""
     seal = tf.GraphDef()
     seal.node.add(name=f"frozen_digest_{hashlib.sha256(program).hexdigest()}", op="NoOp")
     return program + seal.SerializeToString()
 
 
 def _unsealed(program: bytes) -> bytes:
-    """Return a sealed program without that node; ValueError if the rest is not the sealed program."""
+    """Return a sealed program without that node. Raise ValueError if the digest does not match."""
     content = program[: -len(_sealed(b""))]
     if _sealed(content) != program:
-        raise ValueError("it is damaged, or was not built here")
+        raise ValueError("it is damaged, or was built by another program")
     return content
 
 
 class FrozenProgram:
-    """A program that runs. Several threads may call it at once."""
+    """A loaded program. Several threads may call it at once."""
 
     def __init__(self, program: bytes) -> None:
-        """ValueError for bytes that hold no such program."""
+        """Raise ValueError if the bytes are not such a program."""
         definition = tf.GraphDef()
         try:
             definition.ParseFromString(_unsealed(program))
@@ -122,12 +124,12 @@ class FrozenProgram:
         self._logits = self.session.make_callable(logits, [images])
 
     def infer(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(largest logit, its class), [batch] each, of uint8 images [batch, side, side, 3]."""
+        """Return (largest logit, its class), each [batch], for uint8 images [batch, side, side, 3]."""
         with named_faults(lambda: "inference"):
             return self._infer(images)
 
     def logits(self, images: np.ndarray) -> np.ndarray:
-        """All logits, [batch, classes], of such images."""
+        """Return all logits, [batch, classes], for such images."""
         with named_faults(lambda: "inference"):
             return self._logits(images)
 

@@ -1,6 +1,8 @@
-"""The vocabulary for exact inference: where the native kernels are built (emulator/native/conv_norm.cc), a convolution by
-kernels of one pixel or one channel is one operation with the gate or the mean before, and the batch norm, or the bias, and
-the activation behind. The layers come one by one; a later one takes the place of earlier ones, which nothing reads then.
+"""The layer vocabulary for exact inference with fused operations.
+
+If the native kernels are built (emulator/native/conv_norm.cc), a pointwise or depthwise convolution is one operation with a
+preceding gate or mean, and with the following batch norm or bias and the activation. Layers are built one by one. A later
+fused operation replaces earlier ones, whose results are then unused.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ SIGMOID = "sigmoid"
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A convolution's arguments. `gate`: the factors [batch, 1, 1, channels] of its x; `of_mean`: it is of the mean of x."""
+    """The arguments of a convolution. `gate`: factors on x, [batch, 1, 1, channels]; `of_mean`: its input is the mean of
+    x."""
 
     x: tf.Tensor
     weights: tf.Tensor  # [kernel, kernel, channels of a group, filters]
@@ -34,23 +37,25 @@ class _Convolution:
 
     @property
     def is_depthwise(self) -> bool:
-        """True if every channel has a kernel of its own."""
+        """True if every channel has its own kernel."""
         return self.weights.shape[2] == 1 and self.weights.shape[3] == self.x.shape[-1] > 1
 
     @property
     def is_pointwise(self) -> bool:
-        """True if the kernels are of one pixel and all channels."""
+        """True for 1 x 1 kernels over all channels."""
         return self.weights.shape[0] == self.stride == 1 and self.weights.shape[2] == self.x.shape[-1]
 
     @property
     def kernels(self) -> ModuleType | None:
-        """The operations, if they are built for a processor that has them."""
+        """The native operations, if they are built for a processor that supports them."""
         built = library.load_for(self.x)
         return built if hasattr(built, "emulator_pointwise_conv_norm") else None
 
     def with_norm(self, **norm: Any) -> tf.Tensor | None:
-        """Return the convolution with a batch norm and an activation behind it; None where no operation does both.
-        `norm`: gamma, beta, mean and variance [filters], epsilon, activation."""
+        """Return the convolution followed by batch norm and activation; None if no operation does all of it.
+
+        `norm`: gamma, beta, mean and variance [filters], epsilon, activation.
+        """
         kernels = self.kernels
         if not kernels or self.bias is not None or self.of_mean:
             return None
@@ -61,7 +66,7 @@ class _Convolution:
         return kernels.emulator_pointwise_conv_norm(gate=gates, **norm) if self.is_pointwise else None
 
     def with_activation(self, activation: str) -> tf.Tensor | None:
-        """Return the convolution with its bias and an activation behind it; None where no operation does both."""
+        """Return the convolution followed by bias and activation; None if no operation does all of it."""
         kernels = self.kernels
         if not kernels or self.bias is None or self.gate is not None or not self.is_pointwise:
             return None
@@ -71,11 +76,11 @@ class _Convolution:
 
 
 class FusedLayers(TensorLayers):
-    """The vocabulary on tensors [batch, height, width, channels] without training, in the weights' dtype."""
+    """The layer vocabulary on tensors [batch, height, width, channels], for inference, in the weights' dtype."""
 
     def __init__(self, weights: Mapping[str, tf.Tensor]) -> None:
         super().__init__(weights, training=False)
-        # what tensors are the results of, by their references
+        # what each tensor is the result of, by reference
         self._convolutions: dict[Any, _Convolution] = {}
         self._gates: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
         self._means: dict[Any, tf.Tensor] = {}
@@ -86,7 +91,7 @@ class FusedLayers(TensorLayers):
     ) -> tf.Tensor:  # fmt: skip
         y = super().conv(x, filters, kernel, initial, stride=stride, groups=groups, bias=bias, padding=padding)
         if padding != "SAME" and stride > 1:
-            return y  # the native operations pad as SAME does
+            return y  # the native operations pad like SAME
         weights = self._weights[self.path("conv", "conv2d", "kernel")]
         added = self._weights[self.path("conv", "conv2d", "bias")] if bias else None
         source, gate = self._gates.get(x.ref(), (x, None))

@@ -1,4 +1,4 @@
-"""The validation program: a device loop over micro-batches that adds up scores, in a graph of its own."""
+"""The validation program: a device loop over micro-batches that adds up scores, in its own graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from Models._segments import Segment
 @dataclass(frozen=True)
 class Score:
     """The sums of validation: their names, the function from (logits, labels) to a micro-batch's sums, and the shape of each
-    of them."""
+    sum."""
 
     names: tuple[str, ...]
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
@@ -36,8 +36,11 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceSpec:
-    """Everything that decides the numbers of a validation program. `device`: TensorFlow's, of the network; `seed`: of the
-    stream; `mirrored`: score the mean of the probabilities of each image and its mirror image."""
+    """Everything that decides the numbers of a validation program.
+
+    `device`: TensorFlow's device of the network; `seed`: of the stream; `mirrored`: average the probabilities of each image
+    and its mirror image.
+    """
 
     segments: list[Segment]
     trace: Trace
@@ -49,36 +52,36 @@ class InferenceSpec:
 
 
 class InferenceProgram(Program):
-    """A compiled validation program in a graph of its own: the loop over micro-batches runs on the device.
+    """A compiled validation program in its own graph. The loop over micro-batches runs on the device.
 
-    Samples labelled below 0 fill up the last micro-batch and count for nothing.
+    Samples with labels below 0 fill the last micro-batch and are not counted.
     """
 
     def __init__(self, inference: InferenceSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
-        """`stream`: the batches that it scores. `cache_entry`: its place in the program cache."""
+        """`stream`: the batches to score. `cache_entry`: the program's entry in the program cache."""
         self.names, device = inference.score.names, inference.device
         write = partial(_write, inference)
         super().__init__(write, stream, (device,), inference.seed, place=device, cache_entry=cache_entry)
 
     def compile(self) -> None:
-        """Set the executors up, with a step of no micro-batches."""
+        """Set up the executors, by a step without micro-batches."""
         self.rewind()
         self.step(0, 0)
         self._mark_compiled()
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Take over a checkpoint's weights; a missing one is a KeyError with its name."""
+        """Load a checkpoint's weights. Raise KeyError with the name of a missing one."""
         self.state.assign(self.session, values, self.state.model)
 
     def rewind(self) -> None:
-        """Put the stream back to its first micro-batch."""
+        """Move the stream back to its first micro-batch."""
         self.session.run(self._rewind)
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
-        """Sums over micro-batches first..end-1, which must be the stream's next ones. An exception that a signal raises ends
-        the call at its next micro-batch, and then the program is of no more use."""
+        """Return the sums over micro-batches first..end-1, which must be the next in the stream. An exception from a signal
+        ends the call at its next micro-batch; the program is unusable afterwards."""
         with named_faults(lambda: "validation"):
-            # the calling thread stays free for signals, which would wait for the end of the session call otherwise
+            # in another thread, because otherwise signals would wait for the end of the session call
             running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))
             try:
                 sums = running.result()
@@ -92,11 +95,11 @@ class InferenceProgram(Program):
         return dict(zip(self.names, sums))
 
     def stop(self) -> None:
-        """End the present call of `step` at its next micro-batch, and later ones at once: the sums are of no use then."""
+        """End the current call of `step` at its next micro-batch, and later calls at once. Their sums are invalid."""
         self.session.run(self._names["stop"])
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
-        """Run `step` over micro-batches first..end-1, and return its operations' times as events of a Chrome trace."""
+        """Run `step` over micro-batches first..end-1, and return the times of its operations as events of a Chrome trace."""
         options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
         self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
         return operation_events(trace)
@@ -105,7 +108,7 @@ class InferenceProgram(Program):
 def logits_of(
     segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
 ) -> tf.Tensor:
-    """The network's answer [batch, classes] to a micro-batch of prepared images, float32 [batch, side, side, channels]."""
+    """Return the logits [batch, classes] of a micro-batch of prepared images, float32 [batch, side, side, channels]."""
     policy = PrecisionPolicy(precision)
     exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
     layers = FusedLayers(weights) if exact else policy.layers(weights, training=False)
@@ -113,7 +116,8 @@ def logits_of(
 
 
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
-    """The logits [batch, classes]; if `mirrored`, the logarithms of the mean probabilities, which are logits of those."""
+    """Return the logits [batch, classes]; if `mirrored`, the logarithms of the mean probabilities, which are equivalent
+    logits."""
     if not inference.mirrored:
         return logits_of(inference.segments, weights, image, inference.precision)
     both = logits_of(inference.segments, weights, tf.concat([image, tf.reverse(image, [2])], 0), inference.precision)
@@ -122,7 +126,7 @@ def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: 
 
 
 def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
-    """Write a validation program into the present graph; nothing in it but the stream is drawn from the seed."""
+    """Write a validation program into the current graph. Only the stream uses the seed."""
     weights = ProgramVariables(inference.trace.variables, 0, {}, precision=inference.precision)
     fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
     stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
@@ -144,7 +148,7 @@ def _sums(
     first: tf.Tensor,
     end: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """The device loop over micro-batches; float64 sums in the order of their names."""
+    """Return float64 sums from the device loop over micro-batches, in the order of their names."""
     values, score = weights.read(), inference.score
 
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -1,5 +1,5 @@
-"""An observation of a network's numbers: for each layer and kind of tensor a histogram of exponents, and what is lost in the
-format that the tensor comes into. No TensorFlow."""
+"""An observation of a network's numbers, without TensorFlow: for each layer and kind of tensor, a histogram of exponents,
+and what is lost in the tensor's format."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from emulator.plan.number_formats import Format
 
-FIRST_EXPONENT, EXPONENTS = -64, 128  # of the histogram's bins: numbers further out count in the outermost
+FIRST_EXPONENT, EXPONENTS = -64, 128  # range of the histogram; numbers outside count in the first or last bin
 KINDS = ("weights", "activations", "gradients")
 
 
 class Losses(NamedTuple):
-    """Shares of a tensor's numbers: exactly 0; not 0, but 0 in the format; beyond what the format has. `error`: the sum of
-    what rounding takes away or adds, by the sum of the sizes."""
+    """Fractions of a tensor's numbers: `zero`, exactly 0; `under`, rounded to 0; `over`, beyond the format's range. `error`:
+    the sum of absolute rounding errors, divided by the sum of absolute values."""
 
     zero: float
     under: float
@@ -25,8 +25,11 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class ObservedTensor:
-    """The numbers of a layer's tensor of one kind. `exponents`: the count of numbers in [2^e, 2^(e+1)) by e. `follows`: the
-    losses are those of the format as it lies, moved by --format-scaling; not in records."""
+    """The numbers of one kind of tensor in a layer.
+
+    `exponents`: number of values in [2^e, 2^(e+1)), by e. `follows`: --format-scaling shifts the format, and `losses` are
+    those of the shifted format; not part of records.
+    """
 
     layer: str
     kind: str
@@ -36,7 +39,7 @@ class ObservedTensor:
     follows: bool = False
 
     def as_record(self) -> dict[str, Any]:
-        """The tensor as JSON has it."""
+        """Return the tensor as a dict for JSON."""
         losses = {name: float(f"{share:.6g}") for name, share in self.losses._asdict().items()}
         counts = {str(e): count for e, count in self.exponents.items()}
         return {"layer": self.layer, "kind": self.kind, "format": self.format.name, **losses, "exponents": counts}
@@ -44,7 +47,7 @@ class ObservedTensor:
 
 @dataclass(frozen=True)
 class Observation:
-    """All tensors, in the order of the network, with the weights after `updates`; `scale`: of the loss."""
+    """All tensors, in the order of the network, with the weights after `updates`. `scale`: the loss scale."""
 
     updates: int
     scale: float

@@ -1,9 +1,9 @@
-"""A program of its own that observes a network: one pass forward and backward in FP32 over the same pictures each time, with
-the weights of the moment. The training program knows nothing of it, and no bit of a run depends on it.
+"""A separate program that observes a network: one FP32 pass, forward and backward, over the same images every time, with the
+current weights. The training program does not depend on it, and no bit of a run does.
 
-Numbers are observed before anything is rounded, as those that the formats are to hold: the weights, the activations that
-convolutions and matrix products multiply, and the gradients that arrive at their results, times the loss scale. A format
-whose range follows its tensor is asked about as it lies in the next update.
+Numbers are observed before they are rounded: weights, activations that convolutions and matrix products multiply, and
+gradients that arrive at their results, times the loss scale. A format whose range follows its tensor is evaluated with the
+range of the next update.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
 
-_BIAS, _FRACTION = 127, 23  # of FP32
+_BIAS, _FRACTION = 127, 23  # FP32's
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationSpec:
-    """A network, its loss as (logits, features) -> [batch], and the precision whose formats are asked about. A pass has
-    `micro_batches`, each with a loss of its own; batch norm has statistics of each of the pass's `norm_parts`, or its moving
-    ones where they are `frozen`."""
+    """A network, its loss as (logits, features) -> [batch], and the precision whose formats are evaluated.
+
+    A pass has `micro_batches`, each with its own loss. Batch norm has separate statistics for each of `norm_parts`; norms in
+    `frozen` use their moving statistics.
+    """
 
     segments: list[Segment]
     variables: tuple[Variable, ...]
@@ -49,8 +51,8 @@ class ObservationSpec:
 
 
 class _Operand(NamedTuple):
-    """The format that a tensor comes into. `arriving`: that which its numbers have before, where the range of the format
-    follows them."""
+    """The format that a tensor is rounded to. `arriving`: the tensor's format before, if the range of `format` follows the
+    tensor."""
 
     format: Format
     arriving: Format | None = None
@@ -60,7 +62,7 @@ class ObservingProgram(Program):
     """A compiled program that observes."""
 
     def __init__(self, observed: ObservationSpec, stream: Stream, seed: int) -> None:
-        """`stream`: of which the first pass's pictures are looked at."""
+        """`stream`: the source; only the images of its first pass are used."""
 
         def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
             return _write(observed, seed, features)
@@ -70,7 +72,7 @@ class ObservingProgram(Program):
         self._operands = tuple(_operands(observed, name) for name in self._kernels)
 
     def observe(self, values: Mapping[str, np.ndarray], updates: int, scale: float) -> Observation:
-        """The numbers with these weights, by name as checkpoints have them."""
+        """Return the observation with these weights, by name as in checkpoints."""
         self.state.assign(self.session, values, self.state.model)
         self.session.run(self._rewind)
         fed = dict(zip(self._names["fed"], [np.float32(scale)]))
@@ -91,7 +93,8 @@ class ObservingProgram(Program):
 
 
 class _ObservedLayers(TensorLayers):
-    """The vocabulary in FP32, which keeps what is multiplied, and the gradients of products, by the names of kernels."""
+    """The FP32 layer vocabulary that keeps the operands of products and the gradients of their results, by name of the
+    kernel."""
 
     def __init__(self, weights: Mapping[str, tf.Tensor], **context: Any) -> None:
         super().__init__(weights, **context)
@@ -137,7 +140,7 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
 
 
 def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
-    """Return the narrowest format that each kind of a layer's tensors comes into."""
+    """Return the narrowest format that each kind of a layer's tensors is rounded to."""
     precision = observed.precision
     stored = next(precision.stored_format(variable) for variable in observed.variables if variable.name == kernel)
     weight, *others = precision.operands_of(kernel)
@@ -147,7 +150,8 @@ def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
 
 
 def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """int32 [EXPONENTS] counts, and float32 [4] losses. `largest`: float32 [], by which a format that follows lies."""
+    """Return int32 [EXPONENTS] counts and float32 [4] losses. `largest`: float32 [], sets the range of a format that
+    follows."""
     x = tf.reshape(x, [-1])
     size, bits = tf.abs(x), tf.bitcast(x, tf.int32)
     exponent = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, _FRACTION), 255) - _BIAS
@@ -168,7 +172,7 @@ def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tup
 
 
 def _nearest(x: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """x [...] on a format's grid; overflow saturates."""
+    """Round x [...] to a format; overflow saturates."""
     return x if number_format == FP32 else round_without_gradient(x, Rounding(saturate=True, format=number_format))
 
 
