@@ -1,1 +1,1 @@
-"""Commands beside training: weights of other projects, comparisons of runs, the paper's findings, data sets."""
+"""Commands other than training: reports, sweeps, plans, exports, imported weights, the paper's findings, data sets."""

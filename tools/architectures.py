@@ -1,7 +1,7 @@
-"""The networks that others call by name: which of them this program computes exactly, and what else a config.json says.
+"""Architectures by their names in timm and torchvision: which of them this project computes exactly; timm's config.json.
 
-timm gives several networks the same variables. Their paddings, epsilons and poolings differ, and only the name tells them
-apart.
+Several of timm's networks have the same variables, but different paddings, epsilons or poolings. Only the name
+distinguishes them.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ _SAME = (
     (r"efficientnet_(b[0-7]a?|lite[0-4])", _PYTORCH),
     (r"((gluon|tv|ssl|swsl|ig)_)?(wide_)?res(net|next)\d+(_2|_\d+x\d+d)?(_v1b)?", _RESIDUAL),
 )
-_OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # with other pooling, by the same variables
-_ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")  # arguments without effect on answers
+_OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # the same variables, but another pooling
+_ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")  # arguments that change no prediction
 
 
 class ImportFailure(Exception):
-    """Weights that cannot be imported. The text is one line."""
+    """Weights cannot be imported. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A network as its name and its config.json describe it; nothing is known by default."""
+    """A network as described by its name and its config.json. Default values mean unknown."""
 
     architecture: str = ""
-    source: str = ""  # of the name
+    source: str = ""  # of the name, as a phrase for messages
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     image_size: int | None = None
     notes: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the network that its name decides; ImportFailure for one that is none of ours."""
+        """Return the options that follow from the name; ImportFailure if this project does not compute the network."""
         if not self.architecture:
             return {}
         name = self.architecture.lower().split(".")[0].replace("-", "_")
         found = next((options for pattern, options in _SAME if re.fullmatch(pattern, name)), None)
         if found is None:
             raise ImportFailure(
-                f"{short(self.architecture)} ({self.source}) is not computed here exactly; tf_efficientnet_b0 to b7, "
-                "efficientnet_b0 to b7, their lite0 to lite4, resnet, wide_resnet and resnext are"
+                f"{short(self.architecture)} ({self.source}) is not supported; supported are tf_efficientnet_b0 to b7, "
+                "efficientnet_b0 to b7, their lite0 to lite4, resnet, wide_resnet and resnext"
             )
         return found
 
@@ -61,54 +61,54 @@ UNKNOWN = Description()
 
 
 def by_file_name(source: Path) -> Description:
-    """Return the architecture that a file's name begins with, as timm's and torchvision's do."""
+    """Return the architecture with which a file's name begins, as in timm and torchvision."""
     patterns = [rf"({pattern})(?=[^a-z0-9]|$)" for pattern, _ in _SAME]
     stem = source.stem.lower()
     found = next((match for pattern in [*patterns, _OTHERS] if (match := re.match(pattern, stem))), None)
     return Description(found[0], "by the file's name") if found else UNKNOWN
 
 
-def beside(source: Path) -> Description:
-    """Return what timm's config.json in a file's folder says; nothing where there is none."""
+def by_config(source: Path) -> Description:
+    """Return the content of timm's config.json in a file's folder; UNKNOWN if there is none."""
     path = source.parent / CONFIG
     try:
         entries = bounds.json_value(input_files.content(path, bounds.TEXT))
     except FileNotFoundError:
         return UNKNOWN
     except (OSError, ValueError) as error:
-        raise ImportFailure(f"{path} beside it cannot be read: {bounds.reason(error)}") from None
+        raise ImportFailure(f"{path} in its folder cannot be read: {bounds.reason(error)}") from None
     if not isinstance(entries, dict) or not isinstance(entries.get("architecture"), str):
-        return UNKNOWN  # of something else
-    pictures = entries.get("pretrained_cfg", entries)
-    pictures = pictures if isinstance(pictures, dict) else {}
+        return UNKNOWN  # not timm's
+    images = entries.get("pretrained_cfg", entries)
+    images = images if isinstance(images, dict) else {}
     arguments = entries.get("model_args") or {}
     odd = sorted(set(arguments).difference(_ORDINARY)) if isinstance(arguments, dict) else ["model_args"]
     if odd:
-        raise ImportFailure(f"{path} gives {entries['architecture']} the argument {short(odd[0])}, unknown here")
-    size = pictures.get("input_size", [3, None, None])
+        raise ImportFailure(f"{path} gives {entries['architecture']} the argument {short(odd[0])}, which is not supported")
+    size = images.get("input_size", [3, None, None])
     if not isinstance(size, list) or len(size) != 3 or size[0] != 3 or size[1] != size[2]:
         raise ImportFailure(f"{path} has input_size {short(size)}; it must be [3, side, side]")
     if size[1] is not None and (type(size[1]) is not int or not 8 <= size[1] <= 4096):
-        raise ImportFailure(f"{path} has input_size {short(size)}; the side must lie between 8 and 4096")
+        raise ImportFailure(f"{path} has input_size {short(size)}; the side must be between 8 and 4096")
     return Description(
-        entries["architecture"], f"by {CONFIG}", _three(path, pictures, "mean"), _three(path, pictures, "std"), size[1],
-        _notes(pictures),
+        entries["architecture"], f"by {CONFIG}", _three(path, images, "mean"), _three(path, images, "std"), size[1],
+        _notes(images),
     )  # fmt: skip
 
 
-def _three(path: Path, pictures: dict[str, Any], name: str) -> tuple[float, ...]:
-    values = pictures.get(name) or []
+def _three(path: Path, images: dict[str, Any], name: str) -> tuple[float, ...]:
+    values = images.get(name) or []
     if not isinstance(values, list) or len(values) not in (0, 3) or any(type(value) not in (int, float) for value in values):
         raise ImportFailure(f"{path} has {name} {short(values)}; it must be three numbers")
     return tuple(map(float, values))
 
 
-def _notes(pictures: dict[str, Any]) -> tuple[str, ...]:
-    """Return lines on what cannot be obeyed."""
-    crop, method = pictures.get("crop_pct", 0.875), pictures.get("interpolation", "bilinear")
+def _notes(images: dict[str, Any]) -> tuple[str, ...]:
+    """Return notes about settings that are ignored."""
+    crop, method = images.get("crop_pct", 0.875), images.get("interpolation", "bilinear")
     if crop == 0.875 and method == "bilinear":
         return ()
     return (
-        f"timm evaluates it on {short(crop)} of the shorter side, resized {short(method)}; here it is 0.875, bilinear: "
-        "probabilities of photos differ a little",
+        f"timm evaluates it on {short(crop)} of the shorter side, resized {short(method)}; here it is 0.875, bilinear. "
+        "Probabilities of photos differ slightly",
     )

@@ -1,5 +1,7 @@
-"""The first import of a script that is called by its path, as `python tools/runs.py`: it makes the project importable, and
-lets a signal end the process in one line while slower imports follow."""
+"""First import of a script that is started by its path, such as `python tools/runs.py`.
+
+Makes the project importable, and ends the process with a one-line message if a signal arrives during slow imports.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the curves of several runs into one picture: the training's loss and accuracy, and the validation's accuracy.
+"""Draw the training curves of several runs in one chart.
 
 python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replicas" --output compared.svg
 """
@@ -18,11 +18,11 @@ from harness.reports import chart, output, training_chart
 
 
 def main(argv: list[str]) -> int:
-    """Draw the runs."""
+    """Draw the runs; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(training_chart.PENS)}")
-    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="the runs' names (default: the folders')")
-    parser.add_argument("--title", default="", help="above the picture")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories, at most {len(training_chart.PENS)}")
+    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="names of the runs (default: of their directories)")
+    parser.add_argument("--title", default="", help="title of the chart")
     parser.add_argument("--output", metavar="FILE", default="compared.svg", help="(default: %(default)s)")
     arguments = parser.parse_args(argv)
     folders = [Path(run) for run in arguments.runs]
@@ -30,15 +30,15 @@ def main(argv: list[str]) -> int:
     if len(labels) != len(folders):
         parser.error(f"--labels: {len(labels)} labels for {len(folders)} runs")
     if len(folders) > len(training_chart.PENS):
-        parser.error(f"{len(folders)} runs: {len(training_chart.PENS)} fit into a picture")
+        parser.error(f"{len(folders)} runs are too many: give at most {len(training_chart.PENS)}")
     for folder in folders:
         if not (folder / "training.csv").exists():
             began = (folder / "arguments.json").exists()
-            what = "has no rows yet" if began else "is not a run's folder"
+            what = "has no rows yet" if began else "is not a run directory"
             parser.error(f"{folder} {what}: it has no training.csv")
     runs = [(label, *training_chart.tables(folder)) for label, folder in zip(labels, folders)]
-    picture = chart.figure(training_chart.comparison_panels(runs), arguments.title)
-    output.write_atomically(arguments.output, picture, output.SVG)
+    drawing = chart.figure(training_chart.comparison_panels(runs), arguments.title)
+    output.write_atomically(arguments.output, drawing, output.SVG)
     print(arguments.output)
     return 0
 

@@ -1,8 +1,7 @@
-"""The console commands of an installation: cnn with its commands, poprun, gc-profile and gc-info.
+"""The console commands of an installation: cnn, poprun, gc-profile and gc-info.
 
-The modules of this project import each other by their names in a checkout, as base and train. An installation has all of
-them in one package, whose folder is put before everything else that could be imported: neither the working directory nor
-another project's files of these names count.
+Modules import each other by their names in a checkout, such as base and train. An installation has them all in one package.
+The package's folder comes first in sys.path, so no file of the working directory or of another project can replace them.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ _HELP, _VERSION, _LIST = ("-h", "--help", "help"), "--version", "--list-configs"
 
 
 def cnn() -> None:
-    """The command cnn."""
+    """Run the command cnn."""
     _begin("cnn")
     _run("cnn", os.path.abspath(sys.argv[0]))
 
 
 def module() -> None:
-    """The command python -m cnn_harness."""
+    """Run the command python -m cnn_harness."""
     _begin("cnn")
     _run("python -m cnn_harness", "")
 
 
 def poprun() -> None:
-    """The command poprun."""
+    """Run the command poprun."""
     _begin("poprun")
     import poprun
 
@@ -36,7 +35,7 @@ def poprun() -> None:
 
 
 def gc_profile() -> None:
-    """The command gc-profile."""
+    """Run the command gc-profile."""
     _begin("gc-profile")
     from harness.commands.gc_profile import main
 
@@ -44,7 +43,7 @@ def gc_profile() -> None:
 
 
 def gc_info() -> None:
-    """The command gc-info."""
+    """Run the command gc-info."""
     _begin("gc-info")
     from harness.commands.gc_info import main
 
@@ -52,21 +51,21 @@ def gc_info() -> None:
 
 
 def _begin(prog: str) -> None:
-    """Find the project's modules, in place of those beside the program's file or in the working directory, and let a
-    signal end the command in one line from now on."""
-    looked_there = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
-    sys.path[: int(looked_there)] = [HERE]
+    """Put the package's folder first in sys.path, in place of the script's or the working directory. From now on, a signal
+    ends the command with a one-line message."""
+    has_script_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    sys.path[: int(has_script_folder)] = [HERE]
     from base.process import early_exit
 
     early_exit.install(prog)
     from base.process import commands
 
-    if prog != "cnn" and not commands.in_checkout():  # a checkout's scripts may be called as well
+    if prog != "cnn" and not commands.in_checkout():  # in a checkout, messages name its scripts
         commands.begin(commands.Call(prog="cnn", command=""))
 
 
 def _run(prog: str, path: str) -> None:
-    """Run the command that the first word names, as Python would run its file."""
+    """Run the command that the first argument names, as Python would run its file."""
     from base.errors import OptionError
     from base.process import commands
 
@@ -90,7 +89,7 @@ def _run(prog: str, path: str) -> None:
 
 
 def _answer(words: list[str]) -> int:
-    """Help, the version, or OptionError for a command that there is not."""
+    """Print the help or the version; OptionError for an unknown command."""
     from base import plugins, version
     from base.errors import OptionError
     from base.fields import short
@@ -105,9 +104,9 @@ def _answer(words: list[str]) -> int:
         near = plugins.did_you_mean(first, known) or ";"
         raise OptionError(f"no {kind} '{short(first)}'{near} cnn --help lists all")
     rows = [(name, row.help) for name, row in commands.COMMANDS.items()]
-    rows += [("", ""), (_VERSION, "print the versions"), (f"{_LIST} [WORD]", "print the named configurations, a line each")]
+    rows += [("", ""), (_VERSION, "print the versions"), (f"{_LIST} [WORD]", "list the named configurations")]
     width = max(len(name) for name, _ in rows)
-    print("usage: cnn COMMAND [option]...\n\nTrains convolutional networks on emulated IPUs.\n")
+    print("usage: cnn COMMAND [option]...\n\nTrain convolutional networks on emulated IPUs.\n")
     print("\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows))
-    print("\ncnn COMMAND --help shows a command's options.")
+    print("\nFor the options of a command, run cnn COMMAND --help.")
     return 0

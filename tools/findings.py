@@ -139,7 +139,7 @@ def picture(results: Sequence[Result]) -> str:
         Dots(f"{label}: {study.average(values)}, {mean(minutes[label]):.1f} minutes", colour, values, label != HALVED)
         for colour, (label, values) in zip(COLOURS, accuracies.items())
     ]
-    return study.picture("Top-1 accuracy of the averaged weights (%)", rows)
+    return study.dot_chart("Top-1 accuracy of the averaged weights (%)", rows)
 
 
 def train_batch(optimiser: str, batch: int, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
@@ -175,7 +175,7 @@ def batch_picture(results: Sequence[Result]) -> str:
         for optimiser in OPTIMISERS
         for name, values in ((_batch(optimiser, batch), accuracies[_batch(optimiser, batch)]) for batch in BATCHES)
     ]
-    return study.picture("Top-1 accuracy by optimiser and global batch (%)", rows)
+    return study.dot_chart("Top-1 accuracy by optimiser and global batch (%)", rows)
 
 
 def main(argv: list[str]) -> int:

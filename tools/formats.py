@@ -1,11 +1,10 @@
-"""Train one network in several number formats, with the same seeds, and compare the accuracies: a table and a picture.
+"""Train one network in several number formats, with the same seeds, and compare the accuracies in a table and a chart.
 
-python tools/formats.py                      the quickstart, three seeds
-python tools/formats.py --network efficientnet     a small EfficientNet-B0 with groups of 16, on the embedded photographs
+python tools/formats.py                            configuration quickstart, three seeds
+python tools/formats.py --network efficientnet     small EfficientNet-B0
 python tools/formats.py --only FP32 16.16 8.16 --seeds 5 --output logs/five
 
-Each run takes a core of its own. Repeat a call to resume a study that was stopped. Everything after -- is added to every
-training.
+Each run has its own core. Repeat a call to resume a study that was stopped. Options after -- apply to every training.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ REFERENCE = "16.16"
 
 
 def train(policy: str, seed: int, folder: Path, words: Sequence[str], core: int) -> Iterator[Result]:
-    """Train in a policy, or resume, and yield the top-1 accuracy of the last checkpoint: that of chance if the training
-    diverged."""
+    """Train in a policy, or resume, and yield the top-1 accuracy of the last checkpoint. A diverged training is as good as
+    chance."""
     if not _accuracies(folder):
         study.train(core, folder, [*words, "--seed", seed], ["--keep-going"])
     yield Result(policy, seed, _accuracies(folder)[-1])
 
 
 def _accuracies(folder: Path) -> list[float]:
-    """Return the top-1 accuracies of the checkpoints of a run that is complete."""
+    """Return the top-1 accuracies of a run's checkpoints; none if the run is not complete."""
     rows = study.rows_of(folder / "validation.csv") if (folder / "report.html").exists() else []
     return [float(row["val_acc"]) for row in rows if row["name"].startswith("ckpt-")]
 
@@ -70,7 +69,7 @@ def _by_policy(results: Sequence[Result]) -> dict[str, list[float]]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return a row for each policy, with the difference from 16.16, seed by seed."""
+    """Return a Markdown table with a row for each policy, and its difference from 16.16 for each seed."""
     accuracies = _by_policy(results)
     reference = accuracies.get(REFERENCE)
     lines = ["| policy | options | top-1 | difference from 16.16 |", "| --- | --- | --- | --- |"]
@@ -81,31 +80,33 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def picture(network: str, results: Sequence[Result]) -> str:
-    """Draw a row for each policy. Accuracies far below the others are off the scale."""
+def chart(network: str, results: Sequence[Result]) -> str:
+    """Return the chart with a row for each policy. The axis leaves out accuracies far below the others."""
     accuracies = _by_policy(results)
     best = max(mean(values) for values in accuracies.values())
     rows = [
         Dots(f"{name}: {study.average(values)}", COLOURS[k % len(COLOURS)], values, scaled=mean(values) > best - 5)
         for k, (name, values) in enumerate(accuracies.items())
     ]
-    return study.picture(f"Accuracy of the {network} in number formats, top-1, %", rows)
+    return study.dot_chart(f"Top-1 accuracy of {network} by number format (%)", rows)
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
-    """Return the policies to train; OptionError for one that does not exist."""
+    """Return the policies to train; OptionError for an unknown name."""
     for name in names:
         if name not in POLICIES:
             near = plugins.did_you_mean(name, list(POLICIES))
-            raise OptionError(f"--only {name}: there is no such policy{near}", f"There are: {', '.join(POLICIES)}")
+            raise OptionError(f"--only {name}: unknown policy{near}", f"Policies: {', '.join(POLICIES)}")
     return [name for name in POLICIES if not names or name in names]
 
 
 def main(argv: list[str]) -> int:
-    """Train a network in every policy and compare the accuracies."""
+    """Train a network in every policy and compare the accuracies; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", choices=tuple(NETWORKS), default="quickstart", help="what is trained [quickstart]")
-    parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"some of: {', '.join(POLICIES)}")
+    parser.add_argument(
+        "--network", choices=tuple(NETWORKS), default="quickstart", help="network to train (default: quickstart)"
+    )
+    parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"one or more of: {', '.join(POLICIES)}")
     given, words = study.parse(parser, argv, "policy")
     folder = Path(given.output or f"logs/formats-{given.network}").resolve()
     jobs = [
@@ -119,7 +120,7 @@ def main(argv: list[str]) -> int:
         for seed in range(1, given.seeds + 1)
         for name in _chosen(given.only)
     ]
-    return study.run("formats", folder, [given.network, *words], jobs, table, partial(picture, given.network))
+    return study.run("formats", folder, [given.network, *words], jobs, table, partial(chart, given.network))
 
 
 if __name__ == "__main__":

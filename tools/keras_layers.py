@@ -1,4 +1,4 @@
-"""The names of layers in Keras' files, and how its networks prepare images."""
+"""Keras' names of variables, and the preprocessing layers of its networks."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy as np
 from base.fields import short
 from Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 
-SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"  # input = pixel from 0 to 255 * scale + offset
-_LEAST_DEVIATION = 1e-7  # Keras' own
-_NO_ARITHMETIC = (  # beginnings of the classes of layers that leave the numbers of pixels as they are when a network answers
+SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"  # input = pixel * scale + offset, with pixels from 0 to 255
+_LEAST_DEVIATION = 1e-7  # as in Keras
+_NO_ARITHMETIC = (  # prefixes of layer classes that do not change pixel values in inference
     "CenterCrop", "CutMix", "Dropout", "Gaussian", "Identity", "InputLayer", "MixUp", "Rand", "Resizing", "ZeroPadding2D",
 )  # fmt: skip
-Step = tuple[Any, Any]  # a factor and an offset, one number or one for each channel
+Step = tuple[Any, Any]  # factor and offset: one number, or one for each channel
 
 
 def kinds(shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    """Return the names of a layer's variables in Keras 3, which numbers them, by their shapes."""
+    """Return the names of a layer's variables by their shapes. Keras 3 only numbers them."""
     if len(shapes[0]) > 1:
         return ["kernel", "bias"][: len(shapes)]
     return {3: ["mean", "variance", "count"], 4: ["gamma", "beta", "moving_mean", "moving_variance"]}.get(len(shapes), [])
 
 
 def constants(arrays: Mapping[str, np.ndarray]) -> tuple[list[float], list[float]] | None:
-    """Return the means and deviations, of pixels from 0 to 1, of a network by its variables; None where they do not say.
+    """Return means and standard deviations of pixels from 0 to 1, by a network's variables; None if they are unknown.
 
-    Without the settings of its layers, a network of keras.applications is taken: pixels / 255, then the normalisation.
-    ImageNet's own weights hold deviations where variances belong, and another layer divides by their root again.
+    Without SCALE and OFFSET, the network is assumed to be of keras.applications: pixels / 255, then the normalisation. In
+    its ImageNet weights the "variances" are deviations, and another layer divides by their square root again.
     """
     if SCALE in arrays:
         scale, offset = arrays[SCALE], arrays[OFFSET]
@@ -49,12 +49,12 @@ def constants(arrays: Mapping[str, np.ndarray]) -> tuple[list[float], list[float
 
 
 def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return SCALE and OFFSET of a network with these settings. ValueError for other arithmetic before the first
-    convolution, and for a classifier without softmax, whose probabilities would become others here."""
+    """Return SCALE and OFFSET of a network with these settings. Raise ValueError for unsupported layers before the first
+    convolution, and for a classifier that does not end in softmax."""
     layers = [*_layers(settings)]
     heads = [layer.get("activation") for kind, layer in layers if kind == "Dense"]
     if heads and isinstance(heads[-1], str) and heads[-1] not in ("softmax", "linear"):
-        raise ValueError(f"its classifier ends in {short(heads[-1])}, and must end in softmax to have the same answers here")
+        raise ValueError(f"its classifier ends in {short(heads[-1])}; only softmax is supported")
     steps = []
     for kind, layer in itertools.takewhile(lambda each: each[0] != "Conv2D", layers):
         if kind == "Rescaling":
@@ -66,15 +66,13 @@ def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, 
             pair = (arrays[places[what]] if what in places else _numbers(layer.get(what)) for what in ("mean", "variance"))
             steps.append(_normalization(*pair))
         elif not kind.startswith(_NO_ARITHMETIC):
-            raise ValueError(
-                f"its layer {short(str(layer.get('name')))} ({short(kind)}) changes images in a way that is not done here"
-            )
+            raise ValueError(f"its preprocessing layer {short(str(layer.get('name')))} ({short(kind)}) is not supported")
     scale, offset = composed(steps)
     return {SCALE: scale, OFFSET: offset}
 
 
 def _layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield class and settings of all layers in their order, those of networks inside too."""
+    """Yield class and settings of all layers in order, including those of nested networks."""
     waiting = [settings]
     while waiting:
         entry = waiting.pop(0)
@@ -86,12 +84,12 @@ def _layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def composed(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factor and the offset of all steps, for each of three channels."""
+    """Return the factor and the offset of all steps together, for each of three channels."""
     scale, offset = np.ones(3), np.zeros(3)
     for factor, added in steps:
         scale, offset = scale * factor, offset * factor + added
     if scale.shape != (3,) or offset.shape != (3,) or not np.isfinite([scale, offset]).all() or not scale.all():
-        raise ValueError("its first layers do not prepare three channels with finite numbers")
+        raise ValueError("its preprocessing layers do not have finite constants for three channels")
     return scale, offset
 
 
@@ -101,13 +99,13 @@ def _normalization(mean: Any, variance: Any) -> Step:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Return a number or a list of them, which Keras may have wrapped as an array."""
+    """Return a number, or a list of numbers, as an array. Keras may have wrapped it."""
     if isinstance(value, dict) and isinstance(value.get("config"), dict):
         value = value["config"].get("value")
     try:
         return np.asarray(value, np.float64).ravel()
     except (TypeError, ValueError):
-        raise ValueError("the numbers of its first layers are not understood") from None
+        raise ValueError("the constants of its preprocessing layers are not numbers") from None
 
 
 def _alike(values: np.ndarray, wanted: Sequence[float]) -> bool:

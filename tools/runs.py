@@ -1,4 +1,4 @@
-"""Lists the runs below a folder, and removes those that are named.
+"""List the runs in a folder, or remove some of them.
 
 cnn runs
 cnn runs logs/resnet --sort accuracy --json
@@ -30,7 +30,7 @@ _ORDER = "time"
 
 
 def main(argv: list[str]) -> int:
-    """parse -> find -> print, or remove."""
+    """Parse, find the runs, list or remove them; return the exit code."""
     options = _parser().parse_args(argv)
     found = run_list.find_runs(Path(options.logs), lambda line: print(line, file=sys.stderr))
     runs = run_list.ordered(found, options.sort)
@@ -39,12 +39,12 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(list(map(run_list.as_json, runs)), indent=2))
     else:
-        print(run_list.table(runs) if runs else f"There are no runs below {options.logs}")
+        print(run_list.table(runs) if runs else f"No runs in {options.logs}")
     return 0
 
 
 def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]:
-    """Return the runs of these names, or paths, each once; OptionError for a path that is none, or may not go."""
+    """Return the runs with these names or paths, each once; OptionError for one that is no run or must not be removed."""
     by_name = {run.name: run for run in runs}
     by_path = {os.path.normpath(run.folder): run for run in runs}
     chosen = {}
@@ -53,27 +53,26 @@ def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]
         if run is None:
             raise OptionError(f"--remove {short(name)}: no run of that name{plugins.did_you_mean(name, list(by_name))}")
         if run.state == RUNNING:
-            raise OptionError(f"--remove {run.name}: it is running; stop it first")
+            raise OptionError(f"--remove {run.name}: the run is still running; stop it first")
         _check_folder(run)
         chosen[run.name] = run
     return list(chosen.values())
 
 
 def _check_folder(run: RunSummary) -> None:
-    """OptionError for a link, and for a folder with a run inside, also where the list leaves that out: under a hidden name,
-    or deeper."""
+    """Raise OptionError for a link, and for a directory that contains another run, even a hidden or deeply nested one."""
     folder = Path(run.folder)
     if not run_list.is_run(folder):
-        raise OptionError(f"--remove {run.name}: {run.folder} is no folder of a run; links are not followed")
+        raise OptionError(f"--remove {run.name}: {run.folder} is not a run directory, or is a link")
     inside = run_list.run_inside(folder)
     if inside:
-        raise OptionError(f"--remove {run.name}: {inside} is a run inside of it; move that elsewhere, or remove it first")
+        raise OptionError(f"--remove {run.name}: it contains another run, {inside}; move or remove that first")
 
 
 def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
-    """Remove the folders of runs, each under its lock, after naming them; 1 if the answer is no."""
+    """List the runs, ask, and remove their directories, each under its lock. Return 1 if the user declines."""
     if not confirmed and not sys.stdin.isatty():
-        raise OptionError("--remove asks before it removes, and there is no terminal to answer on: give --yes too")
+        raise OptionError("--remove needs a terminal for its question; to remove without a question, give --yes")
     print(run_list.table(runs))
     if not confirmed:
         them = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
@@ -83,7 +82,7 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
             return 1
     for run in runs:
         with locks.lock_folder(Path(run.folder)):
-            _check_folder(run)  # again, as the answer may have taken its time
+            _check_folder(run)  # again: the folder may have changed before the user answered
             shutil.rmtree(run.folder)
         print(f"Removed {escaped(run.folder)}")
     return 0
@@ -92,10 +91,10 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(prog="cnn runs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("logs", nargs="?", default="logs", metavar="LOGS", help="the folder whose runs are listed (default: logs)")
-    add("--sort", choices=run_list.ORDERS, default=_ORDER, help="last changed, best or first in the alphabet first [time]")
-    add("--json", action="store_true", help="print a list of objects")
-    add("--remove", nargs="+", metavar="NAME", help="remove these runs, by their names in the list, or their paths")
+    add("logs", nargs="?", default="logs", metavar="LOGS", help="folder to search for runs (default: logs)")
+    add("--sort", choices=run_list.ORDERS, default=_ORDER, help="newest, most accurate, or alphabetical (default: time)")
+    add("--json", action="store_true", help="print a JSON list")
+    add("--remove", nargs="+", metavar="NAME", help="remove these runs, given by name or path")
     add("--yes", action="store_true", help="with --remove: do not ask")
     return parser
 

@@ -1,11 +1,11 @@
-"""Simulates worker groups of 16 to 1,024 instances that fail, and are slow at times: where their time goes, in a picture.
+"""Simulate how 16 to 1,024 instances with failures and slow hosts spend their time.
 
-python tools/simulate_groups.py                                          ResNet-50, 10 Gbit/s, a host fails every 24 days
+python tools/simulate_groups.py                       ResNet-50, 10 Gbit/s, a failure per host every 24 days
 python tools/simulate_groups.py --mtbf-hours 24 --gigabits 1 --wire-bytes 2
 
-Nothing is measured here: seconds of arithmetic, of saving and of starting again are given, failures come at random
-(exponentially distributed, each host by itself), and in every update each instance is slow with a probability. The
-all-reduce is a ring's: 2 (n - 1) / n of the gradients' bytes, and 2 (n - 1) steps of a round trip.
+All times are given, none is measured. The hosts' failures are independent and exponentially distributed. In every update,
+each instance is slow with a fixed probability. The all-reduce is a ring: 2 (n - 1) / n of the gradients' bytes, and
+2 (n - 1) steps of half a round trip for each bucket.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from harness.reports import chart, output
 from harness.reports.chart import Box, Rows
 
 INSTANCES = (16, 64, 256, 1024)
-_UPDATES = 500  # drawn for the slowest instance of an update
-_FAILURES = 2000  # that a training lives through
-_CAUSES = ("arithmetic", "all-reduce", "waiting for slow instances", "saving, updates done again, restarts")
+_UPDATES = 500  # simulated updates for the mean wait for the slowest instance
+_FAILURES = 2000  # failures in a simulated training
+_CAUSES = ("arithmetic", "all-reduce", "waiting for slow instances", "checkpoints, repeated updates, restarts")
 _COLOURS = (chart.GREEN, chart.BLUE, chart.SAND, chart.ORANGE)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The properties of instances on hosts of their own; times in seconds."""
+    """Properties of a group of instances, each on its own host. Times in seconds."""
 
     parameters: float = 25.6e6
-    arithmetic: float = 4.0  # of an update, without waiting
-    gigabits: float = 10.0
-    wire_bytes: int = 4  # of a gradient between instances
+    arithmetic: float = 4.0  # per update, without waiting
+    gigabits: float = 10.0  # per second
+    wire_bytes: int = 4  # per gradient between instances
     round_trip: float = 2e-4
     bucket_bytes: float = 10 * 2**20
-    slow_probability: float = 1e-3  # of an instance in an update
+    slow_probability: float = 1e-3  # per instance and update
     slow_factor: float = 1.5
-    mtbf_hours: float = 24 * 24.0  # of one host
-    saving: float = 0.4  # that a checkpoint holds training
+    mtbf_hours: float = 24 * 24.0  # per host
+    saving: float = 0.4  # pause of training for a checkpoint
     restarting: float = 60.0  # from a failure to the next update
 
     def all_reduce(self, instances: int) -> float:
-        """Seconds of an update that no arithmetic hides."""
+        """Return the seconds of an all-reduce; arithmetic does not overlap with it."""
         data = self.wire_bytes * self.parameters
         buckets = -(-data // self.bucket_bytes)
         moved = 2 * (instances - 1) / instances * data / (self.gigabits * 1e9 / 8)
         return moved + buckets * 2 * (instances - 1) * self.round_trip / 2
 
     def slowest(self, instances: int, rng: random.Random) -> float:
-        """Seconds that an update waits for its slowest instance, on average."""
+        """Return the mean seconds that an update waits for its slowest instance."""
         waits = sum(
             any(rng.random() < self.slow_probability for _ in range(instances)) * (self.slow_factor - 1) * self.arithmetic
             for _ in range(_UPDATES)
@@ -65,14 +65,14 @@ class Group:
         return waits / _UPDATES
 
     def interval(self, instances: int, minutes: float | None) -> float:
-        """Seconds between two checkpoints: a number of minutes, or that of --safety-ckpt-minutes auto."""
+        """Return the seconds between checkpoints. `minutes`: fixed interval; None for that of --safety-ckpt-minutes auto."""
         best = checkpoint_interval.best_interval(self.saving, 3600 * self.mtbf_hours / instances)
         return best if minutes is None else 60 * minutes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Shares of a group's time, one for each cause."""
+    """The shares of a group's time, one for each of _CAUSES."""
 
     instances: int
     interval: float  # seconds between two checkpoints
@@ -80,11 +80,11 @@ class Outcome:
 
 
 def simulated(group: Group, instances: int, minutes: float | None, seed: int = 1) -> Outcome:
-    """A training that lives through many failures."""
+    """Return the shares of time in a training with many failures."""
     rng = random.Random(seed)
     update = (group.arithmetic, group.all_reduce(instances), group.slowest(instances, rng))
     interval, between = group.interval(instances, minutes), 3600 * group.mtbf_hours / instances
-    if between < group.restarting / 5:  # hardly any start comes to its end
+    if between < group.restarting / 5:  # almost no restart succeeds
         return Outcome(instances, interval, (*(0.0 for _ in update), 1.0))
     time = trained = 0.0
     for _ in range(_FAILURES):
@@ -99,13 +99,13 @@ def simulated(group: Group, instances: int, minutes: float | None, seed: int = 1
 
 
 def outcomes(group: Group) -> list[tuple[str, Outcome]]:
-    """By what is shown for each number of instances."""
+    """Return (checkpoint interval as a phrase, outcome) for each number of instances and each interval."""
     choices = (("auto", None), ("10 minutes", 10.0), ("an hour", 60.0))
     return [(name, simulated(group, count, minutes)) for count in INSTANCES for name, minutes in choices]
 
 
 def table(rows: Sequence[tuple[str, Outcome]]) -> str:
-    """A line of Markdown for each."""
+    """Return the outcomes as a Markdown table."""
     lines = [f"| instances | checkpoints | {' | '.join(_CAUSES)} |", f"| --- | --- |{' --- |' * len(_CAUSES)}"]
     for name, outcome in rows:
         every = f"auto: {outcome.interval / 60:.1f} minutes" if name == "auto" else name
@@ -114,35 +114,36 @@ def table(rows: Sequence[tuple[str, Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: Sequence[tuple[str, Outcome]]) -> str:
-    """Return a bar of a whole for each, with the causes in it."""
+def svg(rows: Sequence[tuple[str, Outcome]]) -> str:
+    """Return the outcomes as a chart of stacked bars."""
     names, marks = [], []
     for k, (name, outcome) in enumerate(rows):
         every = f"auto, {outcome.interval / 60:.1f} minutes" if name == "auto" else name
         names.append(f"{outcome.instances:,} instances; checkpoints: {every}")
         ends = [0.0, *itertools.accumulate(outcome.shares)]
         marks += [Box(*ends[j : j + 2], colour, k, cause) for j, (colour, cause) in enumerate(zip(_COLOURS, _CAUSES))]
-    return chart.figure([Rows("", names, marks, tick="", height=16)], "Where the time of large worker groups goes")
+    return chart.figure([Rows("", names, marks, tick="", height=16)], "How large worker groups spend their time")
 
 
 def main(argv: list[str]) -> int:
-    """The command line."""
+    """Simulate, print the table, write the chart; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Group()
     for flag, field, least, most, help in (
-        ("--parameters", "parameters", 1, 1e13, "trained ones"),
-        ("--seconds", "arithmetic", 1e-3, 1e5, "of arithmetic in an update of each instance"),
-        ("--gigabits", "gigabits", 1e-3, 1e5, "a second, between instances"),
-        ("--mtbf-hours", "mtbf_hours", 0.01, 1e7, "mean time between two failures of one host"),
-        ("--saving", "saving", 0, 1e5, "seconds that a checkpoint holds training"),
+        ("--parameters", "parameters", 1, 1e13, "number of trainable parameters"),
+        ("--seconds", "arithmetic", 1e-3, 1e5, "seconds of arithmetic per update"),
+        ("--gigabits", "gigabits", 1e-3, 1e5, "bandwidth between instances in Gbit/s"),
+        ("--mtbf-hours", "mtbf_hours", 0.01, 1e7, "mean hours between failures of a host"),
+        ("--saving", "saving", 0, 1e5, "seconds that training pauses for a checkpoint"),
         ("--restarting", "restarting", 0, 1e5, "seconds from a failure to the next update"),
         ("--slow", "slow_probability", 0, 1, "probability that an instance is slow in an update"),
-        ("--slow-factor", "slow_factor", 1, 1e3, "time of a slow one against that of the others"),
+        ("--slow-factor", "slow_factor", 1, 1e3, "time of a slow instance relative to the others"),
     ):
         value, read = getattr(usual, field), command_line.number(least, most)
-        parser.add_argument(flag, type=read, default=value, dest=field, help=f"{help} [{value:g}]")
-    parser.add_argument("--wire-bytes", type=command_line.int_between(2, 4), choices=(2, 4), default=4, help="of a gradient")
-    parser.add_argument("--output", metavar="FILE.svg", help="the picture")
+        parser.add_argument(flag, type=read, default=value, dest=field, help=f"{help} (default: {value:g})")
+    parser.add_argument("--wire-bytes", type=command_line.int_between(2, 4), choices=(2, 4), default=4,
+                        help="bytes of a gradient between instances (default: 4)")  # fmt: skip
+    parser.add_argument("--output", metavar="FILE.svg", help="write the chart to this file")
     asked = vars(parser.parse_args(argv))
     target = asked.pop("output")
     if target:
@@ -150,8 +151,8 @@ def main(argv: list[str]) -> int:
     rows = outcomes(Group(**asked))
     print(table(rows))
     if target:
-        output.write_atomically(target, picture(rows), output.SVG)
-        print(f"\nThe picture is {target}")
+        output.write_atomically(target, svg(rows), output.SVG)
+        print(f"\nChart: {target}")
     return 0
 
 

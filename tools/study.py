@@ -1,5 +1,7 @@
-"""A study: many trainings, each on a core of its own, as many at once as there are cores, and their results as a table and a
-picture. Repeat a call to resume a study that was stopped."""
+"""Studies: run many trainings in parallel, one on each core, and show their results in a table and a chart.
+
+A repeated call resumes a study that was stopped.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from harness.reports import chart
 from harness.reports.chart import Box, Dot, Rows
 
 COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
-RUNNING: dict[int, subprocess.Popen[str]] = {}  # the commands, by process
-ENDING = threading.Event()  # by a signal: no other command starts
+RUNNING: dict[int, subprocess.Popen[str]] = {}  # running commands by process ID
+ENDING = threading.Event()  # set by a signal: start no other command
 
 
 class Failed(Exception):
@@ -40,7 +42,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """A network at the end of its training. `accuracy`: top-1, in %; `minutes`: of training on one core."""
+    """The result of a training. `accuracy`: top-1, in %. `minutes`: training time on one core."""
 
     label: str
     seed: int
@@ -56,10 +58,11 @@ Job = Callable[[int], Iterable[Result]]  # trains on a core and yields the resul
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str], what: str) -> tuple[argparse.Namespace, list[str]]:
-    """Return the study's options and the words after --, for every training. `what` is trained with every seed."""
+    """Return the study's options, and the options after --, which apply to every training. `what`: what each seed trains."""
     add = parser.add_argument
-    add("--seeds", type=command_line.int_between(1), default=3, metavar="N", help=f"seeds 1 to N of every {what} [3]")
-    add("--output", metavar="DIR", help="where runs, table and picture go [logs/<name of the study>]")
+    add("--seeds", type=command_line.int_between(1), default=3, metavar="N",
+        help=f"train every {what} with seeds 1 to N (default: 3)")  # fmt: skip
+    add("--output", metavar="DIR", help="folder for runs, table and chart (default: logs/<name of the study>)")
     end = argv.index("--") if "--" in argv else len(argv)
     return parser.parse_args(argv[:end]), argv[end + 1 :]
 
@@ -70,21 +73,21 @@ def run(
     words: Sequence[str],
     jobs: Sequence[Job],
     table: Callable[[Sequence[Result]], str],
-    picture: Callable[[Sequence[Result]], str],
+    draw: Callable[[Sequence[Result]], str],
 ) -> int:
-    """Run all jobs of a study, then write its table and its picture into a folder. `words`: options of every training."""
+    """Run all jobs of a study, then write its table and its chart into a folder. `words`: options of every training."""
     end_by_signals()
     check_unchanged(folder, words)
     results = run_all(jobs, sorted(os.sched_getaffinity(0)))
     text, drawing = table(results), folder / f"{name}.svg"
     (folder / f"{name}.md").write_text(text + "\n", encoding="utf-8")
-    drawing.write_text(picture(results), encoding="utf-8")
-    print(f"\n{text}\n\nThe picture is {drawing}")
+    drawing.write_text(draw(results), encoding="utf-8")
+    print(f"\n{text}\n\nChart: {drawing}")
     return 0
 
 
 def script(name: str, main: Callable[[list[str]], int]) -> int:
-    """Return the exit code of a study's command."""
+    """Run a study's command; return its exit code."""
     return command_line.run(f"{name}.py", main, None, (OptionError,), (Failed, FolderError))
 
 
@@ -92,12 +95,12 @@ def script(name: str, main: Callable[[list[str]], int]) -> int:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file, none if there is no such file."""
+    """Return the rows of a CSV file; none if it does not exist."""
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
 def clear(folder: Path) -> None:
-    """Remove the folder of a call that ended before its first result."""
+    """Remove the directory of a training that ended before its first checkpoint."""
     if folder.exists():
         with locks.lock_folder(folder):  # FolderError while a training runs in it
             pass
@@ -105,7 +108,7 @@ def clear(folder: Path) -> None:
 
 
 def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str] = ()) -> None:
-    """Train in a folder, or resume the run there. `always`: options of both calls."""
+    """Start or resume a training. `words`: options to start it. `always`: options in both cases."""
     if find.numbered(folder):
         call(core, "restore.py", "--restore-path", folder, *always)
     else:
@@ -114,7 +117,7 @@ def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str
 
 
 def call(core: int, script: str, *words: object) -> None:
-    """Run one command on one core."""
+    """Run a command on one core; Failed if its exit code is not 0."""
     if ENDING.is_set():
         raise Failed("stopped")
     command = [sys.executable, str(ROOT / script), *map(str, words)]
@@ -122,17 +125,17 @@ def call(core: int, script: str, *words: object) -> None:
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     RUNNING[process.pid] = process
-    os.sched_setaffinity(process.pid, {core})  # Python has only begun to start: no thread of TensorFlow exists
+    os.sched_setaffinity(process.pid, {core})  # Python is still starting, so TensorFlow has no threads yet
     _, output = process.communicate()
     del RUNNING[process.pid]
     if process.returncode:
         lines = output.strip().splitlines() or [""]
         error = [line for line in lines if f"{script}: error: " in line] or lines
-        raise Failed(f"{error[-1]} (exit code {process.returncode}, of {' '.join(command[1:])})")
+        raise Failed(f"{error[-1]} (exit code {process.returncode} of {' '.join(command[1:])})")
 
 
 def end_by_signals() -> None:
-    """Let a signal end the trainings, which save their work."""
+    """On a signal, stop the trainings, which save their work, and exit."""
 
     def stop(number: int, frame: object) -> None:
         ENDING.set()
@@ -141,7 +144,7 @@ def end_by_signals() -> None:
         for process in list(RUNNING.values()):
             process.wait()
         stopped = f"{Path(sys.argv[0]).name}: stopped by {signal.Signals(number).name}"
-        print(f"{stopped}; the same call resumes", file=sys.stderr, flush=True)
+        print(f"{stopped}; repeat the call to resume", file=sys.stderr, flush=True)
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -149,17 +152,17 @@ def end_by_signals() -> None:
 
 
 def check_unchanged(folder: Path, words: Sequence[str]) -> None:
-    """Raise OptionError for a folder whose trainings had other options."""
+    """Raise OptionError if trainings in the folder had other options."""
     path, given = folder / "words.txt", shlex.join(words)
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.write_text(given + "\n", encoding="utf-8")
     elif (before := path.read_text(encoding="utf-8").strip()) != given:
-        raise OptionError(f"{folder} has runs with '{before}' after --, not with '{given}'; give another --output")
+        raise OptionError(f"{folder} has runs with '{before}' after --, not '{given}'; give another --output")
 
 
 def run_all(jobs: Sequence[Job], cores: Sequence[int]) -> list[Result]:
-    """Run every job, one at a time on each core. After a failure no other job starts."""
+    """Run every job, one at a time on each core, and return all results. After a failure, no other job starts."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in cores:
         free.put(core)
@@ -212,7 +215,7 @@ def summary(values: Sequence[float], unit: str = " %") -> str:
 
 @dataclass(frozen=True)
 class Dots:
-    """A row of a picture. `values`: one for each seed; `scaled`: whether the axis must show them."""
+    """A row of a chart. `values`: one for each seed. `scaled`: whether the axis must include them."""
 
     name: str
     colour: str
@@ -220,9 +223,8 @@ class Dots:
     scaled: bool = True
 
 
-def picture(title: str, rows: Sequence[Dots]) -> str:
-    """Draw a row for each kind of training: a dot for each seed, a stroke for the mean, a bar of one standard error on
-    both sides."""
+def dot_chart(title: str, rows: Sequence[Dots]) -> str:
+    """Return a chart of rows: a dot for each seed, a line for the mean, a bar of ± one standard error."""
     axis = chart.span([value for row in rows if row.scaled for value in row.values], slack=1)
     names: list[str] = []
     marks: list[Box | Dot] = []
@@ -234,12 +236,12 @@ def picture(title: str, rows: Sequence[Dots]) -> str:
 
 
 def _row(row: Dots, k: int) -> Iterator[Box | Dot]:
-    """Yield error and mean, and the seeds in front of both."""
+    """Yield the marks of a row: standard error and mean, then the seeds in front of them."""
     middle, count = mean(row.values), len(row.values)
     if count > 1:
         error = standard_error(row.values)
         yield Box(middle - error, middle + error, row.colour, k, "one standard error", opacity=0.55, thick=0.18)
         yield Box(middle, middle, row.colour, k, "mean", thick=0.8, least=4)
     label = f"one of {count} seeds" if count > 1 else "the only seed"
-    for place, value in enumerate(row.values):  # equal values are not one dot
+    for place, value in enumerate(row.values):  # shifted vertically, so equal values do not overlap
         yield Dot(value, row.colour, k, label, lift=7 * (place - (count - 1) / 2))

@@ -1,13 +1,15 @@
-"""Train one network with many values of its options, as a grid or at random, and compare the trials.
+"""Train a network with many values of its options, as a grid or at random, and compare the trials.
 
-cnn sweep sweep.yml                        the only sweep of the file, into logs/sweep/<its name>
-cnn sweep sweep.yml rates --dry-run        check and list its trials
+cnn sweep sweep.yml                        run the file's only sweep
+cnn sweep sweep.yml rates --dry-run        check and list trials
 cnn sweep sweep.yml rates --jobs 2 --epochs 3 --metric loss
 
-rates:                          # in sweep.yml: a sweep, with options that all trials share
-  config: quickstart
+Example of sweep.yml:
+
+rates:                          # name of the sweep
+  config: quickstart            # options of all trials
   epochs: 2
-  grid:                         # every combination
+  grid:                         # all combinations
     momentum: [0.8, 0.9]
     base-learning-rate-exponent: [-9, -10]
   # random:                     # or random values
@@ -15,7 +17,7 @@ rates:                          # in sweep.yml: a sweep, with options that all t
   #   abs-learning-rate: {low: 0.01, high: 1, scale: log}
   #   momentum: [0.8, 0.9, 0.95]
 
-The same call resumes a sweep that was stopped or killed. Add values or trials in the same way.
+To resume a sweep that was stopped or killed, repeat the call. To add trials, add values to the file and repeat the call.
 """
 
 from __future__ import annotations
@@ -58,23 +60,23 @@ from harness.run import validations
 from harness.run.resolve import prepare
 
 MAX_TRIALS = 1000
-SEED = 1  # of every trial, unless the sweep gives one: trials then differ by what varies alone
-DECIDED = ("logs_path", "log_dir", "name_suffix", "autoresume", "restore_path", "distributed")  # by the sweep itself
-QUESTIONS = ("help", "version", "explain", "summary", "list_configs", "dry_run", "compile_only", "dataset_benchmark")
-METRICS = {  # name: (table, column, sign that makes the lowest value the best)
+SEED = 1  # the default for every trial, so that trials differ only in the options that vary
+RESERVED = ("logs_path", "log_dir", "name_suffix", "autoresume", "restore_path", "distributed")  # set by the sweep
+PRINTING = ("help", "version", "explain", "summary", "list_configs", "dry_run", "compile_only", "dataset_benchmark")
+METRICS = {  # name: (table, column, sign so that lower is better)
     "validation-accuracy": ("validation.csv", "val_acc", -1),
     "validation-loss": ("validation.csv", "loss", 1),
     "training-loss": ("training.csv", "loss_avg", 1),
 }
 ALIASES = {"accuracy": "validation-accuracy", "loss": "validation-loss"}
 COMPLETE, FAILED, STOPPED, WAITING = "complete", "failed", "stopped", "waiting"
-_EVERY = 0.2  # seconds between two looks at the processes
-_LONGEST_NAME = 120  # characters of a trial's folder
+_EVERY = 0.2  # seconds between polls of the processes
+_LONGEST_NAME = 120  # characters in the name of a trial's directory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One training. `values`: of the options that vary, by key; `words`: the call of train.py."""
+    """A training. `values`: of the options that vary, by key. `words`: arguments for train.py."""
 
     name: str
     values: Mapping[str, Any]
@@ -85,23 +87,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class Range:
-    """Random values between two ends, evenly, or evenly over powers of ten if `log`."""
+    """Random values between two limits; uniform or, with `log`, log-uniform."""
 
     low: float
     high: float
     log: bool
 
     def at(self, fraction: float) -> float:
-        """Return the value at a fraction of the range: a whole number if both ends are."""
+        """Return the value at a fraction of the range; an integer if both limits are."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
-        end = self.high + whole  # both ends of a range of whole numbers are as likely as the others
+        end = self.high + whole  # so that `high` is as likely as the other integers
         value = self.low * (end / self.low) ** fraction if self.log else self.low + fraction * (end - self.low)
         return min(math.floor(value), self.high) if whole else min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
 @dataclass
 class Result:
-    """A trial's state and measure. `row`: its best validation, or its last training row."""
+    """A trial's state and metric. `row`: its best validation, or its last training row."""
 
     state: str = WAITING
     reason: str = ""
@@ -110,16 +112,16 @@ class Result:
 
 
 def main(argv: list[str]) -> int:
-    """Parse -> check every trial -> train those that are not complete -> compare. Return 1 if a trial failed."""
+    """Parse, check every trial, train the incomplete ones, compare; return the exit code, 1 if a trial failed."""
     given, shared_words = _parse(argv)
     if membership.under_poprun(os.environ):
-        raise OptionError("sweep starts a process for each trial: start it without poprun")
+        raise OptionError("cnn sweep starts a process for each trial; start it without poprun")
     file = ConfigFile(given.file)
     name = given.name or _only_sweep(file)
     entries = file.block(name, 2)
     top = Path(given.logs_path) / name
     made = (_trial(values, entries, shared_words, top) for values in _value_sets(name, entries))
-    trials = list({trial.name: trial for trial in made}.values())  # equal values are one trial
+    trials = list({trial.name: trial for trial in made}.values())  # without duplicates
     notes = [note for trial in trials for note in _check(trial, f"{given.file}: {name}", given.metric)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
@@ -135,33 +137,40 @@ def main(argv: list[str]) -> int:
         except StopRequest:
             print(f"Resume with:     {hints.command('sweep', *argv)}")
             raise
-    print(f"\n{sweep.table()}\n\nAs a table:      {sweep.target}")
+    print(f"\n{sweep.table()}\n\nTable:           {sweep.target}")
     best = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
     if best:
-        print(f"Side by side:    {hints.command('report', *best, '--html', str(top / 'sweep.html'))}")
+        print(f"Compare with:    {hints.command('report', *best, '--html', str(top / 'sweep.html'))}")
     return int(any(result.state == FAILED for result in sweep.results.values()))
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the sweep's own options and the words of train.py, which all trials share."""
+    """Return the sweep's own options, and the arguments for train.py that all trials share."""
     parser = command_line.Parser(
         prog="cnn sweep", usage="cnn sweep FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Every other option of train.py may follow: all trials share it, and it wins over the file.",
+        epilog="All other options of train.py are accepted, too. They apply to all trials and override the file.",
     )  # fmt: skip
     add = parser.add_argument
-    add("--logs-path", metavar="DIR", default="logs/sweep", help="folder of all sweeps (default: %(default)s)")
-    add("--jobs", type=command_line.int_between(1), default=1, metavar="N", help="trials at a time (1)")
-    add("--metric", choices=(*METRICS, *ALIASES), default="validation-accuracy", help="what ranks trials (%(default)s)")
+    add(
+        "--logs-path",
+        metavar="DIR",
+        default="logs/sweep",
+        help="folder of all sweeps (default: %(default)s)",
+    )
+    add("--jobs", type=command_line.int_between(1), default=1, metavar="N", help="number of parallel trials (default: 1)")
+    add("--metric", choices=(*METRICS, *ALIASES), default="validation-accuracy",
+        help="rank trials by this metric (default: %(default)s)")  # fmt: skip
     add("--dry-run", action="store_true", help="check and list the trials, then stop")
     first = next((k for k, word in enumerate(argv) if word.startswith("-")), len(argv))
     places = argv[:first]
     given, words = parser.parse_known_args(argv[first:])
     if not 1 <= len(places) <= 2:
-        raise OptionError("give the file first, then the sweep's name if the file has several: cnn sweep sweep.yml NAME")
+        raise OptionError("give the file first, then the name of a sweep if the file has several: cnn sweep sweep.yml NAME")
     cores = len(os.sched_getaffinity(0))
     if given.jobs > cores:
-        raise OptionError(f"--jobs {given.jobs}: every trial needs a core of its own, and there are {cores}")
+        number = f"{cores} cores" if cores > 1 else "1 core"
+        raise OptionError(f"--jobs {given.jobs}: every trial needs its own core, and this machine has {number}")
     given.file, given.name = places[0], places[1] if len(places) > 1 else None
     given.metric = ALIASES.get(given.metric, given.metric)
     return given, words
@@ -172,7 +181,9 @@ def _only_sweep(file: ConfigFile) -> str:
     names = [name for name, entries in contents.items() if isinstance(entries, dict) and {"grid", "random"} & entries.keys()]
     if len(names) != 1:
         found = (
-            f"{len(names)} sweeps, {', '.join(map(short, names))}: name one" if names else "no block with grid: or random:"
+            f"{len(names)} sweeps: {', '.join(map(short, names))}; give the name of one"
+            if names
+            else "no block with grid: or random:"
         )
         raise OptionError(f"{file.path} has {found}")
     return names[0]
@@ -182,27 +193,27 @@ def _only_sweep(file: ConfigFile) -> str:
 
 
 def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
-    """Return the values of each trial by key: every combination of a grid, or random values."""
+    """Return the values of each trial by key: all combinations of a grid, or random values."""
     kinds = [kind for kind in ("grid", "random") if kind in entries]
     if len(kinds) != 1 or not isinstance(entries[kinds[0]].value, dict):
-        raise OptionError(f"sweep {short(name)} needs either grid: or random:, with the options that vary below it")
+        raise OptionError(f"sweep {short(name)} needs either grid: or random:, which contains the options that vary")
     if not re.fullmatch(r"\w[\w-]*", name):
-        raise OptionError(f"'{short(name)}' becomes a folder: use letters, digits, - and _ alone")
+        raise OptionError(f"'{short(name)}' is no valid folder name; use only letters, digits, - and _")
     kind, where, given = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
     own = {key: _number(given.pop(key).value) for key in ("trials", "seed") if kind == "random" and key in given}
     axes = {key: _axis(key, entry, kind) for key, entry in given.items()}
     if not axes:
-        raise OptionError(f"{where}: no option varies; give one, as momentum: [0.8, 0.9]")
+        raise OptionError(f"{where}: no option varies; add one, for example momentum: [0.8, 0.9]")
     if kind == "grid":
         total = math.prod(map(len, axes.values()))
         if total > MAX_TRIALS:
-            raise OptionError(f"{where}: the grid has {total:,} trials; {MAX_TRIALS:,} are the most")
+            raise OptionError(f"{where}: the grid has {total:,} trials; at most {MAX_TRIALS:,} are allowed")
         return [dict(zip(axes, chosen)) for chosen in itertools.product(*axes.values())]
     count, seed = own.get("trials"), own.get("seed", 0)
     if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
-        raise OptionError(f"{where}: random: needs trials, from 1 to {MAX_TRIALS}; its seed is a whole number from 0 on")
+        raise OptionError(f"{where}: random: needs trials from 1 to {MAX_TRIALS}; its seed must be an integer of at least 0")
 
-    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # more trials keep the values of the earlier ones
+    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # adding trials does not change earlier ones
         fraction = keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{trial}")
         return axis.at(fraction) if isinstance(axis, Range) else axis[int(fraction * len(axis))]
 
@@ -210,7 +221,7 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
 
 
 def _number(value: Any) -> Any:
-    """Return text that is a number as one, and anything else as it is."""
+    """Return the number that a text contains; any other value unchanged."""
     for read in (whole_number, decimal_number):
         with suppress(ValueError, TypeError):
             return read(value)
@@ -222,21 +233,21 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 
 
 def _axis(key: str, entry: Entry, kind: str) -> list[Any] | Range:
-    """Return the values of an option that varies; OptionError for anything but a list or, for random values, a range."""
-    if key.replace("-", "_") in (*DECIDED, *QUESTIONS):
-        raise OptionError(f"{entry.where}: {key} cannot vary: the sweep itself decides it")
+    """Return the values of an option that varies; OptionError if they are no list and, for random values, no range."""
+    if key.replace("-", "_") in (*RESERVED, *PRINTING):
+        raise OptionError(f"{entry.where}: {key} cannot vary in a sweep; remove it")
     if isinstance(entry.value, list) and entry.value and None not in entry.value:
         return entry.value
     if kind == "grid" or not isinstance(entry.value, dict):
-        ranges = "" if kind == "grid" else ", or a range, as {low: 0.01, high: 1, scale: log}"
+        ranges = "" if kind == "grid" else ", or a range such as {low: 0.01, high: 1, scale: log}"
         raise OptionError(f"{entry.where}: {key} needs a list of values{ranges}")
     given = {"scale": "linear"} | {name: _number(bound.value) for name, bound in entry.value.items()}
     low, high, scale = given.get("low"), given.get("high"), given["scale"]
     numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
     if len(given) > 3 or not numbers or scale not in ("linear", "log") or not 0 <= high - low < math.inf:
-        raise OptionError(f"{entry.where}: {key}: a range has numbers low <= high, and scale linear or log")
+        raise OptionError(f"{entry.where}: {key}: a range needs numbers low <= high; scale must be linear or log")
     if scale == "log" and low <= 0:
-        raise OptionError(f"{entry.where}: {key}: low must be above 0 where scale is log")
+        raise OptionError(f"{entry.where}: {key}: low must be above 0 if scale is log")
     return Range(low, high, scale == "log")
 
 
@@ -275,23 +286,23 @@ def _words(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check(trial: Trial, where: str, metric: str) -> list[str]:
-    """Return warnings about a trial, parsed and prepared as train.py does it; OptionError where train.py would refuse."""
+    """Return warnings about a trial; OptionError if train.py would reject it."""
     try:
         parsed = cli.parse(list(trial.words), "train")
         run = prepare(parsed.options, os.environ, parsed.notes)
     except (OptionError, PlanError, DataError) as error:
         message, listed = parts(error)
         raise OptionError(f"{where}: trial {trial.name}: {message}", listed) from None
-    asked = [name for name in QUESTIONS if parsed.options.values().get(name)]
-    if asked:
-        raise OptionError(f"{where}: {flag(asked[0])} asks train.py a question; a sweep trains")
+    printing = [name for name in PRINTING if parsed.options.values().get(name)]
+    if printing:
+        raise OptionError(f"{where}: with {flag(printing[0])} train.py does not train; remove it")
     if metric != "training-loss" and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
-        raise OptionError(f"{where}: trial {trial.name} validates nothing: use --metric training-loss")
+        raise OptionError(f"{where}: trial {trial.name} has no validation; give --metric training-loss")
     return [note for note in run.notes if note.startswith("warning")]
 
 
 def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
-    """Refuse a folder whose trials were begun with other options; record the options of new trials."""
+    """Raise OptionError if trials in the folder were begun with other options; record the options of new trials."""
     record = top / "sweep.json"
     begun = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     for trial in trials:
@@ -307,17 +318,17 @@ def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
 
 
 class Sweep:
-    """Trains all trials, each a process on its own share of the cores, and ranks them."""
+    """Trains all trials, each in a process on its own share of the cores, and ranks them."""
 
     def __init__(self, trials: Sequence[Trial], metric: str, target: Path) -> None:
-        """Rank by `metric`, one of METRICS; write the table to `target`."""
+        """Prepare a sweep. `metric`: one of METRICS. `target`: path of the table."""
         self.trials, self.metric, self.target = trials, metric, target
         self.results = {trial.name: Result() for trial in trials}
         self._running: dict[subprocess.Popen, tuple[Trial, list[int]]] = {}
         self._stopped: set[subprocess.Popen] = set()
 
     def run(self, jobs: int) -> None:
-        """Train all. A signal is passed on to running trials, which save and end; then StopRequest."""
+        """Train all trials. On a signal, let running trials save and end, then raise StopRequest."""
         (self.target.parent / "output").mkdir(exist_ok=True)
         cores, waiting = sorted(os.sched_getaffinity(0)), list(self.trials)
         free = [cores[k::jobs] for k in range(jobs)]
@@ -326,7 +337,7 @@ class Sweep:
                 while self._running or (waiting and signals.received is None):
                     if signals.received is not None:
                         self._stop()
-                    elif free:  # a killed sweep's trial may still run
+                    elif free:  # a locked trial is still running after its sweep was killed
                         ready = next((trial for trial in waiting if not locks.is_locked(trial.folder)), None)
                         if ready:
                             waiting.remove(ready)
@@ -348,12 +359,12 @@ class Sweep:
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: "1"},
             )  # fmt: skip
-        with suppress(ProcessLookupError):  # it has ended already
+        with suppress(ProcessLookupError):  # the process has already ended
             os.sched_setaffinity(process.pid, cores)
         self._running[process] = (trial, cores)
 
     def _stop(self) -> None:
-        for process in self._running.keys() - self._stopped:  # a second request would not save
+        for process in self._running.keys() - self._stopped:  # a second signal would end it without saving
             self._stopped.add(process)
             process.send_signal(signal.SIGTERM)
 
@@ -383,7 +394,7 @@ class Sweep:
         return Result(state=state, row=row, value=float(row[column]) if row else math.nan)
 
     def ordered(self) -> list[tuple[Trial, Result]]:
-        """Return the trials, the best complete one first, those without a result last."""
+        """Return the trials: complete ones first, the best first."""
         sign = METRICS[self.metric][2]
 
         def place(pair: tuple[Trial, Result]) -> tuple[bool, float]:
@@ -394,7 +405,7 @@ class Sweep:
         return sorted(((trial, self.results[trial.name]) for trial in self.trials), key=place)
 
     def table(self) -> str:
-        """Return a line per trial, the best first."""
+        """Return a line for each trial, the best first."""
         rows = [(*self.trials[0].values, self.metric.replace("-", " "), "state")]
         for trial, result in self.ordered():
             why = short(f"{result.state}: {result.reason}") if result.reason else result.state
@@ -422,7 +433,7 @@ class Sweep:
 
 
 def _reason(output: Path, code: int) -> str:
-    """Return why a trial failed: its error line, or how it ended."""
+    """Return why a trial failed: its error message, signal or exit code."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.partition("error: ")[2] for line in lines if line.startswith("train.py: error: ")]
     return errors[-1] if errors else f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

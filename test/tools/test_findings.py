@@ -51,7 +51,7 @@ def test_the_table_of_batches_compares_with_the_smallest():
 def test_other_options_do_not_come_into_one_table(tmp_path):
     study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
     study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
-    with pytest.raises(OptionError, match="has runs with '--epochs 1' after --, not with ''"):
+    with pytest.raises(OptionError, match="has runs with '--epochs 1' after --, not ''"):
         study.check_unchanged(tmp_path / "x", [])
 
 

@@ -120,7 +120,7 @@ def test_the_average_is_taken_unless_told_otherwise(places):
         found = weight_names.identify(both, average=average)
         assert np.array_equal(found.values["all/b0/batch_norm/beta"], theirs["bn1.bias"] + added)
         assert places[average].strip(".") in found.notes[0]
-    with pytest.raises(ImportFailure, match="holds 2 networks"):
+    with pytest.raises(ImportFailure, match="contains 2 networks"):
         weight_names.identify({f"{place}{k}": v for place in ("student.", "teacher.") for k, v in theirs.items()})
 
 
@@ -221,7 +221,7 @@ def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
     np.testing.assert_array_equal(one["all/Top/batch_norm/gamma"], in_keras["top_bn/gamma"])
     with h5py.File(tmp_path / "b0.weights.h5", "w") as file:
         file["layers/conv2d/vars/0"] = np.zeros((3, 3, 3, 32), np.float32)
-    assert "leaves the layers' names out" in refused(tool, "b0.weights.h5")
+    assert "lacks the names of the layers" in refused(tool, "b0.weights.h5")
 
 
 @pytest.mark.parametrize("layers, mean, deviation", [

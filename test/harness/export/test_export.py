@@ -275,4 +275,4 @@ def test_bounds(given, fits):
 def test_the_pages_calls_are_understood():
     pages = [plugins.ROOT / "README.md", *(plugins.ROOT / "docs").glob("*.md")]
     calls = [call for page in pages for call in re.findall(r"cnn export ([^#\n]*)", page.read_text())]
-    assert len(calls) >= 3 and all(export_options.parse(shlex.split(call)) for call in calls)
+    assert calls and all(export_options.parse(shlex.split(call)) for call in calls)

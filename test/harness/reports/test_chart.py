@@ -29,7 +29,7 @@ def figures():
     marks = [*wide, Dot(99, "#222", 3, "far"), Box(5, 5, "#333", ALL)]
     yield "long rows", chart.figure([Rows("", [LONG] * 8, marks, "ms", "{:g} %", x_axis=(2, 8), note=LONG)], "t")
     yield "no axis", chart.figure([Rows("", ["only one that is long"], [Box(0, 0, "#111")], tick="")], "t", alone=False)
-    yield "groups", simulate_groups.picture(simulate_groups.outcomes(simulate_groups.Group(mtbf_hours=1)))
+    yield "groups", simulate_groups.svg(simulate_groups.outcomes(simulate_groups.Group(mtbf_hours=1)))
     yield from ((path.name, path.read_text(encoding="utf-8")) for path in sorted((plugins.ROOT / "docs").glob("*.svg")))
 
 
