@@ -1,7 +1,7 @@
 """The layer vocabulary for exact inference with fused operations.
 
-If the native kernels are built (emulator/native/conv_norm.cc), a pointwise or depthwise convolution is one operation with a
-preceding gate or mean, and with the following batch norm or bias and the activation. Layers are built one by one. A later
+A pointwise or depthwise convolution is one operation with a preceding gate or mean, and with the following batch norm or
+bias and the activation. This needs the native kernels (emulator/native/conv_norm.cc). Layers are built one by one. A later
 fused operation replaces earlier ones, whose results are then unused.
 """
 

@@ -1,8 +1,8 @@
-"""Compiles the kernels in C++, with the compiler that is there (CXX, c++, g++ or clang++).
+"""Compile the C++ kernels with the installed compiler (CXX, c++, g++ or clang++).
 
 make kernels
 
-Where there is none, one line says so, and everything works without.
+Without a compiler, print one line; everything works without the kernels.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from emulator.plan import machine
 
 _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
-_AT_ONCE = 4  # compilers, each of which takes some 900 MB
-_WITHOUT = "everything works without them, norms, convolutions and inference more slowly"
+_AT_ONCE = 4  # compilers at once; each needs about 900 MB
+_WITHOUT = "everything works without them, but norms, convolutions and inference are slower"
 
 
 def main(argv: list[str]) -> int:
-    """Compile, unless the library is there. Always 0: the kernels are worth a line, not a failure."""
+    """Compile the library unless it exists. Always return 0, because missing kernels are no failure."""
     parser = command_line.Parser(
         prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
                     _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
         code = getattr(error, "returncode", None)
-        told = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")
-        reason = next((line for line in told.splitlines() if "error" in line), told.strip()[-300:])
+        output = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")
+        reason = next((line for line in output.splitlines() if "error" in line), output.strip()[-300:])
         print(f"The kernels are not built: {reason}; {_WITHOUT}")
         return 0
     took = "" if found else f" in {time.perf_counter() - began:.0f} s"
@@ -63,14 +63,14 @@ def main(argv: list[str]) -> int:
 
 
 def _digest(compiler: list[str]) -> str:
-    """Return a digest of the compiler, by its options and what it says of its version: others may sum in another order."""
+    """Return a digest of the compiler's options and version, because compilers may order sums differently."""
     said = _run(*compiler, "--version")
     return hashlib.sha256(repr((compiler[1:], said)).encode()).hexdigest()[:8]
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait for other builds into a folder, and remove what those that were killed have left there."""
+    """Wait for other builds into a folder, and remove what killed builds have left there."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".lock"
     with lock.open("w") as held:
@@ -84,7 +84,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _compile(compiler: list[str], target: Path) -> None:
-    """Write the library, whole or not at all, and remove the oldest of those of other sources and processors."""
+    """Write the complete library or nothing, and remove the oldest libraries for other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
     with (
         tempfile.TemporaryDirectory(dir=target.parent) as folder,
@@ -102,7 +102,7 @@ def _compile(compiler: list[str], target: Path) -> None:
         _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
         files.write_atomically(target, library.sealed(made.read_bytes()))
     libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
-    for old in libraries[:-_KEPT]:  # those of other processors that share the folder stay
+    for old in libraries[:-_KEPT]:  # libraries of other processors that share the folder stay
         old.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
-"""The native kernels, where they are built and wanted: one shared library.
+"""Finds and loads the native kernels: one shared library, if it is built and not switched off.
 
-The name has a digest of sources, flags and processor, and one of the compiler. The file ends with the digest of its content:
-a library that was cut short, which would end the process, counts as missing.
+The file name contains a digest of sources, flags and processor, and one of the compiler. The file ends with the digest of
+its content. A truncated library would crash the process, so it counts as missing.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from base.storage import cache as storage
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-SWITCH = "HARNESS_KERNELS"  # in the environment
-_TELLING = ("model name", "model", "flags", "Features", "CPU implementer", "CPU variant", "CPU part")  # in /proc/cpuinfo
-OFF = ("0", "false", "no", "off")  # its values that do without
+SWITCH = "HARNESS_KERNELS"  # environment variable
+# keys in /proc/cpuinfo
+_TELLING = ("model name", "model", "flags", "Features", "CPU implementer", "CPU variant", "CPU part")
+OFF = ("0", "false", "no", "off")  # values that switch the kernels off
 FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-U__AVX512FP16__",  # for whose instructions the Eigen in TensorFlow's headers does not compile
+    "-U__AVX512FP16__",  # the Eigen in TensorFlow's headers does not compile for these instructions
 )  # fmt: skip
 
 
 def sources() -> list[Path]:
-    """The files that are compiled, and the files that these include."""
+    """Return the files that are compiled and those that they include."""
     return sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
 
 
 def built() -> Path:
-    """The folder of built libraries: beside the sources in a checkout, in the user's cache for an installed copy, whose
-    folder may belong to somebody else."""
+    """Return the folder of built libraries: next to the sources in a checkout; in the user's cache for an installed copy,
+    whose own folder may belong to another user."""
     return FOLDER / "built" if commands.in_checkout() else storage.folder(os.environ) / "kernels"
 
 
 def compiler() -> list[str] | None:
-    """The compiler's command, with CXX's own options; None without one."""
+    """Return the compiler's command with the options in CXX; None without a compiler."""
     words = shlex.split(os.environ.get("CXX", ""))
     return words or next(([found] for found in map(shutil.which, COMPILERS) if found), None)
 
 
 @cache
 def name() -> str:
-    """The start of the names of libraries of these sources, for this processor and this TensorFlow."""
+    """Return the start of the names of libraries for these sources, this processor and this TensorFlow."""
     digest = hashlib.sha256(repr((FLAGS, version.installed("tensorflow"), platform.machine(), features())).encode())
     for source in sources():
         digest.update(source.read_bytes())
@@ -62,18 +63,19 @@ def name() -> str:
 
 @cache
 def path() -> Path | None:
-    """The newest whole library of that name; None if none is built. A process keeps to what it has found first."""
+    """Return the newest complete library with that name; None if none is built. The result stays the same within a
+    process."""
     return newest()
 
 
 def newest(pattern: str = "*") -> Path | None:
-    """The newest whole library whose compiler's digest has the pattern."""
+    """Return the newest complete library whose compiler's digest matches the pattern."""
     found = [file for file in built().glob(f"{name()}-{pattern}.so") if _is_whole(file.read_bytes())]
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
 def sealed(content: bytes) -> bytes:
-    """Return a library's content with its digest behind, which the loader passes over."""
+    """Return a library's content followed by its digest, which the loader ignores."""
     return content + hashlib.sha256(content).digest()
 
 
@@ -82,36 +84,36 @@ def _is_whole(content: bytes) -> bool:
 
 
 def identity() -> str:
-    """The name of the kernels that the programs of this process have; "" for none. Bits depend on them."""
+    """Return the name of the kernels in this process's programs; "" for none. Results depend on them to the bit."""
     return "" if switched_off() or not path() else path().stem
 
 
 def described() -> str:
-    """The kernels for a log's head: their name, or why there are none."""
+    """Describe the kernels for the head of a log: their name, or why there are none."""
     if identity():
         return identity()
     if switched_off():
         reason = f"{SWITCH}={os.environ[SWITCH]}"
     elif compiler():
         call = "make kernels" if commands.in_checkout() else "cnn kernels"
-        reason = f"faster ones are not built for this processor: {call} builds them"
+        reason = f"to build faster ones for this processor, run {call}"
     else:
         reason = "there is no C++ compiler to build faster ones"
-    return f"those of TensorFlow and XLA alone; {reason}"
+    return f"only those of TensorFlow and XLA; {reason}"
 
 
 def switched_off() -> bool:
-    """Return whether the environment asks to do without."""
+    """Return whether the environment switches the kernels off."""
     return os.environ.get(SWITCH, "1").strip().lower() in OFF
 
 
 def load() -> ModuleType | None:
-    """The operations, which graphs with them need before they are read; None without kernels."""
+    """Return the operations; None without kernels. Graphs that use them can be read only after this."""
     return _loaded(path()) if identity() else None
 
 
 def load_for(x: tf.Tensor) -> ModuleType | None:
-    """The operations for a tensor that they can work on, FP32 on a processor; None otherwise."""
+    """Return the operations for a tensor that they support, FP32 on a CPU; otherwise None."""
     return load() if x.dtype.name == "float32" and "GPU" not in x.device.upper() else None
 
 
@@ -121,18 +123,19 @@ def _loaded(library: Path) -> ModuleType | None:
 
     try:
         return tf.load_op_library(str(library))
-    except (tf.errors.OpError, OSError, RuntimeError) as error:  # of another build of TensorFlow, or damaged
-        advice = f"delete it and let make kernels build it anew; {SWITCH}=0 does without"
+    except (tf.errors.OpError, OSError, RuntimeError) as error:  # built for another TensorFlow, or damaged
+        advice = f"delete it and run make kernels, or set {SWITCH}=0"
         raise OSError(f"{library} cannot be loaded ({error}): {advice}") from None
 
 
 def has_bf16() -> bool:
-    """Return whether the processor multiplies BF16 by itself."""
+    """Return whether the processor has BF16 multiplication."""
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(features().split()))
 
 
 def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The model and the features of the processor, which the compiler makes use of, as x86 and ARM name them."""
+    """Return the lines of cpuinfo with the processor's model and features, on which compiled code depends; names are those
+    of x86 or ARM."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
