@@ -5,7 +5,7 @@ python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replic
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories, at most {len(training_chart.PENS)}")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="names of the runs (default: of their directories)")
     parser.add_argument("--title", default="", help="title of the chart")
-    parser.add_argument("--output", metavar="FILE", default="compared.svg", help="(default: %(default)s)")
+    parser.add_argument("--output", metavar="FILE", default="compared.svg", help="output file (default: %(default)s)")
     arguments = parser.parse_args(argv)
     folders = [Path(run) for run in arguments.runs]
     labels = arguments.labels or [folder.resolve().name for folder in folders]

@@ -7,7 +7,7 @@ A package stands above everything that it imports. A line is left out if a path 
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import ast

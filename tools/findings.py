@@ -15,7 +15,7 @@ either. Arguments after -- are added to every training.
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse

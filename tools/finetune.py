@@ -8,7 +8,7 @@ The folder is checked first. Then the classifier is fitted and the whole network
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse

@@ -9,7 +9,7 @@ logarithms. "Left out": the row is predicted by constants that were fitted to al
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import math

@@ -9,7 +9,7 @@ Each run has its own core. Repeat a call to resume a study that was stopped. Opt
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse
@@ -96,7 +96,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in POLICIES:
             near = plugins.did_you_mean(name, list(POLICIES))
-            raise OptionError(f"--only {name}: unknown policy{near}", f"Policies: {', '.join(POLICIES)}")
+            raise OptionError(f"--only {name}: unknown policy{near}", f"Policies: {'; '.join(POLICIES)}")
     return [name for name in POLICIES if not names or name in names]
 
 
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--network", choices=tuple(NETWORKS), default="quickstart", help="network to train (default: quickstart)"
     )
-    parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"one or more of: {', '.join(POLICIES)}")
+    parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"one or more of: {'; '.join(POLICIES)}")
     given, words = study.parse(parser, argv, "policy")
     folder = Path(given.output or f"logs/formats-{given.network}").resolve()
     jobs = [

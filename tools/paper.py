@@ -6,7 +6,7 @@ python tools/paper.py --svg docs/paper.svg   also draw accuracy by predicted rat
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import math

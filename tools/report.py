@@ -10,7 +10,7 @@ cnn report logs/<run> logs/<other> --html both.html   compare runs
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse

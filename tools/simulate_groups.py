@@ -10,7 +10,7 @@ each instance is slow with a fixed probability. The all-reduce is a ring: 2 (n -
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse

@@ -54,7 +54,7 @@ class Result:
         return f"{self.label}, seed {self.seed}: {self.accuracy:.2f} %{minutes}"
 
 
-Job = Callable[[int], Iterable[Result]]  # trains on a core and yields the results
+Job = Callable[[int], Iterable[Result]]  # trains on the given core and yields results
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str], what: str) -> tuple[argparse.Namespace, list[str]]:

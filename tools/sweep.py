@@ -22,7 +22,7 @@ To resume a sweep that was stopped or killed, repeat the call. To add trials, ad
 
 from __future__ import annotations
 
-if not __package__:  # called by its path
+if not __package__:  # started by its path
     import bootstrap  # noqa: F401
 
 import argparse

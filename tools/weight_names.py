@@ -61,7 +61,7 @@ class Layout:
         """Return our array in their layout."""
         if self.torch:
             return {4: lambda: array.transpose(3, 2, 0, 1), 2: lambda: array.T}.get(array.ndim, lambda: array)()
-        return self.value(name, array)  # an exchange of two axes is its own inverse
+        return self.value(name, array)  # swapping two axes is its own inverse
 
 
 def clean(name: str) -> str:

@@ -24,7 +24,7 @@ class ExportRequest:
     """The options of cnn export. `path`: the weights, as for --restore-path. `words`: arguments for validation.py."""
 
     path: str
-    formats: tuple[str, ...]  # names of FORMATS, each once
+    formats: tuple[str, ...]  # keys of FORMATS without duplicates
     output: Path
     int8: bool
     force: bool
@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
         prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
         description="Export a trained network for other runtimes, and compare each file with the checkpoint.",
-        epilog="validation.py's options of data set and model, such as --data-dir, override the recorded ones",
+        epilog="validation.py's options of data set and model are accepted, too, such as --data-dir. They override the "
+        "recorded ones.",
     )  # fmt: skip
     add = own.add_argument
     add("path", nargs="?", metavar="RUN", help="a run directory (its newest checkpoint, or the best one if the run had "
@@ -103,6 +104,6 @@ def _format(word: str) -> str:
 
 
 def _beside(path: Path) -> Path:
-    """Return the folder for an export that names none: the run's, or for a file of weights the working directory's."""
+    """Return the default output folder: in the run directory or, for a weight file, in the working directory."""
     file = weights_file.located(path)
     return Path(f"{path.stem}-{FOLDER}") if file else find.run_folder(path) / FOLDER

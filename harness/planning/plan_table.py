@@ -1,4 +1,4 @@
-"""Predictions as text for a terminal."""
+"""Format predictions as text for the terminal."""
 
 from __future__ import annotations
 

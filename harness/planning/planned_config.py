@@ -58,7 +58,7 @@ class Planned:
 
     @property
     def block(self) -> str:
-        """The plan as a block for configs.yml."""
+        """The plan as a configuration for configs.yml, in YAML."""
         options, plan = self.run.options, self.prediction.workload.plan
         left_out = with_trait(ONE_CALL)
         values: dict[str, Any] = {

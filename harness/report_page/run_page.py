@@ -108,9 +108,9 @@ def _title(run: RunFolder) -> str:
     """Return network, data set, best accuracy and its checkpoint."""
     result = _results(run)
     if "best checkpoint" in result:
-        return f"{run.network}: {result['best validation accuracy']} at {result['best checkpoint']}"
+        return f"{run.network}: {result['best validation accuracy']} validation accuracy at {result['best checkpoint']}"
     trained = result.get("last training accuracy")
-    return f"{run.network}: {trained} in training, not validated" if trained else run.network
+    return f"{run.network}: {trained} training accuracy, not validated" if trained else run.network
 
 
 def _state(run: RunFolder) -> str:

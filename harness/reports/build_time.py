@@ -57,7 +57,7 @@ class Compilation:
                 self._target.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._target, json.dumps({"traceEvents": events}))
                 lines.append(f"Trace of the phases for chrome://tracing or ui.perfetto.dev: {self._target}")
-            except OSError as error:  # no reason to lose the run
+            except OSError as error:  # do not fail the run
                 lines.append(f"The compilation profile was not written: {error.strerror}: {error.filename}")
         return lines
 

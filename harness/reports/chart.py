@@ -27,7 +27,8 @@ Axis = tuple[float, float]
 
 
 def span(values: Sequence[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> Axis:
-    """Return the limits of an axis for all values. A limit moves out to the next tick within `slack` tick distances."""
+    """Return the limits of an axis for all values. Move a limit out to the next tick if that is within `slack` tick
+    distances."""
     finite = [v for v in values if math.isfinite(v)] + ([] if floor is None else [floor])
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if high - low <= 1e-9 * abs(high):

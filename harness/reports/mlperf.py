@@ -38,7 +38,7 @@ class Events:
             try:
                 with files.append(self._results) as results:
                     results.write(f"{line}\n".encode())
-            except OSError as error:  # no reason to lose the run: log.txt has the lines too
+            except OSError as error:  # do not fail the run: log.txt has the lines, too
                 self._log.note(f"warning: writing {self._results} stops here ({error.strerror}); log.txt has all events")
                 self._results = None
 

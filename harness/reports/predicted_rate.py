@@ -35,10 +35,10 @@ def lines(run: Run) -> list[str]:
         return []
     room, timing = prediction.room / MIB, prediction.timing
     idle = f"{100 * timing.idle_share:.0f} % idle, " if run.plan.options.shards > 1 else ""
-    fit = f"{room:,.0f} MiB left on the fullest IPU" if prediction.fits else f"lacks {-room:,.0f} MiB on the fullest IPU"
+    fit = f"{room:,.0f} MiB free" if prediction.fits else f"does not fit: {-room:,.0f} MiB too much"
     return [
         f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, "
-        f"{idle}{fit}; cnn plan shows more"
+        f"{idle}{fit} on the fullest IPU; for details, run cnn plan"
     ]
 
 

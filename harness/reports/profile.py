@@ -166,7 +166,7 @@ def _write_all(
             members[EXECUTION] = json.dumps(content, indent=1) + "\n"
             write_atomically(request.target.with_name(EXECUTION), members[EXECUTION])
             write_atomically(request.target.with_name(ARCHIVE), _archive(members))
-    except OSError as error:  # no reason to lose the run
+    except OSError as error:  # do not fail the run
         return f"The profile was not written: {error.strerror}: {error.filename}"
     return ""
 

@@ -93,7 +93,7 @@ class WeightsAndBiases:
         )  # fmt: skip
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send a point of each chart."""
+        """Send a value of each metric."""
         self._run.log(dict(values), step=step)
 
     def close(self, complete: bool) -> None:
@@ -117,7 +117,7 @@ class MLflow:
             mlflow.log_params({name: str(value)[:_LONGEST] for name, value in values.items()})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send a point of each chart."""
+        """Send a value of each metric."""
         self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self, complete: bool) -> None:

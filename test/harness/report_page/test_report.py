@@ -126,7 +126,7 @@ def test_the_numbers_are_those_of_the_rows(reported, trained):
     text = Page(reported).text
     validated, training = csv_rows(trained / "validation.csv"), csv_rows(trained / "training.csv")
     best = max(validated, key=lambda row: float(row["val_acc"]))
-    title = f"EfficientNet-B0 on a folder of images: {float(best['val_acc']):.2f} % at {best['name']}"
+    title = f"EfficientNet-B0 on a folder of images: {float(best['val_acc']):.2f} % validation accuracy at {best['name']}"
     assert title in text
     assert f"{float(validated[-1]['loss']):.4g} last validation loss" in text
     assert f"{float(training[-1]['train_acc_avg']):.2f} % last training accuracy" in text
