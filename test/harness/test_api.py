@@ -1,4 +1,4 @@
-"""The Python API gives the numbers of the commands, and leaves the process as it found it."""
+"""The Python API gives the numbers of the commands and leaves the process unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of ten updates in host steps of three, with the rows that its callbacks got."""
+    """Return a run of ten updates in host steps of three, with the rows its callbacks received."""
     steps, validations = [], []
     folder = tmp_path_factory.mktemp("api") / "run"
     run = api.train(
@@ -30,7 +30,7 @@ def trained(tmp_path_factory):
     return run, steps, validations
 
 
-def test_callbacks_see_each_update_and_validation_once(trained):
+def test_callbacks_get_each_update_and_validation_once(trained):
     run, steps, validations = trained
     assert [step["iteration"] for step in steps] == [*range(1, 11)]
     written = rows(run.folder / "training.csv")
@@ -44,7 +44,7 @@ def test_callbacks_see_each_update_and_validation_once(trained):
 
 
 @pytest.mark.parametrize("table", ["training", "validation"])
-def test_history_is_the_table(table, trained, monkeypatch):
+def test_history_equals_table(table, trained, monkeypatch):
     run, _, _ = trained
     written = rows(run.folder / f"{table}.csv")
     frame = api.history(run, table)
@@ -55,7 +55,7 @@ def test_history_is_the_table(table, trained, monkeypatch):
     assert {type(value) for row in listed for value in row.values()} <= {int, float, str}
 
 
-def test_predict_is_what_the_command_predicts_for_files_and_arrays(trained, tmp_path):
+def test_predict_matches_command(trained, tmp_path):
     run, _, _ = trained
     images = np.random.default_rng(0).integers(0, 256, (3, 40, 28, 3), np.uint8)
     files = [tmp_path / f"{k}.png" for k in range(3)]
@@ -74,7 +74,7 @@ def test_predict_is_what_the_command_predicts_for_files_and_arrays(trained, tmp_
             assert best["name"] == network.class_names[best["class"]]
 
 
-def test_evaluate_is_the_validation_of_the_run_or_of_another_folder(trained, tmp_path):
+def test_evaluate_matches_validation(trained, tmp_path):
     run, _, validations = trained
     found = run.evaluate(quiet=True)
     assert {name: found[name] for name in ("val_acc", "top5_acc", "loss")} == {
@@ -91,7 +91,7 @@ def test_evaluate_is_the_validation_of_the_run_or_of_another_folder(trained, tmp
     assert own.evaluate(moved, quiet=True)["val_size"] == 12
 
 
-def test_an_error_of_a_callback_and_an_interrupt_leave_a_run_that_resumes(trained, tmp_path):
+def test_interrupted_call_leaves_resumable_run(trained, tmp_path):
     run, steps, _ = trained
     again = []
 
@@ -109,12 +109,12 @@ def test_an_error_of_a_callback_and_an_interrupt_leave_a_run_that_resumes(traine
         api.train(restore_path=tmp_path / "run", on_step=stops_once, quiet=True)
     api.train(restore_path=tmp_path / "run", on_step=stops_once, quiet=True)
     assert signal.getsignal(signal.SIGINT) is before
-    assert again == [*steps[:2], *steps[3:]]  # the third update was done before the second one's call ended
+    assert again == [*steps[:2], *steps[3:]]  # the third update was done before the call of the second one ended
     tensors = [read.tensors(find.numbered(each)[-1]) for each in (run.folder, tmp_path / "run")]
     assert all(tensors[0][name].tobytes() == tensors[1][name].tobytes() for name in tensors[0])
 
 
-def test_plan_is_the_command_s(capsys):
+def test_plan_matches_command(capsys):
     words = {"config": "mk2_resnet50_mlperf_pod16_bs20", "system": "POD16"}
     succeeded = succeed("plan", *(f"--{name}={value}" for name, value in words.items()), "--json", "-")
     assert json.loads(succeeded.out) == json.loads(json.dumps(api.plan(**words)))
@@ -133,7 +133,7 @@ def test_plan_is_the_command_s(capsys):
         (lambda: api.finetune("nowhere"), "nowhere"),
     ],
 )
-def test_errors_are_the_project_s(call, message):
+def test_errors_are_project_errors(call, message):
     with pytest.raises(WrongInput, match=message):
         call()
 

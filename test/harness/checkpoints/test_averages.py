@@ -1,4 +1,4 @@
-"""Averages of checkpoints: float64 numpy over every variable, by train.py and by weight_avg.py alike."""
+"""Averages of checkpoints, by train.py and weight_avg.py, agree with float64 NumPy for every variable."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BASE = (
 
 
 def draw(seed: int) -> dict[str, np.ndarray]:
-    """Variables of every type."""
+    """Return variables of every type."""
     generator = np.random.default_rng(seed)
     return {f"v/{kind.__name__}": (100 * generator.normal(size=(3, 2))).astype(kind) for kind in KINDS}
 
 
 def written(folder: Path, numbers: tuple[int, ...], stem: str = "ckpt") -> list[dict[str, np.ndarray]]:
-    """Checkpoints of these numbers; their values."""
+    """Write checkpoints of these numbers and return their values."""
     for number in numbers:
         write.write_checkpoint(folder / f"{stem}-{number}", draw(number))
     return [draw(number) for number in numbers]
@@ -39,7 +39,7 @@ def tensors(prefix: Path) -> dict[str, np.ndarray]:
 
 
 def averaged(folder: Path, words: str) -> dict[str, np.ndarray]:
-    """Return the weights that weight_avg.py makes of a folder."""
+    """Return the weights that weight_avg.py computes for a folder."""
     succeed("weight_avg", "--restore-path", folder, "--filename", folder / "out" / "average", *words.split())
     return tensors(folder / "out" / "average")
 
@@ -48,22 +48,22 @@ def expected_mean(values: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {n: np.mean([each[n].astype(np.float64) for each in values], 0).astype(x.dtype) for n, x in values[0].items()}
 
 
-def test_the_mean_is_numpys(tmp_path):
-    values = written(tmp_path, (5, 40, 300))  # not in the order of their names
+def test_mean_matches_numpy(tmp_path):
+    values = written(tmp_path, (5, 40, 300))  # not in alphabetical order
     assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
     assert_same_bits(averaged(tmp_path, "--mode mean -N 2 --discard-last 1"), expected_mean(values[:2]))
-    (tmp_path / "ckpt-5.data-00000-of-00001").write_bytes(b"")  # is not read for the last two
+    (tmp_path / "ckpt-5.data-00000-of-00001").write_bytes(b"")  # not read: only the last two are averaged
     words = ("--restore-path", tmp_path, "--mode", "mean", "-N", 2, "--filename", tmp_path / "two")
     latest = run("weight_avg", *words)
     assert (latest.code, latest.err) == (0, "")
     assert_same_bits(tensors(tmp_path / "two"), expected_mean(values[1:]))
-    latin = tmp_path / os.fsdecode(b"lat\xe9")  # a name that is no UTF-8
+    latin = tmp_path / os.fsdecode(b"lat\xe9")  # not UTF-8
     succeed("weight_avg", *words[:-1], latin / "two")
     assert_same_bits(tensors(latin / "two"), expected_mean(values[1:]))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
-def test_the_exponential_average_begins_with_the_first(tmp_path, decay):
+def test_exponential_average_starts_with_first_checkpoint(tmp_path, decay):
     values = written(tmp_path, (1, 2, 10))
     found = averaged(tmp_path, f"--mode exponential --decay {decay}" if decay != 0.99 else "--mode exponential")
     for name, like in values[0].items():
@@ -74,14 +74,14 @@ def test_the_exponential_average_begins_with_the_first(tmp_path, decay):
         assert found[name].dtype == like.dtype
 
 
-def test_each_decay_has_a_file_of_its_own():
+def test_each_decay_has_its_own_file():
     options = TrainingOptions(weight_avg_exp=(0.97, 0.9999999, 0.99999991), weight_avg_N=(1, 2.5))
     assert [name for name, _ in averages.requested_averages(options)] == [
         "weight_avg_N_1", "weight_avg_N_2.5", "weight_avg_exp_0.97", "weight_avg_exp_0.9999999", "weight_avg_exp_0.99999991"
     ]  # fmt: skip
 
 
-def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):
+def test_only_numbered_checkpoints_in_folder_count(tmp_path):
     values = written(tmp_path, (3, 4))
     written(tmp_path, (0,))  # the initial weights
     for other in ("sub/ckpt-9", "other-7", "ckpt-8x"):
@@ -96,12 +96,12 @@ def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):
     assert len(averages.candidates(tmp_path)) == 3
 
 
-def test_names_may_have_something_before_ckpt(tmp_path):
+def test_prefix_before_ckpt_is_allowed(tmp_path):
     values = written(tmp_path, (2, 11), stem="resnet_ckpt")
     assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
 
 
-def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
+def test_average_never_counts_as_checkpoint(tmp_path):
     (value,) = written(tmp_path, (7,))
     for filename in ("mean-5", "mean-5.index"):
         succeed("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / filename)
@@ -112,8 +112,8 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
         find.select(tmp_path / ".meta")
 
 
-def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
-    """Nor into its folder of averages; one that goes elsewhere is made of the checkpoints there."""
+def test_refuse_average_into_active_run(tmp_path):
+    """Its folder of averages is refused too; another output path reads the checkpoints as usual."""
     (tmp_path / "run").mkdir()
     written(tmp_path / "run", (1, 2))
     words = ("weight_avg", "--restore-path", tmp_path / "run", "--mode", "mean", "--filename")
@@ -127,10 +127,10 @@ def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
     succeed(*words, tmp_path / "run" / "mean")
 
 
-def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
+def test_only_earlier_average_is_replaced(tmp_path):
     written(tmp_path, (1, 2))
     (tmp_path / "notes.index").write_text("precious")
-    for index in ("index", "data-00000-of-00001"):  # as other programs leave weights
+    for index in ("index", "data-00000-of-00001"):  # weights of other programs
         shutil.copy(tmp_path / f"ckpt-1.{index}", tmp_path / f"foreign.{index}")
     write.write_checkpoint(tmp_path / "saved", draw(3), {"iteration": 3})
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename")
@@ -139,13 +139,13 @@ def test_nothing_but_an_earlier_average_is_replaced(tmp_path):
         result = run(*words, tmp_path / name)
         assert result.code == 2 and f"{name}.index" in result.err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")} == before
-    left = tmp_path / f"{write.STAGING_PREFIX}a1b2c3d4"  # as a killed process leaves it
+    left = tmp_path / f"{write.STAGING_PREFIX}a1b2c3d4"  # left by a killed process
     left.mkdir()
     succeed(*words, tmp_path / "mean")
     succeed(*words, tmp_path / "mean", "-N", 1)
     assert_same_bits(tensors(tmp_path / "mean"), draw(2))
     assert not left.exists()
-    (tmp_path / "mean.index").unlink()  # as a process leaves it that is killed before the last file
+    (tmp_path / "mean.index").unlink()  # the state after a kill before the last file
     succeed(*words, tmp_path / "mean", "-N", 1)
     assert_same_bits(tensors(tmp_path / "mean"), draw(2))
 
@@ -176,19 +176,19 @@ def test_wrong_input_is_one_line(tmp_path, words, named):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_folders_that_cannot_be_averaged(tmp_path):
+def test_folder_without_checkpoints_is_rejected(tmp_path):
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
     assert run(*words).code == 2
     written(tmp_path, (0,))
-    assert run(*words).code == 2  # there are the initial weights alone
+    assert run(*words).code == 2  # only the initial weights are there
     written(tmp_path, (1,))
     write.write_checkpoint(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
     differing = run(*words)
     assert differing.code == 2 and "v/float32" in differing.err and not (tmp_path / "x.index").exists()
 
 
-def test_what_cannot_be_averaged_is_left_out(tmp_path):
-    """Values that are not finite, and text; with a warning, and an error where nothing is left."""
+def test_unusable_values_are_left_out(tmp_path):
+    """Values that are not finite, and text, give a warning; an error if nothing is left."""
     (good,) = written(tmp_path, (1,))
     spoilt = draw(2)
     spoilt["v/float16"][1, 1] = np.inf
@@ -218,8 +218,8 @@ def trained(tmp_path, words: str) -> Path:
     return succeed("train", *f"{BASE} --iterations 8 --log-dir {tmp_path} {words}".split()).folder
 
 
-def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
-    """Checkpoints after 2, 4, 6 and 8 updates, all within the last epoch."""
+def test_run_averages_and_validates_its_checkpoints(tmp_path):
+    """The checkpoints after 2, 4, 6 and 8 updates are all within the last epoch."""
     often = "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2"
     folder = trained(tmp_path, f"{often} --weight-avg-exp 0.97 0.5 --weight-avg-N 1")
     taken = [variables(folder, n) for n in (2, 4, 6, 8)]
@@ -241,7 +241,7 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
     )
 
 
-def test_an_average_is_that_of_the_end_of_its_run(tmp_path):
+def test_average_covers_end_of_its_run(tmp_path):
     written(tmp_path, (2, 4))
     (tmp_path / "ckpt").mkdir()
     average = tmp_path / "ckpt" / "weight_avg_N_1"
@@ -249,14 +249,14 @@ def test_an_average_is_that_of_the_end_of_its_run(tmp_path):
     assert averages.is_up_to_date(tmp_path, average.name, 2) and not averages.is_up_to_date(tmp_path, average.name, 4)
     average.with_suffix(".index").unlink()
     assert not averages.is_up_to_date(tmp_path, average.name, 2)
-    write.write_checkpoint(average, draw(9))  # as weight_avg.py writes one of any checkpoints
+    write.write_checkpoint(average, draw(9))  # like weight_avg.py's average of any checkpoints
     assert not averages.is_up_to_date(tmp_path, average.name, 2)
 
 
 @pytest.mark.parametrize(
     ("there", "newest", "count", "left"),
     [
-        ((16, 32, 40), 48, 3, [16, 32, 48]),  # a run that stopped after 40 updates has the checkpoints of one in one go
+        ((16, 32, 40), 48, 3, [16, 32, 48]),  # stopped after 40 updates: the same checkpoints as without a stop
         ((0, 16, 32), 40, 3, [16, 32, 40]),
         ((0, 16, 32, 40), 48, 3, [16, 32, 48]),
         ((16, 17, 32), 48, 2, [32, 48]),
@@ -265,21 +265,21 @@ def test_an_average_is_that_of_the_end_of_its_run(tmp_path):
         ((0, 8), 16, 2, [0, 16]),
     ],
 )
-def test_checkpoints_off_the_schedule_go_first(there, newest, count, left, tmp_path):
+def test_unscheduled_checkpoints_are_deleted_first(there, newest, count, left, tmp_path):
     written(tmp_path, (*there, newest))
     write.prune(tmp_path, Checkpoint.at(tmp_path, newest), count, lambda updates: updates > 0 and updates % 16 == 0)
     assert [each.updates for each in find.numbered(tmp_path)] == left
 
 
-def test_the_last_epochs_are_counted_in_tenths(tmp_path):
-    """The run has 8 updates of 100 pictures, of 10,000: updates 6 and 8, epochs 0.06 and 0.08, are both at epoch 0.1."""
+def test_last_epochs_are_counted_in_tenths(tmp_path):
+    """8 updates of 100 of 10,000 images: updates 6 and 8 (epochs 0.06 and 0.08) both round to epoch 0.1."""
     folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
     used = [variables(folder, n) for n in (6, 8)]
     assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
 
 
-def test_validation_and_fine_tuning_take_the_moving_average(tmp_path):
-    """Of --ema, which is not that of checkpoints; training itself goes on from the weights."""
+def test_validation_and_finetuning_use_moving_average(tmp_path):
+    """The average of `--ema`, not of checkpoints. Training itself resumes from the weights."""
     words = f"{BASE} --batch-norm --abs-learning-rate 0.02 --warmup-epochs 0".split()
     succeed("train", *words, "--iterations", 8, "--ema", 0.9, "--logs-path", tmp_path / "run")
     values = variables(tmp_path / "run", 8)

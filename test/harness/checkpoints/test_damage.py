@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged are not trusted: the newest whole one goes on, and the run ends with the same bits."""
+"""Damaged checkpoints are skipped: a run resumes from the newest intact one and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("index", "data-00000-of-00001", "state.json")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A run with checkpoints at 0, 2, 4, 6."""
+    """Return a run with checkpoints at 0, 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     succeed("train", *WORDS, "--logs-path", folder)
     assert [checkpoint.updates for checkpoint in find.numbered(folder)] == [0, 2, 4, 6]
@@ -53,30 +53,30 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_of_any_file_is_noticed(damage, folder):
+def test_damage_in_any_file_is_noticed(damage, folder):
     name, strike, place = DAMAGES[damage]
     strike(folder / f"ckpt-6.{name}", place)
     found, (warning,) = read.find_latest(folder)
     assert found.updates == 4 and f"ckpt-6.{name}" in warning and "left out" in warning
 
 
-def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, folder):
+def test_resume_from_newest_intact_is_exact(whole, folder):
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.4)
     cut(folder / "ckpt-4.index", 0.9)
     copied(folder, 2, 8, "index", "data-00000-of-00001", "state.json")
     with (folder / "training.csv").open("a") as table:
-        table.write("4,8,0.0")  # of a process that was killed
+        table.write("4,8,0.0")  # written by a process that was killed
     out = succeed("restore", "--restore-path", folder).out
     assert all(f"checkpoint ckpt-{n} is damaged" in out for n in (8, 6, 4))
     assert f"Restoring training from latest checkpoint: {folder}/ckpt-2" in out
     assert_same_bits(variables(whole, 6), variables(folder, 6))
     for file in ("training.csv", "validation.csv"):
         assert timeless(whole / file) == timeless(folder / file)
-    assert read.find_latest(folder)[0].updates == 6  # they were written anew
+    assert read.find_latest(folder)[0].updates == 6  # they were written again
 
 
-def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder):
-    """Without manifest and state only the tensors tell what a checkpoint is: here, that ckpt-8 is a copy, and ckpt-6 cut."""
+def test_newest_intact_checkpoint_decides_options(folder):
+    """Without manifest and state only the tensors identify a checkpoint: ckpt-8 is a copy here, ckpt-6 is cut."""
     copied(folder, 2, 8, *NAMES[:2])
     for file in ("manifest.json", "state.json"):
         (folder / f"ckpt-6.{file}").unlink()
@@ -87,7 +87,7 @@ def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder):
     assert refused.code == 2 and "the run has done 4 updates already" in refused.err
 
 
-def test_nothing_whole_is_one_line(folder):
+def test_no_intact_checkpoint_is_one_line(folder):
     for number in (0, 2, 4, 6):
         flipped(folder / f"ckpt-{number}.data-00000-of-00001", 0.5)
     result = run("restore", "--restore-path", folder)
@@ -96,14 +96,14 @@ def test_nothing_whole_is_one_line(folder):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"x": 3}}', "[" * 50_000])
-def test_a_damaged_manifest_is_damage(text, folder):
+def test_damaged_manifest_is_damage(text, folder):
     (folder / "ckpt-6.manifest.json").write_text(text)
     found, (warning,) = read.find_latest(folder)
     assert found.updates == 4 and "ckpt-6" in warning
 
 
-def test_checkpoints_of_other_programs_are_weights_to_begin_with(folder):
-    """Without a manifest and a state: TensorFlow's checksums prove their tensors, and no run resumes from them."""
+def test_foreign_checkpoints_serve_as_initial_weights(folder):
+    """Without manifest and state, TensorFlow's checksums verify the tensors, but no run resumes from them."""
     for file in (*folder.glob("*.manifest.json"), *folder.glob("*.state.json")):
         file.unlink()
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
@@ -118,7 +118,7 @@ def test_checkpoints_of_other_programs_are_weights_to_begin_with(folder):
 
 
 def copied(folder: Path, source: int, target: int, *endings: str) -> None:
-    """The files of one checkpoint under another one's number."""
+    """Copy the files of one checkpoint under the number of another."""
     for ending in endings:
         shutil.copy(folder / f"ckpt-{source}.{ending}", folder / f"ckpt-{target}.{ending}")
 
@@ -128,7 +128,7 @@ COPIES = {"tensors": NAMES[:2], "tensors and state": NAMES, "everything": (*NAME
 
 @pytest.mark.parametrize("target", [6, 8])
 @pytest.mark.parametrize("copy", COPIES)
-def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target, folder, tmp_path):
+def test_renumbered_checkpoint_is_rejected_everywhere(copy, target, folder, tmp_path):
     (folder / f"ckpt-{target}.manifest.json").unlink(missing_ok=True)
     copied(folder, 2, target, *COPIES[copy])
     good, name = (4 if target == 6 else 6), f"ckpt-{target}"
@@ -147,7 +147,7 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
 
 
 @pytest.mark.parametrize("name", ["best", "other-ckpt-6"])
-def test_a_checkpoint_keeps_its_manifest_under_a_name_of_its_own(name, folder, tmp_path):
+def test_renamed_checkpoint_keeps_its_manifest(name, folder, tmp_path):
     for file in folder.glob("ckpt-6.*"):
         shutil.copy(file, tmp_path / file.name.replace("ckpt-6", name))
     (found,) = find.select(tmp_path / name)
@@ -157,15 +157,15 @@ def test_a_checkpoint_keeps_its_manifest_under_a_name_of_its_own(name, folder, t
         read.tensors(found)
 
 
-def test_what_is_called_like_a_checkpoint_is_not_deleted_with_it(folder):
+def test_files_with_similar_names_survive_deletion(folder):
     (folder / "ckpt-2.old").mkdir()
     (folder / "ckpt-2.tar").write_text("a backup")
     write.prune(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
     assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
 
 
-def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path, pytestconfig):
-    """Whatever becomes of the files of a run folder: a checkpoint that is taken has the weights of its update."""
+def test_any_damage_gives_right_weights_or_error(whole, tmp_path, pytestconfig):
+    """Any checkpoint that is accepted has the weights of its update."""
     wanted = {n: write.fingerprint(variables(whole, n)) for n in (0, 2, 4, 6)}
 
     def make(chance: random.Random) -> Path:
@@ -182,7 +182,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
 
 
 def spoil(chance: random.Random, folder: Path) -> None:
-    """Put a fault into a run folder."""
+    """Put a fault into a run directory."""
     files = sorted(folder.glob("ckpt-*"))
     file = chance.choice(files)
     kind = chance.choice(["bytes", "bytes", "gone", "swapped", "renumbered"])
@@ -202,8 +202,8 @@ def spoil(chance: random.Random, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stops_after", range(5))
-def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, folder, monkeypatch):
-    """The files of ckpt-6 are put in place anew; the process ends after some of them."""
+def test_kill_between_files_lists_only_intact_checkpoints(stops_after, folder, monkeypatch):
+    """The process ends while it moves the files of ckpt-6 into place again."""
     values, moved = variables(folder, 6), []
     rename = write.os.replace
 
@@ -225,7 +225,7 @@ def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, 
     assert not [left for left in folder.iterdir() if left.name.startswith(".saving")]
 
 
-def test_what_a_killed_process_left_is_swept_away(folder):
+def test_leftovers_of_killed_process_are_removed(folder):
     (folder / "ckpt").mkdir()
     for left in (folder / ".saving-abc", folder / "ckpt" / ".saving-def"):
         left.mkdir()
@@ -238,15 +238,15 @@ def test_what_a_killed_process_left_is_swept_away(folder):
     assert hidden == {".mine.9", ".arguments.json.old"}
 
 
-def test_validation_leaves_out_what_it_cannot_read(folder, tmp_path):
+def test_validation_skips_unreadable_checkpoints(folder, tmp_path):
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
     result = run("validation", "--restore-path", folder, "--logs-path", tmp_path / "log")
     assert result.code == 1 and "ckpt-4" in result.err and result.err.count("\n") == 1
     assert [row["name"] for row in rows(tmp_path / "log" / "validation.csv")] == ["ckpt-0", "ckpt-2", "ckpt-6"]
 
 
-def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
-    """Copied with its state and its manifest, as ckpt-6 of a run of the same network."""
+def test_checkpoint_of_another_run_is_rejected(folder):
+    """A copy with its state and manifest, as ckpt-6 of a run of the same network."""
     state = run_record.state(Checkpoint.at(folder, 6))
     others = {**state, run_record.RECORDED: {**state[run_record.RECORDED], RUN_ID: "another"}}
     write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), others)
@@ -254,5 +254,5 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
         assert found.updates == 4 and "ckpt-6" in warning and "of run another" in warning
     with pytest.raises(CheckpointError, match="of run another"):
         read.tensors(Checkpoint.at(folder, 6))
-    (folder / "arguments.json").unlink()  # nothing is known of the run then
+    (folder / "arguments.json").unlink()  # the run is unknown then
     assert read.find_latest(folder)[0].updates == 6

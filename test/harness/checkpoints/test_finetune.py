@@ -1,4 +1,4 @@
-"""Beginning with the weights of another run, and training a part of the network."""
+"""Start from the weights of another run, and train a part of the network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prepared(words: str) -> Run:
     return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
 
 
-def test_a_run_begins_with_the_weights_of_another_and_counts_from_nought(trained, tmp_path):
+def test_run_starts_at_zero_with_other_weights(trained, tmp_path):
     out = succeed("train", *BASE.split(), "--logs-path", tmp_path / "run", "--init-path", trained).out
     assert f"Begun with the weights of {trained / 'ckpt-4'}" in out and "differ modulo" not in out
     source, start = variables(trained, 4), variables(tmp_path / "run", 0)
@@ -51,22 +51,22 @@ def test_a_run_begins_with_the_weights_of_another_and_counts_from_nought(trained
 @pytest.mark.parametrize(
     "layout", ["", "--shards 3 --pipeline --pipeline-splits b2/0/relu b3/0/relu --enable-recomputation"]
 )
-def test_only_what_the_filter_names_moves(trained, tmp_path, layout):
+def test_only_filtered_parameters_change(trained, tmp_path, layout):
     words = f"{BASE} --gradient-accumulation-count 2 --abs-learning-rate 0.05 --variable-filter fc1 b3/0/2 {layout}"
     succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--init-path", trained)
     before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 4)
     changed = {name for name in after if not np.array_equal(before[name], after[name])} - {"global_step"}
     wanted = {name for name in after if "fc1" in name or "b3/0/2" in name}
     assert changed == wanted
-    assert any("moving_mean" in name for name in changed)  # of the norm that the filter names, and of no other
+    assert any("moving_mean" in name for name in changed)  # only of the norm that the filter names
     slots = {name for name in after if name.endswith("/Momentum")}
     assert slots == {
         f"{name}/Momentum" for name in wanted if not name.endswith(("/Momentum", "moving_mean", "moving_variance"))
     }
 
 
-def test_what_is_trained_moves_as_if_all_were(trained, tmp_path):
-    """The first update of a part is that part of the first update of all."""
+def test_trained_part_moves_like_whole_network(trained, tmp_path):
+    """The first update of a part equals that part of the first full update."""
     for name, words in (("all", []), ("part", ["--variable-filter", "fc1"])):
         succeed("train", *BASE.split(), "--iterations", 1, "--abs-learning-rate", 0.05, "--logs-path", tmp_path / name,
                 "--init-path", trained, *words)  # fmt: skip
@@ -87,7 +87,7 @@ def test_frozen_parts_are_not_differentiated():
     assert backward("--variable-filter fc1") == 0
 
 
-def test_a_resumed_fine_tuning_ends_with_the_same_bits(trained, tmp_path):
+def test_resumed_finetuning_is_exact(trained, tmp_path):
     words = [*BASE.split(), "--abs-learning-rate", 0.05, "--variable-filter", "b3", "fc1", "--init-path", trained]
     succeed("train", *words, "--logs-path", tmp_path / "whole")
     succeed("train", *words, "--logs-path", tmp_path / "parts", "--stop-after", 2)
@@ -96,7 +96,7 @@ def test_a_resumed_fine_tuning_ends_with_the_same_bits(trained, tmp_path):
     assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
 
 
-def test_another_number_of_classes_gets_a_new_classifier(trained, tmp_path):
+def test_new_class_count_gets_new_classifier(trained, tmp_path):
     other = BASE.replace("fashion-mnist", "cifar-100 --generated-data")
     out = succeed("train", *other.split(), "--logs-path", tmp_path / "run", "--init-path", trained).out
     assert "all/fc1/dense begins anew" in out and "other names" not in out
@@ -105,8 +105,8 @@ def test_another_number_of_classes_gets_a_new_classifier(trained, tmp_path):
     assert start["all/fc1/dense/kernel"].shape == (64, 100)
 
 
-def test_weights_of_other_data_are_warned_of(trained, tmp_path):
-    """As many classes of other names; another side, which counts modulo the network's stride of 4."""
+def test_weights_of_other_data_give_warning(trained, tmp_path):
+    """The class names differ; so does the image size, which counts modulo the network's stride of 4."""
     for k, (words, warned) in enumerate({
         "--dataset cifar-10 --generated-data": "other names", "--image-size 42": "differ modulo 4", "--image-size 40": "",
     }.items()):  # fmt: skip
@@ -115,8 +115,8 @@ def test_weights_of_other_data_are_warned_of(trained, tmp_path):
         assert warned in out and ("differ modulo" in out) == ("modulo" in warned)
 
 
-def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
-    """Known before there is a graph, and so to --dry-run."""
+def test_unfit_or_missing_weights_are_errors(trained, tmp_path):
+    """The errors come before any graph is built, so a dry run shows them."""
     other = "does not fit the network asked for: all/b1/1/1/conv/conv2d/kernel is missing"
     rule = "does not fit the optimiser asked for: all/b0/conv/conv2d/kernel/LAMB_m is missing"
     begin, going_on = ("train", *BASE.split()), ("restore", "--iterations", 9, "--restore-path")
@@ -133,14 +133,14 @@ def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_tensors_of_a_checkpoint_are_those_that_a_plan_expects(trained):
+def test_checkpoint_has_tensors_of_plan(trained):
     expected = {name: each.shape for name, each in compatibility.expected_training_tensors(prepared("")).items()}
     assert read.shapes(Checkpoint.at(trained, 4)) == expected
     assert compatibility.shapes_of_values(read.tensors(Checkpoint.at(trained, 4))) == expected
 
 
 @pytest.mark.parametrize("rule", UPDATE_RULES)
-def test_what_a_training_keeps_is_known_without_tensorflow(rule):
+def test_saved_variables_are_known_without_tensorflow(rule):
     for words in ("--precision 16.16 --offload-fp32-weight-copy", "--precision 16.32 --force-weight-to-fp16 fc1"):
         asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
         with tf.Graph().as_default():
@@ -150,7 +150,7 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
         assert {name: list(each.shape) for name, each in compatibility.expected_training_tensors(asked).items()} == kept
 
 
-def test_a_damaged_index_without_a_manifest_is_refused(trained, tmp_path):
+def test_damaged_index_without_manifest_is_rejected(trained, tmp_path):
     whole, rng, good = (trained / "ckpt-4.index").read_bytes(), np.random.default_rng(1), variables(trained, 4)
     (tmp_path / "x.data-00000-of-00001").symlink_to(trained / "ckpt-4.data-00000-of-00001")
     for _ in range(100):
@@ -162,7 +162,7 @@ def test_a_damaged_index_without_a_manifest_is_refused(trained, tmp_path):
                 assert_same_bits(read.tensors(Checkpoint(str(tmp_path / "x"))), good)
 
 
-def test_tensors_of_every_type_are_read_from_a_folder_of_any_name(tmp_path):
+def test_tensors_of_every_type_are_read(tmp_path):
     kinds = (
         *["f4", "f8", "f2", "i1", "u1", "i2", "i4", "i8", "?"],
         ml_dtypes.bfloat16,
@@ -176,7 +176,7 @@ def test_tensors_of_every_type_are_read_from_a_folder_of_any_name(tmp_path):
         assert_same_bits(read.tensors(found), values)
 
 
-def test_an_index_that_claims_more_than_its_files_have_takes_no_memory(tmp_path):
+def test_oversized_index_takes_no_memory(tmp_path):
     found = write.write_checkpoint(tmp_path / "x", {"w": np.zeros(1 << 20)})
     (tmp_path / "x.manifest.json").unlink()
     os.truncate(tmp_path / "x.data-00000-of-00001", 8)
@@ -195,7 +195,7 @@ def copied(index: Path) -> None:
         shutil.copy(file, index.with_name(file.name.replace("-0", "-4", 1)))
 
 
-DAMAGE = {  # a file of the checkpoint, the damage, and the files that are not there
+DAMAGE = {  # file of the checkpoint, damage, missing files
     "cut": ("data-00000-of-00001", lambda file: os.truncate(file, 1000), "manifest.json"),
     "index": ("index", lambda file: os.truncate(file, 700), "manifest.json"),
     "flipped": ("data-00000-of-00001", flipped, "none"),
@@ -205,8 +205,8 @@ DAMAGE = {  # a file of the checkpoint, the damage, and the files that are not t
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_dry_run_refuses_a_damaged_checkpoint(trained, tmp_path, case):
-    """By its prefix; among others it is left out."""
+def test_dry_run_rejects_damaged_checkpoint(trained, tmp_path, case):
+    """A damaged checkpoint is an error if named by its prefix; in a folder it is skipped."""
     name, damage, without = DAMAGE[case]
     for file in [*trained.glob("ckpt-?.*"), trained / "arguments.json"]:
         if not file.name.endswith(without):
@@ -223,7 +223,7 @@ def test_a_dry_run_refuses_a_damaged_checkpoint(trained, tmp_path, case):
     assert result.code == 2 and str(tmp_path) in result.err
 
 
-def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
+def test_dry_run_rejects_non_finite_weights(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     weights, spoilt = folder / "ckpt-4", Checkpoint.at(folder, 4)
     values = variables(folder, 4)
@@ -242,7 +242,7 @@ def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
 
 
 BIAS, KERNEL, VARIANCE = "all/fc1/dense/bias", "all/fc1/dense/kernel", "all/b0/batch_norm/moving_variance"
-FAULTS = {  # a variable, its first value, the options, and the limit that the message names
+FAULTS = {  # variable, first value, options, limit in the message
     "nan": (BIAS, np.nan, "", "not finite"),
     "half": (BIAS, 1e6, "--precision 16.32", "FP16's 65504"),
     "single": (BIAS, 1e300, "--precision 16.16", "FP16's 65504"),
@@ -252,7 +252,7 @@ FAULTS = {  # a variable, its first value, the options, and the limit that the m
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypatch):
+def test_unusable_weights_are_named(tmp_path, case, monkeypatch):
     name, value, words, limit = FAULTS[case]
     arrays = {each.name: np.zeros(each.shape) for each in prepared(words).trace.variables}
     arrays[name].flat[0] = value
@@ -263,7 +263,7 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
         run("train", *BASE.split(), *words.split(), "--dry-run", "--init-path", tmp_path / "w.npz", "--keep-going").code == 0
     )
     if case == "nan":
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # it needs no folder to write nothing
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # a dry run writes nothing, so it needs no folder
         shown = succeed("validation", *BASE.split(), "--generated-data", "--no-logs", "--restore-path", tmp_path / "w.npz")
         assert f"warning: weights {tmp_path}/w.npz: {name} holds " in shown.out
         (tmp_path / "a.jpg").write_bytes(photos.jpegs(1)[0])
@@ -273,8 +273,8 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
         assert not (tmp_path / "a.json").exists()
 
 
-def test_weights_without_a_classifier_are_something_to_begin_with():
-    """But not those of another network, which has none of the variables."""
+def test_weights_without_classifier_are_accepted():
+    """Weights of another network, which share no variable, are rejected."""
     asked, weights = prepared(""), Checkpoint("w.npz", -1)
     found = {
         name: each.shape for name, each in compatibility.expected_model_tensors(asked).items() if name not in (KERNEL, BIAS)
@@ -290,7 +290,7 @@ def test_weights_without_a_classifier_are_something_to_begin_with():
     [((64, 10), (10,), True), ((64, 7), (7,), True), ((10, 64), (10,), False), ((64, 7), (10,), False),
      ((64, 10), (10, 1), False), ((32, 7), (7,), False), ((64, 7), (8,), False)],
 )  # fmt: skip
-def test_a_classifier_begins_anew_only_for_other_classes(kernel, bias, fits):
+def test_classifier_is_reset_only_for_other_classes(kernel, bias, fits):
     asked, weights = prepared(""), Checkpoint("w.npz", -1)
     found = {name: each.shape for name, each in compatibility.expected_model_tensors(asked).items()} | {
         KERNEL: kernel,
@@ -303,14 +303,14 @@ def test_a_classifier_begins_anew_only_for_other_classes(kernel, bias, fits):
             conversion.classifier_to_reinitialise(found, asked, weights)
 
 
-def test_a_filter_that_matches_nothing():
+def test_filter_without_match_is_error():
     with pytest.raises(OptionError) as error:
         prepared("--variable-filter fc1 dnese")
     assert str(error.value).startswith("--variable-filter dnese: no trained variable")
 
 
-def test_the_network_of_the_weights_is_taken_over_unless_the_call_says_otherwise(trained, tmp_path):
-    """The switches of published weights, and of a run's; what differs is named where they do not fit."""
+def test_network_options_come_from_weights(trained, tmp_path):
+    """The call's own options win. If the weights do not fit, the error names the differences."""
     photographs = ("--dataset", "imagenet", "--generated-data", "--iterations", "1", "--dry-run")
     shown = succeed("train", "--init-path", "efficientnet-lite0", *photographs).out
     assert "taken from --init-path efficientnet-lite0: " in shown and "se no, symmetric_input yes" in shown

@@ -32,12 +32,12 @@ BASE = [
     "0.05",
 ]
 MOMENTUM = [*BASE, "--precision", "32.32", "--optimiser", "momentum"]
-SMALL = 16  # the ratio of the loss scales, a power of two: FP32 rounds alike at both
+SMALL = 16  # ratio of the loss scales, a power of two: FP32 rounds alike at both
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
-    """A run of 8 updates, after 4 of them."""
+    """Return a run of 8 updates, stopped after 4."""
     folder = tmp_path_factory.mktemp("slots") / "run"
     succeed("train", *MOMENTUM, "--iterations", 8, "--stop-after", 4, "--logs-path", folder)
     return folder
@@ -45,7 +45,7 @@ def stopped(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(stopped) -> Path:
-    """The run at its end."""
+    """Return the same run, complete."""
     folder = shutil.copytree(stopped, stopped.parent / "whole")
     succeed("restore", "--restore-path", folder)
     return folder
@@ -55,8 +55,8 @@ def in_small_scale(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value / np.float32(SMALL) if name.endswith("/Momentum") else value for name, value in values.items()}
 
 
-def test_another_loss_scale_changes_no_weight(stopped, whole, tmp_path):
-    """Resumed, averaged, and resumed once more from the checkpoint of the first scale."""
+def test_loss_scale_changes_no_weight(stopped, whole, tmp_path):
+    """The run is resumed, averaged, and resumed again from the checkpoint of the first scale."""
     folder = shutil.copytree(stopped, tmp_path / "run")
     out = succeed("restore", "--restore-path", folder, "--loss-scaling", 128 / SMALL).out
     assert f"slots are multiplied by {1 / SMALL:g}" in out
@@ -65,14 +65,14 @@ def test_another_loss_scale_changes_no_weight(stopped, whole, tmp_path):
     assert_same_bits(exact[0], in_small_scale(exact[1]))
 
 
-def test_weights_and_slots_of_another_loss_scale_to_begin_with(stopped, tmp_path):
+def test_initial_slots_follow_loss_scale(stopped, tmp_path):
     for k, scale in enumerate((128, 128 / SMALL)):
         words = [*MOMENTUM, "--iterations", 2, "--init-path", stopped, "--loss-scaling", scale]
         succeed("train", *words, "--logs-path", tmp_path / str(k))
     assert_same_bits(variables(tmp_path / "1", 2), in_small_scale(variables(tmp_path / "0", 2)))
 
 
-def test_slots_of_another_rule_are_no_momenta(stopped, tmp_path):
+def test_slots_of_another_optimiser_are_not_reused(stopped, tmp_path):
     lars = ("--optimiser", "LARS")
     refused = run("restore", "--restore-path", stopped, *lars)
     said = "/Momentum is of --optimiser momentum, and means another thing to LARS"
@@ -87,8 +87,8 @@ def test_slots_of_another_rule_are_no_momenta(stopped, tmp_path):
 
 
 @pytest.mark.parametrize("optimiser", ["Adam", "AdamW", "LAMB"])
-def test_slots_that_count_updates_begin_anew_with_the_count(optimiser, stopped):
-    """Corrected as if of one update, a mean of thousands of gradients would be ten times as large."""
+def test_counted_slots_reset_with_update_count(optimiser, stopped):
+    """Bias correction as for one update would make a mean of thousands of gradients ten times as large."""
     asked = prepare(cli.parse([*BASE, "--precision", "32.32", "--optimiser", optimiser], "train", environ={}).options, {})
     values = variables(stopped, 4)
     slots = {f"{KERNEL}/{slot}": values[KERNEL] for slot in UPDATE_RULES[optimiser].slots}
@@ -97,7 +97,7 @@ def test_slots_that_count_updates_begin_anew_with_the_count(optimiser, stopped):
     assert any(line.startswith("The optimiser's slots begin anew") for line in lines)
 
 
-def test_momenta_that_a_larger_scale_takes_beyond_half_precision(tmp_path):
+def test_momenta_beyond_half_precision_are_rejected(tmp_path):
     folder, half = tmp_path / "run", [*BASE, "--precision", "16.16", "--optimiser", "momentum"]
     succeed("train", *half, "--iterations", 1, "--logs-path", folder)
     newest, values = Checkpoint.at(folder, 1), variables(folder, 1)
@@ -109,8 +109,8 @@ def test_momenta_that_a_larger_scale_takes_beyond_half_precision(tmp_path):
     assert run(*words, 64).code == 0
 
 
-def test_fp32_copies_are_of_the_weights_to_begin_with(stopped, tmp_path):
-    """The updates move the copies; with copies of other weights the first one would undo the beginning."""
+def test_fp32_copies_follow_initial_weights(stopped, tmp_path):
+    """Updates change the copies. With copies of other weights, the first update would discard the initial weights."""
     copied, back = tmp_path / "copied", tmp_path / "back"
     half = ("--precision", "16.16", "--offload-fp32-weight-copy", "--optimiser", "momentum")
     source = variables(stopped, 4)
@@ -132,8 +132,8 @@ def test_fp32_copies_are_of_the_weights_to_begin_with(stopped, tmp_path):
     ],
 )
 @pytest.mark.parametrize("together", [True, False])
-def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentler, together):
-    """A checkpoint with them would be the newest, and no run could go on from it."""
+def test_non_finite_slots_stop_before_saving(words, gentler, together):
+    """A saved checkpoint with such slots would be the newest, and no run could resume from it."""
     asked = prepare(cli.parse([*MOMENTUM, *words.split(), "--iterations", "4"], "train", environ={}).options, {})
     team = SimpleNamespace(agreed_to_stop=False)
     judge = Divergence(SimpleNamespace(run=asked, team=team), ["first"])
@@ -146,7 +146,7 @@ def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentle
     assert ("a wider --slot-format than e4m3's 240 may help, and so may a lower learning rate" in str(end.value)) == (
         "slot" in gentler
     )
-    # a checkpoint for safety is instance 0's own: it would wait for the others, which wait for its next update
+    # a safety checkpoint belongs to instance 0 alone: it would wait for the others, and they for its next update
     assert team.agreed_to_stop == together
 
 
@@ -154,12 +154,13 @@ def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentle
     ("--loss-scaling 128", None, 1),
     ("--loss-scaling 8", None, 1 / SMALL),
     ("--loss-scaling 8", 64, 1 / 8),  # automatic scaling is dropped
-    ("--loss-scaling 8 --automatic-loss-scaling largest", None, 1 / SMALL),  # and begins
-    ("--loss-scaling 8 --automatic-loss-scaling largest", 64, 1),  # goes on
+    ("--loss-scaling 8 --automatic-loss-scaling largest", None, 1 / SMALL),  # automatic scaling starts
+    ("--loss-scaling 8 --automatic-loss-scaling largest", 64, 1),  # automatic scaling continues
 ])  # fmt: skip
-def test_sizes_of_gradients_are_those_of_the_loss_scale(words, found_scale, ratio, stopped):
-    """Formats that follow would overflow at the first update with a larger scale, and lose most with a smaller one. New runs
-    with those weights have gradients of their own, and the activations of the weights."""
+def test_gradient_sizes_follow_loss_scale(words, found_scale, ratio, stopped):
+    """With a larger scale, adaptive formats would overflow at the first update; with a smaller one they would lose precision.
+    New runs with those weights measure their own gradients and take over the sizes of the activations.
+    """
     own = [*BASE, "--precision", "8.32", "--optimiser", "momentum", "--format-scaling", *words.split()]
     asked = prepare(cli.parse(own, "train", environ={}).options, {})
     history = np.full([len(asked.plan.precision.scaled_kernels), 2], 40, np.float32)

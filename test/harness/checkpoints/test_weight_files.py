@@ -1,4 +1,4 @@
-"""Files of weights that are damaged or claim what they do not have: one line, in little memory; never a traceback."""
+"""Damaged or dishonest weight files give a one-line error in little memory, never a traceback."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ REFERENCES = plugins.ROOT / "test/references"
 KERNEL = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 OPTIONS = np.array(json.dumps({"asked": {"model": "resnet"}}))
 HEADER = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}\n"
-MEMORY = 24 << 20  # bytes: far below what the files here claim
+MEMORY = 24 << 20  # bytes: far below what these files claim
 
 
 def npy(value: np.ndarray) -> bytes:
-    """An array as NumPy writes it."""
+    """Return an array as NumPy writes it."""
     file = io.BytesIO()
     np.lib.format.write_array(file, value)
     return file.getvalue()
 
 
 def headed(kind: str, shape: object, data: bytes = b"") -> bytes:
-    """An array with a header of any claim."""
+    """Return an array with any header."""
     return odd(HEADER.format(kind, shape).encode()) + data
 
 
@@ -55,14 +55,14 @@ def zipped(method: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
 
 
 def patched(content: bytes, local: int, value: bytes) -> bytes:
-    """A zip of one member with other bytes in both of its headers; `local`: the place in the one before the data."""
+    """Return a zip of one member with other bytes in both headers; `local` is the offset in the local header."""
     central = content.index(b"PK\1\2") + local + 2
     content = content[:local] + value + content[local + len(value) :]
     return content[:central] + value + content[central + len(value) :]
 
 
 def refused(read, path: Path, content: bytes) -> str:
-    """The line with which a reader refuses a file; it takes little memory."""
+    """Return the one-line error of a reader, which must take little memory."""
     path.write_bytes(content)
     tracemalloc.start()
     try:
@@ -79,7 +79,7 @@ def refused(read, path: Path, content: bytes) -> str:
 
 PLAIN = zipped(a=npy(KERNEL))
 BOMB = zipped(zipfile.ZIP_DEFLATED, a=headed("|u1", f"({64 << 20},)", bytes(64 << 20)))
-FLAGS, SIZE = 6, 22  # in a member's header
+FLAGS, SIZE = 6, 22  # offsets in a member's header
 NPZ = {
     "no zip": b"PK\5\6",
     "no array": zipped(a=b"hello"),
@@ -108,17 +108,17 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("case", NPZ)
-def test_an_archive_with_wrong_claims(tmp_path, case):
+def test_archive_with_wrong_claims_is_rejected(tmp_path, case):
     assert f"{tmp_path}/a.npz" in refused(weights_file.arrays, tmp_path / "a.npz", NPZ[case])
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_recorded_options_that_are_none(tmp_path, case):
+def test_invalid_recorded_options_are_rejected(tmp_path, case):
     content = zipped(a=npy(KERNEL), options=SETTINGS[case])
     assert f"{tmp_path}/a.npz" in refused(weights_file.options, tmp_path / "a.npz", content)
 
 
-def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
+def test_numpy_archives_are_read_exactly(tmp_path):
     values = {
         "c": KERNEL, "f": np.asfortranarray(KERNEL), "none": np.zeros((0, 3), np.float16), "one": np.array(7), "big": KERNEL.astype(">f8"),
         "a/b": np.arange(5, dtype=np.uint8),
@@ -133,14 +133,14 @@ def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
         assert weights_file.options(tmp_path / "a.npz") == {"asked": {"model": "resnet"}}
 
 
-def test_a_file_without_weights(tmp_path):
+def test_file_without_weights_is_error(tmp_path):
     assert "empty" in refused(weight_files.arrays, tmp_path / "a.h5", b"")
     for name, content in (("a.h5", hdf5(tmp_path / "b.h5", list)), ("a.safetensors", tensors({})), ("a.npz", zipped())):
         assert "no arrays" in refused(weight_files.arrays, tmp_path / name, content)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.h5", "a.whl", "a.pth"])
-def test_a_pipe_is_not_waited_for(tmp_path, name):
+def test_pipes_are_never_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     with pytest.raises((ImportFailure, NpzError)):
         weight_files.arrays(tmp_path / name)
@@ -150,7 +150,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
 
 
 def tensors(listed: object, data: bytes = b"") -> bytes:
-    """A .safetensors file."""
+    """Return a .safetensors file."""
     text = listed if isinstance(listed, bytes) else json.dumps(listed).encode()
     return struct.pack("<Q", len(text)) + text + data
 
@@ -183,20 +183,20 @@ SAFETENSORS = {
 
 
 @pytest.mark.parametrize("case", SAFETENSORS)
-def test_safetensors_with_wrong_claims(tmp_path, case):
+def test_safetensors_with_wrong_claims_are_rejected(tmp_path, case):
     refused(weight_files.arrays, tmp_path / "a.safetensors", SAFETENSORS[case])
 
 
-def test_safetensors_hold_what_they_say(tmp_path):
+def test_safetensors_have_stated_values(tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(tensors(entry() | {"__metadata__": {"format": "pt"}}, KERNEL.tobytes()))
     np.testing.assert_array_equal(weight_files.arrays(path)["a"], KERNEL)
     halves = (KERNEL.view(np.uint32) >> 16).astype(np.uint16)
     path.write_bytes(tensors(entry("BF16", places=(0, 48)), halves.tobytes()))
-    np.testing.assert_array_equal(weight_files.arrays(path)["a"], KERNEL)  # small whole numbers are bfloat16
+    np.testing.assert_array_equal(weight_files.arrays(path)["a"], KERNEL)  # small whole numbers are exact in bfloat16
 
 
-def test_safetensors_as_the_package_writes_them(tmp_path):
+def test_safetensors_of_package_are_read(tmp_path):
     package = pytest.importorskip("safetensors.numpy")
     values = {
         k: np.arange(6, dtype=k).reshape(2, 3) for k in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "u2", "u4", "u8")
@@ -213,7 +213,7 @@ def test_safetensors_as_the_package_writes_them(tmp_path):
 
 
 def hdf5(path: Path, fill) -> bytes:
-    """Return the bytes of a file that `fill` has filled."""
+    """Return the bytes of an HDF5 file filled by `fill`."""
     with h5py.File(path, "w") as file:
         fill(file)
     return path.read_bytes()
@@ -230,7 +230,7 @@ def holes(file) -> None:
 
 
 def inflating(size: int):
-    """Return what writes a chunk of 24 numbers that inflates to `size` bytes."""
+    """Return a function that writes a chunk of 24 numbers that inflates to `size` bytes."""
 
     def fill(file) -> None:
         packed = file.create_dataset("a", (24,), "f4", chunks=(24,), compression="gzip")
@@ -255,15 +255,15 @@ H5 = {
 
 
 @pytest.mark.parametrize("case", H5)
-def test_hdf5_with_wrong_claims(tmp_path, case):
+def test_hdf5_with_wrong_claims_is_rejected(tmp_path, case):
     refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", H5[case]))
 
 
 @pytest.mark.parametrize(
     "how", [{}, {"compression": 9}, {"compression": 9, "shuffle": True, "fletcher32": True}, {"shuffle": True}]
 )
-def test_hdf5_is_read_as_it_was_packed(how, tmp_path):
-    """Noise, which HDF5 stores as it is, beside numbers that pack well, with a margin of chunks."""
+def test_hdf5_is_read_in_every_packing(how, tmp_path):
+    """Noise, which HDF5 cannot compress, and numbers that compress well, with incomplete chunks at the edge."""
     noise = np.random.default_rng(3).integers(0, 2**32, (50, 33), np.uint32)
     given = {"a": np.arange(1650, dtype=np.float32).reshape(50, 33), "b": noise}
     hdf5(tmp_path / "a.h5", lambda file: [file.create_dataset(k, data=v, chunks=(20, 20), **how) for k, v in given.items()])
@@ -282,7 +282,7 @@ def test_hdf5_follows_no_links(tmp_path):
     assert list(weight_files.arrays(tmp_path / "a.h5")) == ["a/k"]
 
 
-def test_hdf5_in_circles_ends(tmp_path):
+def test_cyclic_hdf5_ends(tmp_path):
     def fill(file) -> None:
         file.create_group("a")
         for name in "bcd":
@@ -291,29 +291,29 @@ def test_hdf5_in_circles_ends(tmp_path):
     refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", fill))
 
 
-# --- PyTorch's files and wheels: bounds that hold before PyTorch is imported ---
+# --- PyTorch's files and wheels: the bounds hold before PyTorch is imported ---
 
 
 def test_wheels_and_pytorch_files_have_bounds(tmp_path):
     bomb = patched(zipped(a=b"x"), SIZE, struct.pack("<I", 2**31 - 1))
     refused(weight_files.arrays, tmp_path / "a.whl", bomb)
     with open(tmp_path / "a.pth", "wb") as file:
-        file.truncate(weight_files.MAX_BYTES + 1)  # takes no room on the disc
+        file.truncate(weight_files.MAX_BYTES + 1)  # sparse: takes no space on disk
     with pytest.raises(ImportFailure, match=str(weight_files.MAX_BYTES)):
         weight_files.arrays(tmp_path / "a.pth")
 
 
-# --- which network it is ---
+# --- identification of the network ---
 
 
 def state(name: str) -> dict[str, np.ndarray]:
-    """A network of timm by its names and shapes, in no memory."""
+    """Return a network of timm by its names and shapes, without memory."""
     with np.load(REFERENCES / f"{name}.npz") as file:
         shapes = json.loads(str(file["names"]))
     return {key: np.broadcast_to(np.float32(1), shape) for key, shape in shapes.items()}
 
 
-def test_shapes_that_no_network_has():
+def test_unknown_shapes_are_rejected():
     theirs = state("resnet50")
     wrong = {
         "layer1.0.conv2.weight": [(), (64, 0, 3, 3), (64, 48, 3, 3), (0, 64, 3, 3)],
@@ -332,7 +332,7 @@ def test_shapes_that_no_network_has():
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
 
-def test_numbers_beyond_what_is_kept():
+def test_numbers_beyond_stored_range_are_rejected():
     with pytest.raises(ImportFailure, match="1e\\+39"):
         import_weights.cast({"a": np.array([1e39])}, False)
     with pytest.raises(ImportFailure, match="70000.*65504.*--half"):
@@ -340,19 +340,19 @@ def test_numbers_beyond_what_is_kept():
     assert import_weights.cast({"a": np.array([-128], np.int8)}, True)["a"] == -128
 
 
-def test_json_that_is_nested_deeply_is_an_error():
+def test_deeply_nested_json_is_error():
     assert bounds.json_value(json.dumps({"text": "[" * 1000 + '\\"' * 9 + "{" * 1000}))
     for text in ('{"a":' * 100_000, "[" * 100_000 + "]" * 100_000, '"' + '\\"' * 200_000 + "["):
         with pytest.raises(ValueError, match=r"nested too deeply|not valid JSON: line 1"):
             bounds.json_value(text)
 
 
-# --- whatever bytes there are ---
+# --- random bytes ---
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> dict[str, list[bytes]]:
-    """Small whole files of every format."""
+    """Return small valid files of every format."""
     folder = tmp_path_factory.mktemp("bases")
     packed = []
     for save in (np.savez, np.savez_compressed):
@@ -377,11 +377,11 @@ ROUNDS = {".npz": (30, 1200), ".safetensors": (30, 800), ".h5": (30, 1200), ".wh
 
 
 @pytest.mark.parametrize("suffix", ROUNDS)
-def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig):
+def test_random_bytes_never_crash(tmp_path, bases, suffix, pytestconfig):
     path = tmp_path / f"a{suffix}"
 
     def make(rng: random.Random) -> bytes:
-        if suffix == ".npz" and rng.random() < 0.5:  # past the checksums
+        if suffix == ".npz" and rng.random() < 0.5:  # bypass the checksums
             inside = {name: fuzzing.damaged(rng, npy(value)) for name, value in (("w", KERNEL), ("options", OPTIONS))}
             return zipped(rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)), **inside)
         return fuzzing.damaged(rng, rng.choice(bases[suffix]))
@@ -397,7 +397,7 @@ def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig):
     assert fuzzing.hold(suffix, count, make, read, errors, MEMORY) > 0
 
 
-def test_whatever_names_and_shapes_there_are(pytestconfig):
+def test_random_names_and_shapes_never_crash(pytestconfig):
     networks = {
         name: {key: value.shape for key, value in state(name).items()}
         for name in ("efficientnet_b0", "resnet18", "resnet50", "resnext50")

@@ -1,5 +1,6 @@
-"""The instances of a run, from TF_CONFIG as people, mpirun, Kubernetes and Kubeflow's operator write it, and from srun's
-variables as Slurm 22.05 sets them."""
+"""The instances of a run: from TF_CONFIG as people, mpirun, Kubernetes and Kubeflow write it, and from Slurm 22.05's
+variables.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK"
 
 
 def environ(cluster: object, task: object = None, **others: str) -> dict[str, str]:
-    """An environment with a TF_CONFIG."""
+    """Return an environment with a TF_CONFIG."""
     content = {"cluster": cluster} if task is None else {"cluster": cluster, "task": task}
     return {"TF_CONFIG": json.dumps({**content, "environment": "cloud"}), **others}
 
 
 def by_kubernetes(job: dict, index: int) -> dict[str, str]:
-    """Return the environment of a pod of an Indexed Job: $(NAME) stands for a variable that is listed before."""
+    """Return the environment of a pod of an Indexed Job; $(NAME) refers to a variable listed earlier."""
     given: dict[str, str] = {}
     for each in job["spec"]["template"]["spec"]["containers"][0]["env"]:
         if "value" in each:
@@ -42,7 +43,7 @@ def by_kubernetes(job: dict, index: int) -> dict[str, str]:
     return given
 
 
-def test_the_manifest_of_the_page_starts_a_group():
+def test_manifest_in_docs_starts_group():
     service, job = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1])
     name, spec = job["metadata"]["name"], job["spec"]
     pod = spec["template"]["spec"]
@@ -61,7 +62,7 @@ def test_the_manifest_of_the_page_starts_a_group():
 
 
 @pytest.mark.parametrize("leader", ["worker", "chief", "master"])
-def test_the_leader_is_instance_0(leader):
+def test_leader_is_instance_0(leader):
     jobs = {"worker": HOSTS} if leader == "worker" else {leader: HOSTS[:1], "worker": HOSTS[1:]}
     tasks = [(job, k) for job, hosts in jobs.items() for k in range(len(hosts))]
     each = [environ(jobs, {"type": kind, "index": k}) for kind, k in tasks]
@@ -74,7 +75,7 @@ def test_the_leader_is_instance_0(leader):
     [OPENMPI, {"PMI_RANK": "2", "PMI_SIZE": "3"}, {"PMI_RANK": "2"}, {"PMIX_RANK": "2"}, TASK],
     ids=["OpenMPI", "MPICH", "without size", "PMIx", "Slurm"],
 )
-def test_a_launcher_says_which_worker_this_is(launcher):
+def test_launcher_sets_worker_index(launcher):
     given = environ({"worker": HOSTS}, **launcher)
     assert found(given).instance == 2 and membership.is_later_instance(given)
     assert found(environ({"chief": HOSTS[:1], "worker": HOSTS[1:]}, **launcher)).instance == 2
@@ -87,7 +88,7 @@ SCRIPT = {
     **task(**{name.removeprefix("SLURM_"): None for name in (*OF_STEPS, "SLURM_DISTRIBUTION")}, PROCID=0, NODEID=0),
     "SLURM_TASKS_PER_NODE": "2(x2)",
 }
-# salloc's shell, as LaunchParameters=use_interactive_step has it
+# salloc's shell with LaunchParameters=use_interactive_step
 SHELL = task(STEP_ID=0xFFFFFFFA, PROCID=0, NODEID=0, NTASKS=1, TASKS_PER_NODE=1, STEP_NODELIST="n1")
 WORKER = {"type": "worker", "index": 0}
 POPDIST = {"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_REPLICA_INDEX_OFFSET": "0"}
@@ -142,14 +143,14 @@ POPDIST = {"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "2",
         ({**POPDIST, "POPDIST_NUM_LOCAL_REPLICAS": "4", "POPDIST_NUM_IPUS_PER_REPLICA": "2", "words": ""}, "--shards is 1"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_line(given, part):
-    """`words`: the call's, instead of --distributed."""
+def test_inconsistent_settings_are_one_line(given, part):
+    """`words` replace --distributed in the call."""
     with pytest.raises(OptionError) as raised:
         found({name: value for name, value in given.items() if name != "words"}, given.get("words", "--distributed"))
     assert part in str(raised.value).splitlines()[0]
 
 
-def test_the_tasks_of_a_step_are_the_instances():
+def test_tasks_of_step_are_instances():
     cluster = found(TASK)
     assert cluster.addresses == ("n1:26001", "n1:26002", "n2:26001")
     assert (cluster.instance, cluster.size, cluster.neighbours, cluster.source) == (2, 3, 1, "Slurm")
@@ -162,7 +163,7 @@ def test_the_tasks_of_a_step_are_the_instances():
     assert (alone.size, alone.instance, alone.addresses) == (1, 0, ())
 
 
-# SLURM_DISTRIBUTION, tasks of each node, and (SLURM_NODEID, SLURM_LOCALID) of each task, as srun's tasks printed them
+# SLURM_DISTRIBUTION, tasks per node, and (SLURM_NODEID, SLURM_LOCALID) of each task, as printed by srun's tasks
 PRINTED = [
     ("block", "3,1", [(0, 0), (0, 1), (0, 2), (1, 0)]),
     ("block:cyclic", "3,1", [(0, 0), (0, 1), (0, 2), (1, 0)]),
@@ -175,7 +176,7 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("distribution", "counts", "places"), PRINTED)
-def test_tasks_are_where_srun_puts_them(distribution, counts, places):
+def test_tasks_match_placement_by_srun(distribution, counts, places):
     each = [
         found(
             task(DISTRIBUTION=distribution, TASKS_PER_NODE=counts, NTASKS=len(places), PROCID=rank, NODEID=node, LOCALID=local,
@@ -188,7 +189,7 @@ def test_tasks_are_where_srun_puts_them(distribution, counts, places):
 
 
 def shortened(words: list[str], rng: random.Random) -> str:
-    """Numbers in their order, as Slurm writes them; a few neighbours are left apart."""
+    """Write numbers in order, as Slurm shortens them; a few neighbours stay separate."""
     runs: list[list[str]] = []
     for word in words:
         if runs and int(word) == int(runs[-1][-1]) + 1 and len(word) == len(runs[-1][0]) and rng.random() < 0.9:
@@ -198,8 +199,8 @@ def shortened(words: list[str], rng: random.Random) -> str:
     return ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def test_what_is_shortened_expands_to_what_it_was():
-    """Names of a number or two, with leading zeros or none."""
+def test_shortened_host_list_expands_exactly():
+    """Names have one or two numbers, with or without leading zeros."""
     assert slurm.expanded("node[01-03,07],gpu1") == ["node01", "node02", "node03", "node07", "gpu1"]
     assert slurm.expanded("n[9-11]-ib") == ["n9-ib", "n10-ib", "n11-ib"]
     assert slurm.per_node("2(x3),1") == [2, 2, 2, 1]
@@ -218,8 +219,8 @@ def test_what_is_shortened_expands_to_what_it_was():
         assert slurm.expanded(",".join(written)) == names, written
 
 
-def test_neighbouring_jobs_and_steps_have_ports_of_their_own():
-    """Of 40 jobs in a row on one node, with 8 steps of 16 tasks each."""
+def test_neighbouring_jobs_and_steps_use_different_ports():
+    """40 consecutive jobs on one node, with 8 steps of 16 tasks each."""
     for first in (1, 4711, 2**32 - 50):
         ports = [port for job in range(40) for step in range(8) for port in slurm.shared_ports(first + job, step, 16)]
         assert len(set(ports)) == len(ports) and min(ports) >= 10_240 and max(ports) < 32_768
@@ -227,8 +228,8 @@ def test_neighbouring_jobs_and_steps_have_ports_of_their_own():
     assert not set(one.addresses) & set(other.addresses)
 
 
-def test_processes_without_the_flag_are_strangers():
-    """One that is not task 0 was taken for a follower, whose run another instance would have found damaged."""
+def test_processes_without_distributed_are_independent():
+    """A process other than task 0 was taken for a follower, and another instance reported its run as damaged."""
     for given, count in ((TASK, 3), ({"PMI_RANK": "0", "PMI_SIZE": "3"}, 3), (environ({"worker": HOSTS[:2]}), 2)):
         assert not membership.is_later_instance(given, distributed=False)
         (line,) = membership.ignored_others(given)
@@ -238,14 +239,14 @@ def test_processes_without_the_flag_are_strangers():
         assert not membership.is_later_instance(given) and not list(membership.ignored_others(given))
 
 
-def test_the_page_names_every_variable_that_is_read():
+def test_docs_list_every_variable():
     code = "".join(path.read_text() for path in (plugins.ROOT / "harness" / "cluster").glob("*.py"))
     read = set(re.findall(r'"((?:SLURM|OMPI|PMI|PMIX)_[A-Z_]+[A-Z])"', code))
     stand_ins = {"SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"}
     assert len(read) > 12 and read - stand_ins == {name for name in read - stand_ins if f"`{name}`" in PAGE}
 
 
-def test_the_job_script_of_the_page_resumes_after_a_request_to_leave():
+def test_job_script_in_docs_resumes_after_signal():
     script = re.search(r"^```\n(#!/bin/bash.*?)^```$", PAGE, re.M | re.S)[1]
     (call,) = re.findall(r"^srun .*\\\n +python train.py (.*)$", script, re.M)
     options = cli.parse(shlex.split(call), "train", environ={}).options

@@ -1,4 +1,4 @@
-"""Answers of the commands to wrong input: one complete line on standard error, exit code 2, nothing written over."""
+"""Wrong input gives one complete line on standard error, exit code 2, and changes no file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORD = 3073
 
 
 def refused(script: str, *words: object) -> str:
-    """The error's first line without its head; the call must have written nothing to standard output."""
+    """Return the error's first line without its prefix; standard output must be empty."""
     result = run(script, *words)
     assert result.code == 2
     assert "Traceback" not in result.err
@@ -42,21 +42,21 @@ def refused(script: str, *words: object) -> str:
 
 
 def tree(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below a folder: content and time of change."""
+    """Return content and modification time of every file in a folder."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """The current folder is an empty one, and what a refused call leaves there is a failure."""
+    """Run in an empty folder, in which a rejected call must leave nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Result:
-    """A run of one update."""
+    """Return a run of one update."""
     folder = tmp_path_factory.mktemp("finished")
     words = ("--iterations", 1, "--no-validation", "--seed", 3, "--log-dir", folder)
     return succeed("train", *GENERATED, *words)
@@ -88,7 +88,7 @@ GIVEN = "--dataset cifar-10 --generated-data"
         (f"{GIVEN} --dry-run --dataset-benchmark", "--dry-run --dataset-benchmark"),
     ],
 )
-def test_wrong_options(words, parts, tmp_path):
+def test_wrong_options_are_rejected(words, parts, tmp_path):
     (tmp_path / "file").write_text("kept")
     for script in ("train", "validation"):
         said = refused(script, *words.split())
@@ -96,7 +96,7 @@ def test_wrong_options(words, parts, tmp_path):
     assert list(tree(tmp_path)) == ["file"]
 
 
-def test_wrong_trainings():
+def test_wrong_trainings_are_rejected():
     said = refused("train", *GIVEN.split(), "--lr-schedule", "exponential")
     assert "lr_decay_rate" in said and "lr_drops" in said
     said = refused("train", *GIVEN.split(), "--micro-batch-size", 10, "--global-batch-size", 64)
@@ -104,7 +104,7 @@ def test_wrong_trainings():
 
 
 def cifar(folder: Path) -> Path:
-    """CIFAR-10's six files with four records each."""
+    """Write CIFAR-10's six files with four records each."""
     folder.mkdir()
     records = np.zeros((4, RECORD), np.uint8)
     for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
@@ -130,18 +130,18 @@ def imagenet(folder: Path) -> Path:
         (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "records"), "train-?????-of-?????"),
     ],
 )  # fmt: skip
-def test_damaged_data(tmp_path, make, damage, part):
+def test_damaged_data_is_rejected(tmp_path, make, damage, part):
     folder = make(tmp_path / f"{make.__name__}-data")
     damage(folder)
     before = tree(tmp_path)
     name = "cifar-10" if make is cifar else "imagenet"
     assert part in refused("train", "--dataset", name, "--data-dir", folder, "--log-dir", tmp_path / "logs")
-    assert part in refused("train", "--data-dir", folder)  # the data set inferred from the folder's name
+    assert part in refused("train", "--data-dir", folder)  # the data set is inferred from the folder's name
     assert tree(tmp_path) == before
 
 
-def test_data_that_is_whole_is_accepted(tmp_path):
-    """So that the errors above are about the damage."""
+def test_intact_data_is_accepted(tmp_path):
+    """Counterpart of the errors above: they are about the damage."""
     folder = cifar(tmp_path / "cifar-10-batches-bin")
     result = run("train", "--data-dir", tmp_path, "--dry-run")
     assert result.err.startswith("train.py: error: no data set can be inferred from --data-dir")
@@ -151,7 +151,7 @@ def test_data_that_is_whole_is_accepted(tmp_path):
     assert tree(tmp_path) == tree(folder.parent)
 
 
-# Run folders
+# Run directories
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_data_that_is_whole_is_accepted(tmp_path):
         ("report", "pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
     ],
 )
-def test_what_a_folder_holds_is_named(script, words, part, tmp_path):
-    """As cnn finetune's --logs-path, which is a likely thing to give next."""
+def test_error_names_content_of_folder(script, words, part, tmp_path):
+    """Likely mistakes, such as cnn finetune's --logs-path."""
     for name in "abcd":
         (tmp_path / "pets" / name).mkdir(parents=True)
         for updates in (3, 20):
@@ -176,7 +176,7 @@ def test_what_a_folder_holds_is_named(script, words, part, tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_restore_paths_without_a_run(script, tmp_path):
+def test_restore_path_without_run_is_rejected(script, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("kept")
     for path in ("nowhere", "empty", "file", "empty/ckpt-3"):
@@ -184,14 +184,14 @@ def test_restore_paths_without_a_run(script, tmp_path):
     assert list(tree(tmp_path)) == ["file"]
 
 
-def test_weights_without_options_want_some(tmp_path):
+def test_weights_without_options_need_some(tmp_path):
     np.savez(tmp_path / "bare.npz", weights=np.zeros(3, np.float32))
     message = refused("validation", "--restore-path", "bare.npz")
     assert all(part in message for part in ("bare.npz", "--model", "tools/import_weights.py"))
     assert "does not fit" in refused("validation", "--restore-path", "bare.npz", *GENERATED)
 
 
-def test_restore_needs_a_path():
+def test_restore_needs_path():
     for words in ((), ("--epochs", 3), ("--restore-path",)):
         assert "--restore-path is needed" in refused("restore", *words)
 
@@ -210,7 +210,7 @@ def test_restore_needs_a_path():
     ids=range(7),
 )
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_damaged_record_of_weights_without_states(script, content, part, finished, tmp_path):
+def test_damaged_record_without_states_is_rejected(script, content, part, finished, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     for file in finished.folder.glob("ckpt-*"):
@@ -233,7 +233,7 @@ NO_RECORD = {
 
 
 @pytest.mark.parametrize("name", NO_RECORD)
-def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
+def test_impossible_recorded_values_are_named(name, tmp_path):
     for value in NO_RECORD[name]:
         (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: value}))
         with pytest.raises(CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
@@ -243,7 +243,7 @@ def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
 
 
 def record_again(folder: Path, **changed: object) -> dict[str, object]:
-    """Save the checkpoint after one update again, with another record, and return the one before."""
+    """Save the checkpoint after one update again with another record; return the earlier one."""
     newest = Checkpoint.at(folder, 1)
     state = run_record.state(newest)
     recorded = state[run_record.RECORDED]
@@ -251,7 +251,7 @@ def record_again(folder: Path, **changed: object) -> dict[str, object]:
     return recorded
 
 
-def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
+def test_changed_data_gives_warning(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished.folder, folder)
     restore = ("restore", "--restore-path", folder, "--iterations", 2, "--dry-run")
@@ -262,8 +262,8 @@ def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
     assert f"(8 train images, now {recorded['train_images']:,})" in (folder / "log.txt").read_text()
 
 
-def test_a_run_resumes_from_its_checkpoints_alone(finished, tmp_path):
-    """With the options of the last call that saved, whatever is in arguments.json, or without it."""
+def test_run_resumes_without_arguments_json(finished, tmp_path):
+    """The options are those of the last call that saved, even if arguments.json differs or is missing."""
     folder = shutil.copytree(finished.folder, tmp_path / "run")
     (folder / "arguments.json").write_text('{"model_size": 14, "run_id": null}')
     out = succeed("restore", "--restore-path", folder, "--iterations", 2, "--name-suffix", "other").out
@@ -274,14 +274,14 @@ def test_a_run_resumes_from_its_checkpoints_alone(finished, tmp_path):
     assert "leave the option out" in refused("restore", "--restore-path", folder, "--init-path", folder)
 
 
-def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
+def test_damaged_record_starts_no_run(without_manifests):
     (without_manifests / "arguments.json").write_text('{"image_size": "32"}')
     before = tree(without_manifests)
     assert "image_size is '32' but must be" in refused("train", *GENERATED, "--init-path", without_manifests)
     assert tree(without_manifests) == before
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
+def test_run_directory_is_not_overwritten(finished, tmp_path):
     before = tree(finished.folder)
     for script, *more in (("train",), ("train", "--dry-run"), ("validation",)):
         message = refused(script, *GENERATED, *more, "--logs-path", finished.folder)
@@ -290,7 +290,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["train", "restore"])
-def test_a_refused_restore_leaves_the_run_as_it_is(script, finished):
+def test_rejected_restore_leaves_run_unchanged(script, finished):
     before = tree(finished.folder)
     for words, part in ((("--epochs", "many"), "'many'"), (("--model-size", "14"), "parameters"), (("--stop-after", "1"), "1 updates"),
                         (("--model", "resnext"), "resnet")):  # fmt: skip
@@ -298,7 +298,7 @@ def test_a_refused_restore_leaves_the_run_as_it_is(script, finished):
     assert tree(finished.folder) == before
 
 
-def test_a_network_that_does_not_fit_its_checkpoint(finished):
+def test_checkpoint_of_another_network_is_rejected(finished):
     before = tree(finished.folder)
     result = run("validation", "--restore-path", finished.folder, "--model-size", 14, "--log-dir", "new")
     assert result.code == 2
@@ -314,7 +314,7 @@ def without_manifests(finished, tmp_path) -> Path:
     return tmp_path
 
 
-# In a process of its own
+# In a separate process
 
 ASK = """
 import sys
@@ -328,7 +328,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_questions_about_options_do_not_import_tensorflow(script, tmp_path):
+def test_option_queries_do_not_import_tensorflow(script, tmp_path):
     calls = [(("--help",), 0, "usage: "), (("--no-such-option",), 2, ""), (("--model", "efficientnet", "-h"), 0, "usage: ")]
     if script != "restore":
         calls += [
@@ -336,7 +336,7 @@ def test_questions_about_options_do_not_import_tensorflow(script, tmp_path):
             ((*GENERATED, "--seed", "3", "--dry-run"), 0, "--batch-size is an older"),
         ]
         calls += [(("--dataset", "cifar-10", "--data-dir", "nowhere"), 2, "")]
-        for name in ("ant", "bee"):  # a tree, whose pictures are looked into
+        for name in ("ant", "bee"):  # a tree, whose images are inspected
             (tmp_path / "train" / name).mkdir(parents=True)
             Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / "1.png")
         shutil.copytree(tmp_path / "train", tmp_path / "val")
@@ -347,20 +347,20 @@ def test_questions_about_options_do_not_import_tensorflow(script, tmp_path):
         assert "TensorFlow was imported" not in result.stderr
         assert (result.returncode, result.stdout[: len(start)]) == (code, start), result.stderr
         assert bool(result.stderr) == (code == 2)
-        if "--dry-run" in words:  # only training has a learning rate and weight updates
+        if "--dry-run" in words:  # only training has a learning rate and updates
             assert all(
                 (told in result.stdout) == (script == "train") for told in ("learning rate", "Updates: ", " updates per")
             )
 
 
-def test_a_terminal_without_unicode(tmp_path):
+def test_terminal_without_unicode_works(tmp_path):
     result = subprocess.run([sys.executable, str(ROOT / "train.py"), *GENERATED, "--dry-run"], capture_output=True, timeout=60,
                             cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
     assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_exit_code_and_one_line_of_the_program(script, tmp_path):
+def test_program_returns_exit_code_and_one_line(script, tmp_path):
     result = subprocess.run([sys.executable, str(ROOT / f"{script}.py"), "--restore-path", "nowhere"],
                             capture_output=True, text=True, timeout=60, cwd=tmp_path)  # fmt: skip
     assert (result.returncode, result.stdout) == (2, "")
@@ -370,8 +370,8 @@ def test_exit_code_and_one_line_of_the_program(script, tmp_path):
 @pytest.mark.parametrize(
     ("script", "word"), [("train.py", "--restore-path=x"), ("poprun.py", "--help"), ("tools/import_weights.py", "--help")]
 )
-def test_a_python_without_the_packages(script, word):
-    """The system's own, as in `python train.py`, ended with a traceback."""
+def test_missing_packages_are_one_line(script, word):
+    """The system's Python, as in `python train.py`, ended with a traceback."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-S", ROOT / script, word], env=environ, capture_output=True, text=True, timeout=60
@@ -380,6 +380,6 @@ def test_a_python_without_the_packages(script, word):
     assert re.search(r": error: Python package \w+ is not installed in .*; .*`make setup`", done.stderr)
 
 
-def test_a_later_instance_names_a_folder_that_is_not_there(tmp_path):
+def test_later_instance_names_missing_folder(tmp_path):
     with pytest.raises(CheckpointError, match=r"^--restore-path .*/gone is not a folder; give the run folder"):
         entry.recorded_options(tmp_path / "gone", ["--restore-path", str(tmp_path / "gone")], "restore")

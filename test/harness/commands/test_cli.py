@@ -1,4 +1,4 @@
-"""The command line: which value wins, how options may be spelled, and what a mistyped call is told."""
+"""The command line: which value wins, how options may be spelled, and the errors of mistyped calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
 def parse(
     words: str | Sequence[str], script: str = "train", recorded: Mapping[str, Any] | None = None, **environ: str
 ) -> Parsed:
-    """A call on CIFAR-10, unless it names its data itself."""
+    """Parse a call; the data set is CIFAR-10 unless the call names one."""
     words = shlex.split(words) if isinstance(words, str) else list(words)
     named = any(word.startswith(("--dataset", "--data-dir", "--config")) for word in words)
     return cli.parse([*([] if named else CIFAR), *words], script, recorded, environ)
@@ -43,7 +43,7 @@ def values(words: str | Sequence[str], *names: str, **kwargs: Any) -> list[Any]:
 
 
 def refused(words: str | Sequence[str], **kwargs: Any) -> str:
-    """The message's first line, which must be complete in itself."""
+    """Return the first line of the message, which must be complete."""
     with pytest.raises((OptionError, DataError)) as caught:
         parse(words, **kwargs)
     first = str(caught.value).splitlines()[0]
@@ -53,7 +53,7 @@ def refused(words: str | Sequence[str], **kwargs: Any) -> str:
 
 @pytest.fixture
 def block(tmp_path):
-    """Words that choose a block with these keys."""
+    """Return words that select a block with these keys."""
 
     def write(**keys: object) -> str:
         keys = {"dataset": "cifar-10", **keys}
@@ -84,7 +84,7 @@ def block(tmp_path):
          [(), (0.4,), (0.2, 0.3), (0.1,)]),
     ],
 )  # fmt: skip
-def test_command_line_over_block_over_recorded_run_over_defaults(block, name, words, in_block, recorded, expected):
+def test_command_line_beats_block_beats_recorded_run(block, name, words, in_block, recorded, expected):
     calls = [
         values("", name, script="restore"),
         values("", name, script="restore", recorded={name: recorded}),
@@ -112,7 +112,7 @@ def test_command_line_over_block_over_recorded_run_over_defaults(block, name, wo
         ({"group_norm": True}, "--batch-norm", {"batch_norm": True, "group_norm": False}),
         ({}, "--group-norm", {"batch_norm": False, "group_norm": True}),
         ({"batch_norm": True, "model": "efficientnet"}, "--group-norm", {"batch_norm": False, "group_norm": True}),
-        # a switch that is off does not count: the model's default comes back
+        # a switch that is off does not count: the model's default returns
         ({"batch_norm": True, "dataset": "imagenet"}, "--no-batch-norm", {"batch_norm": False, "group_norm": True}),
         ({"group_norm": True}, "--no-group-norm", {"batch_norm": True, "group_norm": False}),
         ({"epochs_per_ckpt": 4}, "--ckpts-per-epoch 2", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 2}),
@@ -138,8 +138,9 @@ def test_command_line_over_block_over_recorded_run_over_defaults(block, name, wo
     ],
 )  # fmt: skip
 def test_exclusive_options_across_layers(block, keys, words, expected):
-    """An exponent of 0 lost to the block's absolute rate, --ckpts-per-epoch 0 to its epochs_per_ckpt, and a block's
-    batch norm that was switched off left a network without any norm."""
+    """An exponent of 0 lost to the block's absolute rate, and --ckpts-per-epoch 0 to its epochs_per_ckpt. A block's batch
+    norm that was switched off left a network without any norm.
+    """
     assert values(block(**keys) + words, *expected) == list(expected.values())
 
 
@@ -159,17 +160,17 @@ def test_exclusive_options_across_layers(block, keys, words, expected):
         ("global-batch-size 64", "pipeline-depth 1"),
     ],
 )
-def test_exclusive_options_in_one_layer_are_refused(block, one, other):
+def test_exclusive_options_in_one_layer_are_rejected(block, one, other):
     for said in (refused(f"--{one} --{other}"), refused(block(**keys_of(one, other)))):
         assert "exclude each other" in said, said
 
 
 def keys_of(*texts: str) -> dict[str, str]:
-    """The keys of a block for options as the command line has them."""
+    """Return the keys of a block for command-line options."""
     return {name.replace("-", "_"): value for name, value in ((text.split() + ["true"])[:2] for text in texts)}
 
 
-def test_a_resumed_run_may_change_its_length_and_rate():
+def test_resumed_run_may_change_length_and_rate():
     recorded = {"dataset": "cifar-10", "epochs": 8.0, "base_learning_rate_exponent": -6.0, "batch_norm": True,
                 "group_norm": False, "gradient_accumulation_count": 4, "ckpts_per_epoch": 1, "epochs_per_ckpt": 0}  # fmt: skip
     found = parse("--iterations 9 --abs-learning-rate 0.5 --group-norm --global-batch-size 64 --epochs-per-ckpt 2",
@@ -181,7 +182,7 @@ def test_a_resumed_run_may_change_its_length_and_rate():
     assert (found["ckpts_per_epoch"], found["epochs_per_ckpt"]) == (1, 2)
 
 
-def test_the_recorded_run_decides_model_and_schedule():
+def test_recorded_run_decides_model_and_schedule():
     recorded = {"model": "efficientnet", "lr_schedule": "cosine", "dataset": "cifar-10", "model_size": "B1", "shards": 4,
                 "seed": 3, "unheard_of": 1, "epochs": None}  # fmt: skip
     parsed = parse(["--dataset", "cifar-10"], "restore", recorded)
@@ -193,7 +194,7 @@ def test_the_recorded_run_decides_model_and_schedule():
     assert "--model" in said and "resnet" in said and "efficientnet" in said
 
 
-def test_data_set_is_inferred_and_said():
+def test_inferred_data_set_is_logged():
     for path, name in [("/x/cifar100/y", "cifar-100"), ("/x/CIFAR-10", "cifar-10"), ("/data/ImageNet-1k", "imagenet")]:
         options = parse(["--data-dir", path]).options
         assert (options.dataset.dataset, options.sources["dataset"]) == (name, f"inferred from --data-dir {path}")
@@ -206,7 +207,7 @@ def test_data_set_is_inferred_and_said():
 
 # Spellings
 
-ALIASES = [  # (older words, value of the canonical options)
+ALIASES = [  # older words, value of the canonical options
     ("--batch-size 8", {"micro_batch_size": 8}),
     ("--gradients-to-accumulate 3", {"gradient_accumulation_count": 3}),
     ("--pipeline-depth 1", {"gradient_accumulation_count": 1, "pipeline": False}),
@@ -225,7 +226,7 @@ ALIASES = [  # (older words, value of the canonical options)
     ("--no-xla-recompute", {"enable_recomputation": False}),
     ("--no-enable-recompute", {"enable_recomputation": False}),
 ]
-SAME_NAME = [  # spellings that are no older names
+SAME_NAME = [  # spellings that are not older names
     ("--no-hostside-norm", {"hostside_norm": False}),
     ("--stochastic-rounding OFF", {"stochastic_rounding": "OFF"}),
     ("--no-stochastic-rounding", {"stochastic_rounding": "OFF"}),
@@ -250,7 +251,7 @@ SAME_NAME = [  # spellings that are no older names
 
 
 @pytest.mark.parametrize("words, expected", ALIASES)
-def test_older_spellings_are_accepted_with_one_line(words, expected):
+def test_older_spellings_give_one_line(words, expected):
     parsed = parse(words)
     assert {name: parsed.options.values()[name] for name in expected} == expected
     older = [note for note in parsed.notes if "older" in note]
@@ -274,7 +275,7 @@ CURVE = ("poly_lr_early", "abs_learning_rate", "base_learning_rate_exponent", "a
     ("--poly-lr-initial-lr 0.1 --no-poly-lr-early", [False, 0.1, None, None, 1e-5, 2.0, 5.0, None]),
     ("--abs-learning-rate 0.1 --abs-end-learning-rate 0.01", [False, 0.1, None, 0.01, 1e-5, 2.0, 5.0, None]),
 ])  # fmt: skip
-def test_older_spellings_of_the_polynomial_mean_its_older_curve(words, expected):
+def test_older_polynomial_spellings_select_older_curve(words, expected):
     parsed = parse(f"--lr-schedule polynomial_decay_lr {words}")
     assert [parsed.options.values()[name] for name in CURVE] == expected
     assert any(" selects the curve of " in note for note in parsed.notes) == expected[0]
@@ -283,14 +284,14 @@ def test_older_spellings_of_the_polynomial_mean_its_older_curve(words, expected)
 
 
 @pytest.mark.parametrize("words, expected", SAME_NAME)
-def test_spellings_that_need_no_line(words, expected):
+def test_other_spellings_give_no_line(words, expected):
     parsed = parse(words)
     assert {name: parsed.options.values()[name] for name in expected} == expected
     assert parsed.notes == ()
 
 
 def test_summary_adds_up(capsys):
-    """The rows of a stage sum to the stage's line, the stages to the last, and that is what the log counts."""
+    """The rows of a stage add up to the stage's line, the stages to the total, and the log has the same total."""
     words = ["--dataset", "cifar-10", "--generated-data", "--model-size", "20", "--shards", "3", "--summary"]
     with pytest.raises(Answered):
         entry.checked_run(words, "train")
@@ -313,7 +314,7 @@ def test_summary_adds_up(capsys):
     assert total[:2] == [269_722, 271_098 - 269_722]
 
 
-def test_older_keys_in_a_block_are_named_with_their_line(block):
+def test_older_keys_are_reported_with_line(block):
     words = block(batch_size=8, base_learning_rate=-11, xla_recompute="false", pipeline_depth=1)
     names = ("micro_batch_size", "base_learning_rate_exponent", "gradient_accumulation_count", "pipeline")
     assert values(words, *names) == [8, -11.0, 1, False]
@@ -335,19 +336,19 @@ def test_older_keys_in_a_block_are_named_with_their_line(block):
         "--no-stochastic-rounding --stochastic-rounding ON",
     ],
 )
-def test_two_spellings_with_different_values_in_one_layer(words):
+def test_conflicting_spellings_in_one_layer_are_rejected(words):
     said = refused(words)
     assert all(flag in said for flag in words.split() if flag.startswith("--"))
 
 
-def test_two_spellings_that_agree_or_lie_in_different_layers(block):
+def test_agreeing_spellings_are_accepted(block):
     assert values("--batch-size 4 --micro-batch-size 4", "micro_batch_size") == [4]
     assert values(block(batch_size=4) + "--micro-batch-size 8", "micro_batch_size") == [8]
     assert values(block(micro_batch_size=4) + "--batch-size 8", "micro_batch_size") == [8]
 
 
 @pytest.mark.parametrize(("depth", "count", "pipeline"), [(4, 1, True), (1, 8, False), (1, 1, False)])
-def test_the_oldest_release_multiplies_its_two_counts(block, depth, count, pipeline):
+def test_oldest_release_multiplies_both_counts(block, depth, count, pipeline):
     for words in (
         f"--pipeline-depth {depth} --gradients-to-accumulate {count}",
         f"--gradients-to-accumulate {count} --pipeline-depth {depth}",
@@ -358,7 +359,7 @@ def test_the_oldest_release_multiplies_its_two_counts(block, depth, count, pipel
     assert "--pipeline-depth 4" in said and "--gradients-to-accumulate 8" in said
 
 
-def test_the_last_of_one_spelling_wins():
+def test_last_value_of_one_spelling_wins():
     assert values("--batch-size 4 --batch-size 8", "micro_batch_size") == [8]
     assert values("--available-memory-proportion 0.1 0.2 --available-memory-proportion 0.3",
                   "available_memory_proportion") == [(0.3,)]  # fmt: skip
@@ -366,7 +367,7 @@ def test_the_last_of_one_spelling_wins():
 
 
 @pytest.mark.parametrize("name", ["normalise_input", "wandb", "stable_norm", "generated_data", "use_relu", "widenet"])
-def test_a_flag_of_a_block_can_be_switched_off(block, name):
+def test_flag_of_block_can_be_disabled(block, name):
     model = {"use_relu": "efficientnet", "widenet": "resnext"}.get(name, "resnet")
     words = block(**{name: True, "model": model})
     assert values(words, name) == [True]
@@ -375,7 +376,7 @@ def test_a_flag_of_a_block_can_be_switched_off(block, name):
 
 
 @pytest.mark.parametrize("name", ["validation", "logs", "dataset_cache", "on_demand"])
-def test_flags_that_are_on_have_both_forms(block, name):
+def test_enabled_flags_have_both_forms(block, name):
     flag = name.replace("_", "-")
     assert values("", name) == [True]
     assert values(f"--no-{flag}", name) == [False]
@@ -384,7 +385,7 @@ def test_flags_that_are_on_have_both_forms(block, name):
     assert values(block(**{f"no_{name}": True}), name) == [False]
 
 
-def test_every_flag_has_a_no_form():
+def test_every_flag_has_no_form():
     for model in plugins.names("Models"):
         known = parse(["--model", model]).catalogue
         switches = [option for option in known.options.values() if option.base is bool]
@@ -409,7 +410,7 @@ def test_every_flag_has_a_no_form():
         ("--model resnext --conv 16", "convolution_groups", 16),
     ],
 )
-def test_unambiguous_beginnings(words, name, value):
+def test_unambiguous_prefixes_are_accepted(words, name, value):
     """`--lr cosine` trained with the stepped schedule."""
     assert values(words, name) == [value]
 
@@ -433,7 +434,7 @@ def test_unambiguous_beginnings(words, name, value):
         ("--dataset imagenet --data-dir x", "precision", "16.16"),
         ("--dataset cifar-10", "precision", "16.16"),
         ("--dataset fashion-mnist --precision 16.16", "precision", "16.16"),
-        ("--dataset fashion-mnist --no-stochastic-rounding", "precision", "16.16"),  # means something in halves alone
+        ("--dataset fashion-mnist --no-stochastic-rounding", "precision", "16.16"),  # has a meaning in FP16 alone
         ("--dataset fashion-mnist --saturate-on-overflow", "precision", "16.16"),
         ("--config mk2_resnet8_test --dataset fashion-mnist", "precision", "16.16"),  # a recipe for other data
         ("--config mk2_resnet8_test@2.5 --data-dir x", "precision", "16.16"),
@@ -448,11 +449,11 @@ def test_unambiguous_beginnings(words, name, value):
         ("--available-memory-proportion 0.1 0.2 --seed 3", "available_memory_proportion", (0.1, 0.2)),
     ],
 )
-def test_values(words, name, value):
+def test_values_are_parsed(words, name, value):
     assert values(words, name) == [value]
 
 
-def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
+def test_configuration_may_spell_data_set_freely(tmp_path):
     (tmp_path / "own.yml").write_text("own:\n  dataset: Fashion-MNIST\n")
     assert values(f"--config own --config-path {tmp_path / 'own.yml'}", "precision") == ["32.32"]
 
@@ -493,7 +494,7 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("--seed 3 stray", "--seed one 3 stray"),
         ("--logs-path ''", "--logs-path '' text"),
         ("--name-suffix 'a\0b'", "--name-suffix text"),
-        ("--name-suffix \udcff", "--name-suffix text"),  # from a file's name that is not UTF-8
+        ("--name-suffix \udcff", "--name-suffix text"),  # from a file name that is not UTF-8
         ("--hlep", "--hlep --help"),
         ("--pipeline-depth x", "--pipeline-depth 'x' whole number"),
         ("--ckpt 3", "--ckpt-all-instances, --ckpt-epochs-offset, --ckpts-per-epoch"),
@@ -512,13 +513,13 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("--release 2.7", "--release '2.7'"),
     ],
 )  # fmt: skip
-def test_wrong_arguments(words, parts):
-    """One line with the option, what was given, and the rule, the remedy or the nearest names."""
+def test_wrong_arguments_give_one_line(words, parts):
+    """The line has the option, the value, and the rule, the remedy or the nearest names."""
     said = refused(words)
     assert all(part in said for part in re.split(r" (?![^']*'(?: |$))", parts)), said
 
 
-def test_explain(block):
+def test_explain_names_source_of_each_value(block):
     parsed = parse(block(momentum=0.7, epochs=3) + "--base-learning-rate -11 --iterations 5", "restore", {"seed": 5})
     lines = cli.explain(parsed.options).splitlines()
     rows = {line.split()[0]: re.split(r"  +", line)[1:] for line in lines}
@@ -537,14 +538,14 @@ def test_explain(block):
     assert re.search(r"^seed +3 +command line: --seed$", result.out, re.M)
 
 
-def test_validation_takes_the_options_of_training_and_schedules():
-    """So that it can be given a training's command or block as it is."""
+def test_validation_accepts_training_and_schedule_options():
+    """So the command or block of a training works unchanged."""
     words = "--optimiser momentum --lr-schedule polynomial_decay_lr --poly-lr-decay-power 1 --warmup-epochs 2 --ckpts-per-epoch 2"
     assert values(words, "lr_schedule", "poly_lr_decay_power", script="validation") == ["polynomial_decay_lr", 1.0]
 
 
-def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch):
-    """Away from the project it said `python`, which may be another one, or none."""
+def test_printed_command_runs_from_anywhere(tmp_path, monkeypatch):
+    """From another folder it printed `python`, which may be another interpreter or missing."""
     words = ["--restore-path", "a run"]
     for folder in (tmp_path, Path(entry.__file__).resolve().parent.parent):
         monkeypatch.chdir(folder)
@@ -558,7 +559,7 @@ def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch)
     assert (shutil.which(python), rest) == (sys.executable, words) and Path(script).is_absolute() and Path(script).exists()
 
 
-def test_a_list_of_a_block_can_be_emptied(block):
+def test_list_of_block_can_be_emptied(block):
     words = block(weight_avg_exp="[0.97, 0.9]", lars_skip_list="[beta]")
     assert values(words, "weight_avg_exp", "lars_skip_list") == [(0.97, 0.9), ("beta",)]
     assert values(words + "--no-weight-avg-exp --no-lars-skip-list", "weight_avg_exp", "lars_skip_list") == [(), ()]
@@ -567,7 +568,7 @@ def test_a_list_of_a_block_can_be_emptied(block):
     assert "takes no value" in refused(words + "--no-weight-avg-exp 0.5")
 
 
-def test_lars_has_one_weight_decay_unless_two_are_asked_for():
+def test_lars_has_one_weight_decay_by_default():
     lars = "--optimiser LARS --abs-learning-rate 1 --dataset imagenet --data-dir x"
     assert values(lars, "weight_decay", "lars_weight_decay") == [0.0, 1e-4]
     assert values(lars + " --weight-decay 1e-3", "weight_decay", "lars_weight_decay") == [1e-3, 1e-4]
@@ -575,12 +576,12 @@ def test_lars_has_one_weight_decay_unless_two_are_asked_for():
 
 
 @pytest.mark.parametrize("script", ["train", "validation", "restore", "inference_embedded"])
-def test_an_exact_flag_is_its_option_whatever_other_tools_call_so(script):
+def test_our_flags_beat_names_of_other_tools(script):
     flags = catalogue.all_options(script).flags()
     assert [each for each in flags if sources.full_flag(each, flags) != each] == []
 
 
-def test_options_of_other_tools_are_none_here_and_answered_with_such_as_are():
+def test_foreign_options_point_to_existing_ones():
     known = catalogue.catalogue(
         plugins.load("Models", "resnet").Options, plugins.load("LR_Schedules", "cosine").Options, "train"
     )
@@ -594,7 +595,7 @@ def test_options_of_other_tools_are_none_here_and_answered_with_such_as_are():
 # --- Versions and configurations -------------------------------------------------------------------------------
 
 
-def test_every_command_tells_its_version():
+def test_every_command_has_version():
     scripts = ("train", "validation", "restore", "tools/plan", "tools/finetune", "tools/sweep", "tools/export", "weight_avg",
                "inference_embedded", "poprun")  # fmt: skip
     for script in scripts:
@@ -605,7 +606,7 @@ def test_every_command_tells_its_version():
 
 
 def test_configurations_are_listed(tmp_path):
-    """Each of the file's, but for older values; those with a word; and the nearest names where there is none."""
+    """Lists all but older names; with a word, those that contain it or else the nearest names."""
     lines = succeed("train", "--list-configs").out.splitlines()
     names = [name for name in configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names if "@" not in name]
     assert [line.split()[0] for line in lines] == names
@@ -621,6 +622,6 @@ def test_configurations_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize("off", ["--no-autoresume", "--autoresume=False"])
-def test_a_switch_that_is_off_is_not_given(off):
+def test_disabled_switch_is_not_given(off):
     assert "autoresume" in sources.given_arguments([off, "--autoresume"], "train")
     assert "autoresume" not in sources.given_arguments(["--autoresume", off], "train")

@@ -1,4 +1,4 @@
-"""The answers to --help, and the bare word that a call may begin with."""
+"""--help, and the bare word with which a call may start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", 
 
 
 def shown(text: str) -> list[str]:
-    """The options of a help, without their --no-."""
+    """Return the options in a help text, without their --no- forms."""
     return [flag.replace("--no-", "--") for flag in re.findall(r"^  (--[\w-]+)[ \n]+\S", text, re.M) if flag != "--help"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("model", plugins.names("Models"))
-def test_help_all_names_every_option_and_each_group_its_own(script, model):
+def test_help_all_lists_every_option(script, model):
     words = ("--model", model, "--lr-schedule", "exponential", "--help")
     known = cli.parse([*words], script, None, {}).catalogue
     for topic in ("all", *known.sections()):
@@ -34,7 +34,7 @@ def test_help_all_names_every_option_and_each_group_its_own(script, model):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_alone_is_short_and_leads_to_the_rest(script):
+def test_short_help_leads_to_rest(script):
     text = succeed(script, "--help").out
     common = text.split("\n\n  --help main ")[0]
     assert len(shown(common)) < 25 and len(text.splitlines()) < 80
@@ -58,7 +58,7 @@ def test_help_alone_is_short_and_leads_to_the_rest(script):
         ("", 2, "--help"),
     ],
 )
-def test_help_of_a_word(topic, code, parts):
+def test_help_of_word(topic, code, parts):
     result = run("train", "--help", topic)
     assert result.code == code and all(part in result.out + result.err for part in parts.split()), result
     assert result.err.count("\n") == (code != 0)
@@ -66,7 +66,7 @@ def test_help_of_a_word(topic, code, parts):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with one of images, one of a run, and a configuration file."""
+    """Make a folder with images, a run and a configuration file."""
     for name in ("pics/ant", "pics/bee", "quickstart"):
         (tmp_path / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
@@ -82,7 +82,7 @@ def place(tmp_path, monkeypatch):
         ("train", "pics --epochs 3", "--data-dir pics --epochs 3"),
         ("train", "mk2_resnet8_test --epochs 3", "--config mk2_resnet8_test --epochs 3"),
         ("train", "mk2_resnet50_gn_16ipus@2.1", "--config mk2_resnet50_gn_16ipus@2.1"),
-        ("train", "quickstart", "--data-dir quickstart"),  # a folder of that name goes first
+        ("train", "quickstart", "--data-dir quickstart"),  # a folder of that name wins
         ("train", "mine --config-path own.yml", "--config mine --config-path own.yml"),
         ("train", "--epochs 3", "--epochs 3"),
         ("validation", "run/ckpt-3 --latency", "--restore-path run/ckpt-3 --latency"),
@@ -92,7 +92,7 @@ def place(tmp_path, monkeypatch):
         ("report", "run other", "run other"),
     ],
 )
-def test_the_option_of_a_bare_word(script, words, expected, place):
+def test_bare_word_becomes_option(script, words, expected, place):
     once = bare_word.as_option(words.split(), script)
     assert once == expected.split() and bare_word.as_option(once, script) == once
 
@@ -111,6 +111,6 @@ def test_the_option_of_a_bare_word(script, words, expected, place):
         ("restore", "run --restore-path run", "run --restore-path"),
     ],
 )
-def test_bare_words_that_name_nothing(script, words, parts, place):
+def test_unknown_bare_words_are_rejected(script, words, parts, place):
     result = run(script, *words.replace("''", "").split(" "))
     assert result.code == 2 and all(part in result.err.splitlines()[0] for part in parts.split()), result.err

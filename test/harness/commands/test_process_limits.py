@@ -1,4 +1,4 @@
-"""Processes that lack something: standard streams, memory, threads, a clock that only goes forward."""
+"""Processes that lack something: standard streams, memory, threads, a monotonic clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = plugins.ROOT
 
 
 class ResourceExhaustedError(Exception):
-    """As TensorFlow's."""
+    """Stand-in for TensorFlow's error."""
 
 
 ResourceExhaustedError.__module__ = "tensorflow.python.framework.errors_impl"
@@ -35,7 +35,7 @@ OOM = "OOM when allocating tensor with shape[4096,112,112,64] and type float on 
         (ResourceExhaustedError(f"Graph execution error:\n\n{OOM}\n\t [[{{node conv}}]]"), OOM),
     ],
 )
-def test_too_little_memory_or_too_few_threads_are_one_line(capsys, error, said):
+def test_exhausted_memory_or_threads_are_one_line(capsys, error, said):
     def main(words: list[str]) -> int:
         raise error
 
@@ -56,13 +56,13 @@ def test_other_errors_keep_their_traceback(error):
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", "ImportError('libx.so: failed to map segment from shared object')"])
-def test_too_little_memory_before_a_command_begins_is_one_line(error):
+def test_exhausted_memory_at_start_is_one_line(error):
     code = f"from base.process import early_exit; early_exit.install('cnn runs'); raise {error}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and re.fullmatch(r"cnn runs: error: .*: .*ulimit -v.*\n", done.stderr)
 
 
-def test_a_log_on_a_full_disk_is_named(tmp_path):
+def test_full_disk_error_names_log(tmp_path):
     log = RunLog(tmp_path)
     log._text.close()
     with open("/dev/full", "w") as full:
@@ -88,7 +88,7 @@ sys.exit(command_line.run("train.py", main, None, ()))
 """
 
 
-def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
+def test_closed_pipe_ends_run_in_one_line(tmp_path):
     piped = '"$0" -c "$1" "$2" | head -1'
     command = ["bash", "-o", "pipefail", "-c", piped, sys.executable, UNHEARD, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
@@ -96,7 +96,7 @@ def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
     assert done.stderr == "train.py: error: Broken pipe: standard output\n"
 
 
-def test_a_full_standard_output_is_named(tmp_path):
+def test_full_standard_output_is_named(tmp_path):
     for words, prog in ((["train.py", "--help"], "train.py"), (["tools/plan.py", "--model", "resnet"], "cnn plan")):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
@@ -106,10 +106,10 @@ def test_a_full_standard_output_is_named(tmp_path):
         assert (done.returncode, done.stderr) == (1, f"{prog}: error: No space left on device: standard output\n")
 
 
-def test_a_profile_is_seen_with_any_clock(tmp_path, capfd):
+def test_profile_is_found_with_any_clock(tmp_path, capfd):
     written = tmp_path / f"{profile.STEM}.json"
     write = "import os, sys; open(sys.argv[1], 'w').write('{}'); os.utime(sys.argv[1], (1, int(sys.argv[2])))"
-    for year in ("100", "50"):  # the clock stands long before this process began, and goes back further
+    for year in ("100", "50"):  # the clock is far before the start of this process, and is set back further
         assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", write, str(written), year]) == 0
         assert "wrote no profile" not in capfd.readouterr().err
     assert gc_profile.main(["-d", str(tmp_path), "--", "true"]) == 0

@@ -1,5 +1,6 @@
-"""A run that is told to stop keeps what it has done: real processes, real signals, at many moments. Every command ends by a
-signal with one line, whenever it comes."""
+"""A run that is asked to stop keeps its work: real processes and real signals at many moments. Any command ends with one
+line after a signal.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from harness.checkpoints import read
 from harness.programs import build_or_load
 
 ROOT = plugins.ROOT
-# one host step of 16 updates, each of several micro-batches: nothing is due in between
+# one host step of 16 updates with several micro-batches each: no event is due in between
 WORDS = (
     "--dataset fashion-mnist --model-size 8 --batch-size 16 --gradient-accumulation-count 16 --fold 1 --iterations 16 --seed 3 "
     "--precision 32.32 --optimiser momentum --log-freq 16 --no-validation"
@@ -59,28 +60,28 @@ def unbroken(tmp_path_factory) -> Path:
         *(pytest.param(signal.SIGTERM, d, marks=pytest.mark.slow) for d in (0, 0.2, 0.4, 0.7, 1.4)),
     ],
 )
-def test_a_signal_inside_a_host_step_loses_nothing(number, delay, unbroken, tmp_path):
+def test_signal_inside_host_step_loses_nothing(number, delay, unbroken, tmp_path):
     folder = tmp_path / "run"
     process = started(*WORDS.split(), "--logs-path", folder)
-    await_line(process, "  fingerprint")  # of the initial checkpoint: the host step begins
+    await_line(process, "  fingerprint")  # the last line of the initial checkpoint: the host step starts
     time.sleep(delay)
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number, err
-    # at once it may come before the host step, which is left without a word then
+    # an immediate signal may come before the host step, where this line is not written
     assert not delay or "stopping at the next micro-batch" in err
     assert f"train.py: stopped by {number.name}" in err
     assert "Traceback" not in err and f"Stopped: {number.name}" in out
     assert re.search(rf"Go on: .*restore\.py --restore-path {folder}", out)
     done = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
-    assert done <= 16  # on a busy machine the signal may come late
+    assert done <= 16  # on a busy machine the signal may arrive late
     succeed("restore", "--restore-path", folder)
     assert_same_bits(variables(unbroken, 16), variables(folder, 16))
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
 
 
-def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
-    """The kernel sends SIGHUP, a shell sends another one, and every line from then on is an error of the system."""
+def test_closed_terminal_stops_run_and_saves(unbroken, tmp_path):
+    """The kernel sends SIGHUP, a shell sends another one, and every later write fails."""
     folder, (ours, terminal) = tmp_path / "run", os.openpty()
     command = [sys.executable, "-u", "train.py", *WORDS.split(), "--logs-path", str(folder)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
@@ -89,7 +90,7 @@ def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
     seen = b""
     while b"  fingerprint" not in seen:
         seen += os.read(ours, 4096)
-    process.send_signal(signal.SIGSTOP)  # one that is stopped for a while goes on as if nothing had been
+    process.send_signal(signal.SIGSTOP)  # a process that was paused for a while resumes normally
     process.send_signal(signal.SIGCONT)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
@@ -102,13 +103,13 @@ def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
 
 
-def test_a_run_that_is_stopped_before_it_resumes_names_the_whole_call(unbroken, monkeypatch):
+def test_stop_before_resume_names_whole_call(unbroken, monkeypatch):
     def stopped(*_, **__):
         raise StopRequest(signal.SIGTERM)
 
     words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
     again = f"restore.py {' '.join(map(str, words))}"
-    for module, name in ((build_or_load, "training_program"), (read, "find_latest")):  # after and before its log is open
+    for module, name in ((build_or_load, "training_program"), (read, "find_latest")):  # before and after its log is opened
         monkeypatch.setattr(module, name, stopped)
         result = run("restore", *words)
         assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
@@ -117,7 +118,7 @@ def test_a_run_that_is_stopped_before_it_resumes_names_the_whole_call(unbroken, 
     assert again in (unbroken / "log.txt").read_text()
 
 
-def test_the_log_tells_of_a_refusal_that_comes_after_its_first_lines(monkeypatch, tmp_path):
+def test_log_has_late_rejection(monkeypatch, tmp_path):
     def refused(*_):
         raise PlanError("the shards do not suit the network")
 
@@ -127,7 +128,7 @@ def test_the_log_tells_of_a_refusal_that_comes_after_its_first_lines(monkeypatch
     assert (tmp_path / "run/log.txt").read_text().endswith("\nerror: the shards do not suit the network\n")
 
 
-def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypatch, tmp_path):
+def test_stop_before_save_names_restart_command(monkeypatch, tmp_path):
     def stopped(*_):
         raise StopRequest(signal.SIGTERM)
 
@@ -137,12 +138,12 @@ def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypat
     assert result.code == 143
     assert f"Stopped: SIGTERM\nThere is no checkpoint in {folder}; delete it before the same call\n" in result.out
     assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
-    result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # which goes on in the folder
+    result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # resumes in the folder
     assert f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path / 'other'}\n" in result.out
 
 
-def test_a_second_signal_ends_at_once(tmp_path):
-    """The first one waits for a micro-batch that takes long."""
+def test_second_signal_ends_at_once(tmp_path):
+    """The first one waits for a long micro-batch."""
     words = "--dataset fashion-mnist --model-size 8 --batch-size 10000 --precision 32.32 --iterations 4 --no-validation"
     process = started(*words.split(), "--no-logs")
     await_line(process, "  fingerprint")
@@ -154,7 +155,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert process.returncode == 130 and "stopped at once" in err
 
 
-def test_a_signal_while_the_graph_is_built_leaves_at_once(tmp_path):
+def test_signal_during_graph_building_ends_at_once(tmp_path):
     process = started(*WORDS.split(), "--logs-path", tmp_path / "run")
     await_line(process, "Total Parameters")
     process.send_signal(signal.SIGTERM)
@@ -163,8 +164,8 @@ def test_a_signal_while_the_graph_is_built_leaves_at_once(tmp_path):
     assert "Go on" not in out or list((tmp_path / "run").glob("ckpt-0.index"))
 
 
-def test_one_process_at_a_time_writes_a_run(unbroken, tmp_path):
-    """The lock ends with the process, however that ends."""
+def test_lock_admits_one_writer(unbroken, tmp_path):
+    """The lock ends with the process, however the process ends."""
     folder = tmp_path / "run"
     process = started(*WORDS.split(), "--logs-path", folder)
     await_line(process, "  fingerprint")
@@ -177,7 +178,7 @@ def test_one_process_at_a_time_writes_a_run(unbroken, tmp_path):
     assert_same_bits(variables(unbroken, 16), variables(folder, 16))
 
 
-def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tmp_path):
+def test_restore_validates_after_signal_during_validation(tmp_path):
     folder = tmp_path / "run"
     words = WORDS.replace("--no-validation", "").replace("--iterations 16", "--iterations 2")
     process = started(*words.split(), "--valid-batch-size", 1, "--logs-path", folder)
@@ -189,14 +190,14 @@ def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tm
     assert "Validation top-1 accuracy [ckpt-2]" in restored.out
 
 
-# Every command, whenever it comes: small programs instead of trainings
+# Every command at any moment: small programs instead of training runs
 
 COMMANDS = (
     "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
     "Datasets/convert.py", "harness/commands/gc_profile.py", "harness/commands/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
     "tools/findings.py", "tools/report.py", "tools/runs.py",
 )  # fmt: skip
-# runs a script; a signal comes at the first import after its handlers are there, if nothing large has been imported before
+# runs a script; sends the signal at the first import after the handlers are set, if nothing large was imported before
 WHILE_IMPORTING = """
 import builtins, os, runpy, signal, sys
 path, number = sys.argv[1], int(sys.argv[2])
@@ -219,7 +220,7 @@ def python(program: str, *words: object, **more: object) -> subprocess.Completed
 
 
 @pytest.mark.parametrize(("k", "path"), list(enumerate(COMMANDS)))
-def test_a_signal_while_a_script_imports_is_one_line(k, path):
+def test_signal_during_imports_is_one_line(k, path):
     number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[k % 3]
     done = python(WHILE_IMPORTING, path, number.value)
     assert done.returncode == 128 + number, done.stderr
@@ -260,7 +261,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_ends_a_command_in_one_line(moment):
+def test_signal_ends_command_in_one_line(moment):
     body, code, out, err = MOMENTS[moment]
     done = python(IN_A_COMMAND % body)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (code, out, err)
@@ -272,15 +273,15 @@ def test_nohup_is_honoured():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_terminal_gets_no_orders_from_what_is_printed():
-    """The names of folders and classes may hold any; colours, and a bar's return and clear, go through."""
+def test_printed_names_cannot_control_terminal():
+    """Names of folders and classes may contain control characters; colours and progress bars still work."""
     out = io.StringIO()
     print("a\x1b]0;title\x07\x9b31m\tb\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m", file=TolerantStream(out, Signals()))
     assert out.getvalue() == "a\\x1b]0;title\\x07\\x9b31m\tb\\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m\n"
 
 
-def test_a_signal_waits_for_no_lock_that_the_main_thread_holds():
-    """TensorFlow's sessions hold one for an instant at each call."""
+def test_signal_needs_no_lock_of_main_thread():
+    """TensorFlow's sessions briefly take a lock at each call."""
     lock, acquired = threading.Lock(), []
 
     def request() -> None:
@@ -291,6 +292,6 @@ def test_a_signal_waits_for_no_lock_that_the_main_thread_holds():
     assert acquired == [True]
 
 
-def test_an_error_in_the_request_to_stop_is_raised():
+def test_error_in_stop_request_is_raised():
     with Signals() as signals, pytest.raises(ZeroDivisionError), signals.deferred(lambda: 1 / 0):
         signal.raise_signal(signal.SIGTERM)

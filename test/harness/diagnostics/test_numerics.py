@@ -1,4 +1,4 @@
-"""--numerics beside a run: no bit of it changes, the file goes on with the run, the chart shows every kind of tensor."""
+"""--numerics changes no bit of a run, its file continues when a run resumes, and its chart shows every kind of tensor."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def observations(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / numerics.RECORD).read_text().splitlines()]
 
 
-def test_a_run_is_observed_and_stays_the_same(tmp_path):
+def test_observation_changes_no_bit(tmp_path):
     watched, plain = tmp_path / "watched", tmp_path / "plain"
     out = succeed("train", *WORDS, "--numerics", 2, "--stop-after", 3, "--logs-path", watched).out
     assert f"Numbers observed after update 2: {watched / 'numerics.svg'}" in out
-    numerics.append(watched, Observation(4, 1.0, ()))  # of an update that will be done again
+    numerics.append(watched, Observation(4, 1.0, ()))  # of an update that will run again
     with (watched / numerics.RECORD).open("a") as file:
         file.write('null\n{"updates": 9, "ten')  # of a call that was killed
     succeed("restore", "--restore-path", watched)
@@ -61,8 +61,8 @@ def test_a_run_is_observed_and_stays_the_same(tmp_path):
     assert all(run_files.is_own(path.name) for path in watched.iterdir() if path.is_file())
 
 
-def test_an_observation_that_a_kill_prevented_is_made_when_the_run_goes_on(tmp_path):
-    """A checkpoint of the same update is written first, and a run that goes on from there never came by that update again."""
+def test_missed_observation_is_made_on_resume(tmp_path):
+    """The checkpoint of an update is written before its observation; resuming from it used to skip the observation."""
     words, folder = [*WORDS, "--numerics", 2], tmp_path / "run"
     succeed("train", *words, "--stop-after", 2, "--logs-path", folder)
     (whole,) = observations(folder)
@@ -76,7 +76,7 @@ def test_an_observation_that_a_kill_prevented_is_made_when_the_run_goes_on(tmp_p
     assert [each["updates"] for each in observations(folder)] == [2, 4] and "is complete" in succeed("train", *again).out
 
 
-def test_observations_are_cut_where_a_run_goes_on(tmp_path):
+def test_later_observations_are_dropped_on_resume(tmp_path):
     file = tmp_path / numerics.RECORD
     for updates in (2, 4, 6):
         numerics.append(tmp_path, Observation(updates, 1.0, ()))
@@ -85,14 +85,14 @@ def test_observations_are_cut_where_a_run_goes_on(tmp_path):
     assert due == {0: False, 6: False, 7: False, 8: True}
     numerics.truncate_after(tmp_path, 4)
     assert file.read_bytes() == lines[0] + lines[1]
-    file.write_bytes(lines[0] + lines[1].rstrip())  # killed before the line's end
+    file.write_bytes(lines[0] + lines[1].rstrip())  # killed before the end of the line
     assert numerics.is_missing(tmp_path, 4, 2)
     numerics.truncate_after(tmp_path, 4)
     assert file.read_bytes() == lines[0]
     numerics.truncate_after(tmp_path / "none", 4)
 
 
-def test_a_full_disk_is_reported_with_the_file(tmp_path):
+def test_full_disk_error_names_file(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
@@ -103,7 +103,7 @@ def test_a_full_disk_is_reported_with_the_file(tmp_path):
     assert raised.value.filename == str(tmp_path / numerics.RECORD)
 
 
-def test_weights_are_those_of_the_update(tmp_path):
+def test_weights_are_observed_at_their_update(tmp_path):
     succeed("train", *WORDS, "--numerics", 5, "--logs-path", tmp_path / "run")
     (observation,) = observations(tmp_path / "run")
     values = variables(tmp_path / "run", 5)
@@ -116,7 +116,7 @@ def test_weights_are_those_of_the_update(tmp_path):
             assert each["exponents"] == {str(e): n for e, n in Counter((np.frexp(size[size > 0])[1] - 1).tolist()).items()}
 
 
-def test_numerics_need_a_folder_and_a_number():
+def test_numerics_need_folder_and_positive_number():
     assert "--numerics 2 has no effect" in succeed("train", *WORDS, "--numerics", 2, "--no-logs", "--dry-run").out
     result = run("train", *WORDS, "--numerics", 0, "--dry-run")
     assert result.code == 2 and "numerics" in result.err

@@ -1,4 +1,4 @@
-"""A run names what a photograph shows without its data, and by the names that its weights know."""
+"""A run classifies photos without its data set, with the class names recorded with its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ["ant", "bee", "größe"]
 
 
 def write_tree(top: Path, names: list[str]) -> Path:
-    """Four pictures of every class."""
+    """Write four images of every class."""
     draw = np.random.default_rng(1)
     for name in names:
         (top / name).mkdir(parents=True)
@@ -29,7 +29,7 @@ def write_tree(top: Path, names: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory) -> Path:
-    """A folder with a run, a photograph, and no data: they were moved away."""
+    """Return a folder with a run and a photo; the data set was moved away."""
     top = tmp_path_factory.mktemp("record")
     data = write_tree(top / "data", NAMES)
     words = "--dataset imagefolder --model resnet --model-size 10 --image-size 32 --precision 32.32 --batch-norm"
@@ -41,11 +41,11 @@ def moved(tmp_path_factory) -> Path:
 
 
 def shown(out: str) -> list[str]:
-    """The names of a table of predictions, sorted."""
+    """Return the sorted names in a table of predictions."""
     return sorted(re.findall(r"%  (.+)", out))
 
 
-def test_the_classes_are_named_after_the_data_are_gone(moved):
+def test_class_names_survive_loss_of_data(moved):
     out = succeed("validation", "--restore-path", moved / "run", "--predict", moved / "photo.png").out
     assert shown(out) == NAMES
     without = shutil.copytree(moved / "run", moved / "without")
@@ -54,14 +54,14 @@ def test_the_classes_are_named_after_the_data_are_gone(moved):
     assert shown(out) == ["class 0", "class 1", "class 2"]
 
 
-def test_other_data_do_not_rename_what_the_weights_know(moved, tmp_path):
+def test_other_data_never_rename_classes(moved, tmp_path):
     other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
     out = succeed("validation", "--restore-path", moved / "run", "--data-dir", other, "--predict", moved / "photo.png").out
     assert shown(out) == NAMES and "predictions use the names of the training" in out
 
 
-def test_a_run_goes_on_with_the_names_that_its_weights_know_alone(moved, tmp_path):
-    """With as many others it went on with shifted labels; validation counted them as wrong."""
+def test_run_resumes_only_with_same_class_names(moved, tmp_path):
+    """With another set of as many classes it resumed with shifted labels, and validation counted them as wrong."""
     folder = shutil.copytree(moved / "run", tmp_path / "run")
     other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
     before = (folder / "inference.json").read_bytes()
@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_the_names_that_its_weights_know_alone(moved, tmp_pat
     assert (folder / "inference.json").read_bytes() == before
 
 
-def test_the_preparation_of_pictures_is_recorded(moved):
+def test_image_preparation_is_recorded(moved):
     recorded = json.loads((moved / "run" / "inference.json").read_text())["preprocessing"]
     assert recorded["side"] == 32 and recorded["channels"] == 3
     assert recorded["resize"] == {"shorter_side": 36, "method": "bilinear", "crop": "central"}
@@ -81,7 +81,7 @@ def test_the_preparation_of_pictures_is_recorded(moved):
 @pytest.mark.parametrize(
     "content", ['{"classes": ["ant", "bee", "wasp"]}', '{"classes": ["ant", "bee"]}', '{"classes": "ant"}', "[" * 100, ""]
 )
-def test_a_damaged_record_is_named(moved, tmp_path, content):
+def test_damaged_record_is_named(moved, tmp_path, content):
     folder = shutil.copytree(moved / "run", tmp_path / "run")
     (folder / inference_record.FILE).write_text(content)
     result = run("validation", "--restore-path", folder, "--predict", moved / "photo.png")

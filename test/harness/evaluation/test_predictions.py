@@ -1,4 +1,4 @@
-"""Photographs of a folder named by a network, and the file that keeps the answers."""
+"""Photos of a folder classified by a network, and the file with the answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES = 10
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A run of one update."""
+    """Return a run of one update."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     words = "--dataset fashion-mnist --model-size 8 --batch-size 8 --iterations 1 --no-validation --precision 32.32 --seed 1 --logs-path"
     succeed("train", *words.split(), folder)
@@ -33,7 +33,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> Path:
-    """A tree of four photographs, one of which cannot be decoded, with files that are none."""
+    """Write a tree of four photos, one of which cannot be decoded, and files of other kinds."""
     top = tmp_path_factory.mktemp("photographs")
     draw = np.random.default_rng(0)
     for name in ("b.png", "a, \"quoted\" 'ü'.png", "below/c.jpg", "below/.hidden.png", "cut.png"):
@@ -48,7 +48,7 @@ def photographs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def answered(trained, photographs, tmp_path_factory):
-    """What the command prints, and the files that it writes, by their endings."""
+    """Return the output of the command and its files by suffix."""
     folder = tmp_path_factory.mktemp("answers")
     results = {
         ending: succeed(
@@ -59,7 +59,7 @@ def answered(trained, photographs, tmp_path_factory):
     return results, folder
 
 
-def test_a_folder_s_photographs_are_answered_in_the_order_of_their_paths(answered, photographs):
+def test_photos_are_answered_in_path_order(answered, photographs):
     _, folder = answered
     with open(folder / "o.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -72,7 +72,7 @@ def test_a_folder_s_photographs_are_answered_in_the_order_of_their_paths(answere
         assert all(int(row[f"class_{k}"]) in range(CLASSES) and row[f"name_{k}"] for k in range(1, 6))
 
 
-def test_both_forms_say_the_same(answered):
+def test_both_file_formats_agree(answered):
     _, folder = answered
     with open(folder / "o.csv", newline="", encoding="utf-8") as file:
         flat = [list(row.values()) for row in csv.DictReader(file)]
@@ -83,11 +83,11 @@ def test_both_forms_say_the_same(answered):
     ] == [[row[0], *(cell(text) for cell, text in zip((int, str, float) * 5, row[1:]))] for row in flat]
 
 
-def test_a_photograph_s_name_writes_nothing_else_on_a_terminal():
+def test_photo_names_cannot_control_terminal():
     assert photo_predictions.table("a\x1b[31m\nb\udce9.jpg", ()) == "a\\x1b[31m\\nb\\udce9.jpg"
 
 
-def test_what_cannot_be_read_is_left_out_by_name(answered, photographs):
+def test_unreadable_photos_are_left_out_by_name(answered, photographs):
     for result in answered[0].values():
         assert f"{photographs / 'cut.png'} cannot be decoded" in result.out
         assert f"{photographs / 'below/empty.jpg'} is empty: left out" in result.out
@@ -95,14 +95,14 @@ def test_what_cannot_be_read_is_left_out_by_name(answered, photographs):
         assert "%" not in result.out  # the table is in the file
 
 
-def test_a_damaged_photograph_that_is_named_is_an_error(trained, photographs, tmp_path):
+def test_damaged_named_photo_is_error(trained, photographs, tmp_path):
     words = ("--restore-path", trained, "--predict", photographs / "cut.png", "--output", tmp_path / "o.csv")
     result = run("validation", *words)
     assert result.code == 2 and result.err.count("\n") == 1 and "cannot be decoded" in result.err
     assert not (tmp_path / "o.csv").exists()
 
 
-def test_several_processes_do_not_name_the_same_photographs(trained, photographs, monkeypatch):
+def test_several_processes_are_rejected(trained, photographs, monkeypatch):
     cluster = {"cluster": {"worker": ["localhost:1234", "localhost:1235"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     refused = run("validation", "--restore-path", trained, "--predict", photographs / "b.png", "--distributed")
@@ -121,7 +121,7 @@ def test_several_processes_do_not_name_the_same_photographs(trained, photographs
         ("--output a.csv", "a.csv"),
     ],
 )
-def test_wrong_input_is_one_line_before_anything_is_built(words, named, trained, photographs, tmp_path):
+def test_wrong_input_fails_before_building(words, named, trained, photographs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "theirs.csv").write_text("a,b\n1,2\n")
@@ -131,8 +131,8 @@ def test_wrong_input_is_one_line_before_anything_is_built(words, named, trained,
     assert result.code == 2 and named.format(**places) in result.err and result.err.count("\n") == 1
 
 
-def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(tmp_path):
-    """In predictions, and in every sum of a validation; against float64."""
+def test_tta_averages_image_and_mirror_image(tmp_path):
+    """In predictions and in every sum of a validation, compared with float64."""
     words = f"--dataset cifar-10 --data-dir {small_sets.cifar10(tmp_path, 10, 16)} --model-size 8 --batch-size 8 --seed 3"
     plain, mirrored = (
         prepare(cli.parse([*words.split(), *more], "validation", None, {}).options, {}, training=False)
@@ -160,7 +160,7 @@ def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(t
     assert sums["loss"] == pytest.approx(-np.log(true).sum(), rel=1e-6)
 
 
-def test_a_validation_says_that_it_takes_mirror_images(trained, photographs):
+def test_validation_reports_use_of_mirror_images(trained, photographs):
     words = ("--restore-path", trained, "--tta", "flip")
     assert ", each with its mirror image" in succeed("validation", *words, "--no-logs").out
     assert "pixels, and mirrored:" in succeed("validation", *words, "--predict", photographs / "b.png").out

@@ -1,4 +1,4 @@
-"""A trained network leaves the project: as files that answer as its checkpoint does, or not at all."""
+"""An exported network gives the answers of its checkpoint, or is not written."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from harness.export.comparison import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
 from tools import export
 
-OWN = "savedmodel,frozen,tflite"  # formats that TensorFlow has itself
+OWN = "savedmodel,frozen,tflite"  # formats of TensorFlow itself
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in FORMATS["onnx"].packages), reason="the extra `export` is missing"
 )
 
 
 def exported(*words: object) -> Result:
-    """The result of a call of cnn export."""
+    """Return the result of a call of cnn export."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = export.script([str(word) for word in words])
@@ -46,7 +46,7 @@ def exported(*words: object) -> Result:
 
 
 def refused(*words: object) -> str:
-    """The one line of a call with wrong input."""
+    """Return the one line of a rejected call."""
     result = exported(*words)
     assert result.code == 2 and len(result.err.splitlines()) == 1, result
     return result.err
@@ -54,7 +54,7 @@ def refused(*words: object) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A run of a ResNet-8, its own export in it."""
+    """Return a run of a ResNet-8 that contains its own export."""
     folder = tmp_path_factory.mktemp("export") / "run"
     words = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 32 --seed 3 --no-validation"
     rest = "--iterations 60 --ckpts-per-epoch 20 --abs-learning-rate 0.1"
@@ -67,7 +67,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> list[Path]:
-    """A PNG, one with 16 bits of grey, and a JPEG that EXIF turns by 90 degrees."""
+    """Return a PNG, a PNG with 16 bits of grey, and a JPEG that EXIF turns by 90 degrees."""
     folder = tmp_path_factory.mktemp("photos")
     coarse = np.random.default_rng(4).integers(0, 256, (5, 4, 3), np.uint8)
     photo, turned = Image.fromarray(coarse).resize((90, 70), Image.Resampling.BICUBIC), Image.Exif()
@@ -78,7 +78,7 @@ def photographs(tmp_path_factory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_every_format_is_held_against_the_checkpoint(trained):
+def test_every_format_is_compared_with_checkpoint(trained):
     said = (trained / "told").read_text()
     assert "on 64 validation images" in said
     rows = re.findall(r"^  (\S+), [\d.]+ MB: probabilities differ by at most (\S+), .* for 64 of 64 images$", said, re.M)
@@ -89,7 +89,7 @@ def test_every_format_is_held_against_the_checkpoint(trained):
     assert not [path for path in trained.iterdir() if path.name.startswith(".export")]
 
 
-def test_the_graph_has_plain_operations_and_the_promised_names(trained):
+def test_graph_has_plain_operations_and_documented_names(trained):
     graph = tf.GraphDef.FromString((trained / "export" / "frozen.pb").read_bytes())
     kinds = {node.op for node in graph.node}
     assert not [kind for kind in kinds if "Call" in kind or "Emulator" in kind or kind == "IdentityN" or "Variable" in kind]
@@ -100,7 +100,7 @@ def test_the_graph_has_plain_operations_and_the_promised_names(trained):
     assert not graph.library.function
 
 
-def test_labels_and_preprocessing_are_beside_and_inside(trained):
+def test_labels_and_preprocessing_are_exported(trained):
     folder = trained / "export"
     texts = {name: (folder / name).read_text() for name in ("labels.txt", "preprocessing.json")}
     assert texts["labels.txt"].splitlines()[:2] == ["T-shirt/top", "Trouser"]
@@ -113,14 +113,14 @@ def test_labels_and_preprocessing_are_beside_and_inside(trained):
 
 
 def table(text: str) -> dict[str, dict[str, float]]:
-    """Return the percentages by photo and class of a table of predictions."""
+    """Return the percentages of a table of predictions by photo and class."""
     blocks = re.findall(r"^(/.*)\n((?: +[\d.]+ % .*\n)+)", text, re.M)
     return {Path(photo).name: {k: float(v) for v, k in re.findall(r"([\d.]+) % +(.+)", rows)} for photo, rows in blocks}
 
 
 @pytest.mark.parametrize("name", ["savedmodel", "frozen", "tflite", pytest.param("onnx", marks=needs_onnx)])
-def test_the_program_in_the_folder_answers_as_predict_does(trained, photographs, tmp_path, name):
-    """In a process, and a folder, that have nothing of this project."""
+def test_exported_program_answers_like_predict(trained, photographs, tmp_path, name):
+    """It runs in a process and a folder without this project."""
     folder = shutil.copytree(trained / "export", tmp_path / "elsewhere")
     if name == "onnx":
         assert exported(trained, "--to", "onnx", "--output", folder).code == 0
@@ -134,8 +134,8 @@ def test_the_program_in_the_folder_answers_as_predict_does(trained, photographs,
         assert all(abs(share - given[photo].get(label, share)) <= 1.0 for label, share in classes.items())
 
 
-def test_the_program_prepares_photos_as_validation_does(photographs):
-    """To whole numbers, where validation's resized pixels have fractions; Pillow decodes JPEGs by another DCT."""
+def test_exported_program_prepares_photos_like_validation(photographs):
+    """It rounds to integers, while validation's resized pixels have fractions; Pillow uses another DCT for JPEGs."""
     spec, request = published_spec("imagenet"), ReadRequest(batch_size=1, image_size=48, seed=0)
     about = {"prepare": preprocessing.described(spec, request)["resize"], "input": {"shape": [None, 48, 48, 3]}}
     own = image_files.load([str(path) for path in photographs], spec, request)
@@ -144,8 +144,8 @@ def test_the_program_prepares_photos_as_validation_does(photographs):
         assert difference.max() < (10 if path.suffix == ".jpg" else 0.51) and difference.mean() < 1.5, path
 
 
-def test_a_network_with_more_outputs_than_classes_names_all(tmp_path):
-    """SqueezeNet has twice as many."""
+def test_surplus_outputs_are_named(tmp_path):
+    """SqueezeNet has twice as many outputs as classes."""
     words = "--model squeezenet --precision 32.32 --dataset cifar-10 --generated-data --batch-size 4 --no-validation"
     succeed("train", *words.split(), "--iterations", 1, "--logs-path", tmp_path)
     result = exported(tmp_path, "--to", "frozen", "--output", tmp_path / "out")
@@ -154,8 +154,8 @@ def test_a_network_with_more_outputs_than_classes_names_all(tmp_path):
     assert json.loads((tmp_path / "out" / "preprocessing.json").read_text())["output"]["shape"] == [None, 20]
 
 
-def test_safetensors_are_read_back_to_the_bit(trained, photographs, tmp_path):
-    """By their name alone: the options of the network, and the names of its classes, are in the file."""
+def test_safetensors_are_read_back_exactly(trained, photographs, tmp_path):
+    """The file itself has the options of the network and the names of its classes."""
     assert exported(trained, "--to", "safetensors", "--output", tmp_path).code == 0
     path = tmp_path / "model.safetensors"
     saved, found = (read.tensors(find.select(each)[-1]) for each in (trained, path))
@@ -180,7 +180,7 @@ def test_onnx_has_names_and_labels(trained, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tflite", pytest.param("onnx", marks=needs_onnx)])
-def test_eight_bits_are_fitted_to_training_pictures(trained, tmp_path, name):
+def test_int8_is_calibrated_on_training_images(trained, tmp_path, name):
     result = exported(trained, "--to", name, "--int8", "--output", tmp_path / "phone")
     assert result.code == 0, result.err
     small, whole = (tmp_path / "phone" / f"model_int8.{name}"), trained / "export" / "model.tflite"
@@ -189,7 +189,7 @@ def test_eight_bits_are_fitted_to_training_pictures(trained, tmp_path, name):
     assert "give their folder as --data-dir" in refused(trained, *words)
 
 
-def test_a_file_that_answers_otherwise_is_not_written(trained, tmp_path, monkeypatch):
+def test_deviating_file_is_not_written(trained, tmp_path, monkeypatch):
     def halved(content: file_formats.Content, path: Path) -> None:
         kernel = next(node for node in content.graph.node if node.name.endswith("dense/kernel"))
         kernel.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0.5 * tf.make_ndarray(kernel.attr["value"].tensor)))
@@ -202,20 +202,20 @@ def test_a_file_that_answers_otherwise_is_not_written(trained, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_no_export_of_something_else_is_written_over(trained, tmp_path):
+def test_other_exports_are_not_overwritten(trained, tmp_path):
     folder = shutil.copytree(trained / "export", tmp_path / "export")
     before = (folder / "model.tflite").read_bytes()
     other = ("efficientnet-lite0", "--to", "frozen", "--output", folder)
     assert "contains another export" in refused(*other)
     assert (folder / "model.tflite").read_bytes() == before
-    assert exported(trained, "--to", "frozen", "--output", folder).code == 0  # the same weights: the others stay
+    assert exported(trained, "--to", "frozen", "--output", folder).code == 0  # the same weights: the other files stay
     assert (folder / "model.tflite").read_bytes() == before
     assert exported(*other, "--force").code == 0 and not (folder / "model.tflite").exists()
     (tmp_path / "file").touch()
     assert "is not a folder" in refused(trained, "--to", "frozen", "--output", tmp_path / "file")
 
 
-def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tmp_path):
+def test_generated_images_replace_missing_data(trained, tmp_path):
     result = exported(trained, "--to", "frozen", "--generated-data", "--output", tmp_path / "out")
     assert result.code == 0 and "on 64 generated images" in result.out
     assert (tmp_path / "out" / "labels.txt").read_text().startswith("T-shirt/top\nTrouser\n")
@@ -244,7 +244,7 @@ def test_wrong_input_is_one_line(trained, words, named):
     assert all(each in said for each in named)
 
 
-def test_help_and_errors_answer_without_tensorflow():
+def test_help_and_errors_need_no_tensorflow():
     code = (
         "import sys; from tools import export\n"
         "assert export.script(['--help']) == 0 and export.script(['efficientnet-lite0', '--to', 'onxx']) == 2\n"
@@ -267,12 +267,12 @@ def test_help_and_errors_answer_without_tensorflow():
         ([[np.nan, 0.4], [0.3, 0.7]], ()),
     ],
 )
-def test_bounds(given, fits):
+def test_answers_stay_within_bounds(given, fits):
     found = comparison.compare(np.array([[0.6, 0.4], [0.3, 0.7]]), np.array(given, np.float32))
     assert tuple(bound for bound in (FP32, FP16, INT8) if found.keeps(bound)) == fits
 
 
-def test_the_pages_calls_are_understood():
+def test_calls_in_docs_are_accepted():
     pages = [plugins.ROOT / "README.md", *(plugins.ROOT / "docs").glob("*.md")]
     calls = [call for page in pages for call in re.findall(r"cnn export ([^#\n]*)", page.read_text())]
     assert calls and all(export_options.parse(shlex.split(call)) for call in calls)

@@ -1,4 +1,4 @@
-"""Fine-tuning on a folder of pictures: the survey, the training, and the same call again."""
+"""Fine-tuning on a folder of images: the survey, the training run, and the same call again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import survey
 from harness.run import validations
 
-SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 all the same
+SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 takes them too
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
 
 
 def write_pictures(top: Path, per_class: int = 10, size: tuple[int, int] = (40, 36)) -> Path:
-    """Noise of one colour a class; the same bytes in every call."""
+    """Write noise of one colour per class, the same bytes in every call."""
     random = np.random.default_rng(0)
     for name, colour in COLOURS.items():
         (top / name).mkdir(parents=True)
@@ -38,7 +38,7 @@ def finetuned(*words: object) -> Result:
 # --- The survey --------------------------------------------------------------------------------------------------
 
 
-def test_survey_names_what_is_in_the_folder(tmp_path):
+def test_survey_describes_folder(tmp_path):
     top = write_pictures(tmp_path / "pictures", 12)
     tags = Image.Exif()
     tags[0x0112] = 6
@@ -63,7 +63,7 @@ def test_survey_names_what_is_in_the_folder(tmp_path):
     assert "fewer than 10 images: blue (3), green (3)" in few
 
 
-def test_survey_rejects_folders_without_something_to_learn(tmp_path):
+def test_survey_rejects_unsuitable_folders(tmp_path):
     one = write_pictures(tmp_path / "one", 2)
     shutil.rmtree(one / "green")
     same = write_pictures(tmp_path / "same", 2)
@@ -102,7 +102,7 @@ def test_survey_rejects_folders_without_something_to_learn(tmp_path):
         ("", "cnn finetune photos"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_trained(words, named, tmp_path):
+def test_wrong_options_fail_before_training(words, named, tmp_path):
     pictures = write_pictures(tmp_path / "p", 5)
     given = [pictures if word == "PICTURES" else word for word in words.split()]
     refused = finetuned(*given, *["--logs-path", tmp_path / "logs"] * bool(given))
@@ -116,7 +116,7 @@ def test_wrong_options_are_refused_before_anything_is_trained(words, named, tmp_
         ("--model-size 8 --dataset cifar-10 --generated-data", "random"),
     ],
 )
-def test_a_classifier_that_cannot_be_fitted_is_refused(words, named, tmp_path):
+def test_unfit_classifier_is_rejected(words, named, tmp_path):
     words = (*words.split(), "--no-validation", "--micro-batch-size", 2, "--iterations", 1)
     begun = run("train", *words, "--logs-path", tmp_path / "begun")
     assert begun.code == 0, begun.err
@@ -124,8 +124,8 @@ def test_a_classifier_that_cannot_be_fitted_is_refused(words, named, tmp_path):
     assert refused.code == 2 and "--fit-classifier" in refused.err and named in refused.err and not (tmp_path / "l").exists()
 
 
-def test_the_fp32_copy_of_the_classifier_is_fitted_too(tmp_path):
-    """Updates move the copy, not the narrower weight."""
+def test_fp32_copy_of_classifier_is_fitted(tmp_path):
+    """Updates change the copy, not the narrower weight."""
     network = ("--model", "resnet", "--model-size", 10, "--precision", "16.16", "--offload-fp32-weight-copy")
     words = (write_pictures(tmp_path / "p", 4), *network, *SMALL, "--image-size", 32, "--no-validation", "--iterations", 1)
     assert run("train", *words, "--logs-path", tmp_path / "begun").code == 0
@@ -136,9 +136,9 @@ def test_the_fp32_copy_of_the_classifier_is_fitted_too(tmp_path):
     assert copies and all(np.allclose(values[name[:-5]], value, rtol=1e-3, atol=1e-6) for name, value in copies.items())
 
 
-def test_the_run_stands_for_its_best_weights_and_the_same_call_resumes(tmp_path):
+def test_best_weights_count_and_same_call_resumes(tmp_path):
     top = write_pictures(tmp_path / "pictures")
-    logs = top / "logs"  # as of a call in the folder of pictures itself
+    logs = top / "logs"  # as if called in the folder of images itself
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
     assert done.code == 0, done.err
@@ -169,7 +169,7 @@ def test_the_run_stands_for_its_best_weights_and_the_same_call_resumes(tmp_path)
     assert longer.code == 0 and validations.of_run(logs)[-1]["name"] == "ckpt-12", longer.err
 
 
-def test_a_damaged_best_checkpoint_leaves_the_newest(tmp_path):
+def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
     pictures, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
     done = finetuned(pictures, *SMALL, "--iterations", 2, "--lr", 1, "--best-by", "accuracy", "--logs-path", logs)
     assert done.code == 0, done.err

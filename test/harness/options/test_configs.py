@@ -1,4 +1,4 @@
-"""Configuration files: merges, line numbers in every error, MEME's way of writing, and files that mean harm."""
+"""Configuration files: merges, line numbers in every error, MEME's format, and malicious files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from harness.options import configs
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.run.resolve import prepare
 
-# After MEME's configs.yml: strings where numbers are meant, lists of memory proportions, one mapping
-# with several merges
+# Modelled on MEME's configs.yml: strings for numbers, lists of memory proportions, one mapping with
+# several merges
 MEME = """
 mk2_efficientnet_base: &mk2_efficientnet_base
   model: 'efficientnet'
@@ -73,7 +73,7 @@ B2-G1-GN-Native_16IPU_4x4:
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a configuration file; gives its path."""
+    """Return a function that writes a configuration file and returns its path."""
 
     def file(content: str | bytes) -> str:
         path = tmp_path / "c.yml"
@@ -88,7 +88,7 @@ def parse(path: str, *words: str, name: str = "a", script: str = "train") -> cli
 
 
 def refused(path: str, *words: str, name: str = "a") -> str:
-    """The message's first line, with the file called FILE."""
+    """Return the message's first line, with FILE for the file's path."""
     with pytest.raises((OptionError, DataError)) as caught:
         parse(path, *words, name=name)
     first = str(caught.value).splitlines()[0].replace(path, "FILE")
@@ -109,7 +109,7 @@ def flat(text: str, name: str, path: str) -> dict[str, object]:
     [
         ("{<<: *one}", {"x": 1, "y": 1}),
         ("{<<: *one, x: 5}", {"x": 5, "y": 1}),
-        ("{x: 5, <<: *one}", {"x": 5, "y": 1}),  # explicit keys win wherever the merge stands
+        ("{x: 5, <<: *one}", {"x": 5, "y": 1}),  # explicit keys win wherever the merge is
         ("{<<: *one, <<: *two}", {"x": 2, "y": 1, "z": 2}),  # a later merge beats an earlier one
         ("{<<: *two, <<: *one}", {"x": 1, "y": 1, "z": 2}),
         ("{<<: *one, x: 5, <<: *two}", {"x": 5, "y": 1, "z": 2}),
@@ -123,7 +123,7 @@ def flat(text: str, name: str, path: str) -> dict[str, object]:
         ("&loop {x: 1}", {"x": 1}),
     ],
 )
-def test_merges(tmp_path, block, expected):
+def test_merges_follow_yaml_rules(tmp_path, block, expected):
     anchors = """
 one: &one {x: 1, y: 1}
 two: &two {x: 2, z: 2}
@@ -138,8 +138,8 @@ empty: &empty
     assert found == {key: str(value) for key, value in expected.items()}
 
 
-def test_every_entry_knows_the_line_of_its_key(write):
-    """A block's own key is above a merged one in either spelling."""
+def test_entries_have_line_of_their_key(write):
+    """A block's own key beats a merged one, in either spelling."""
     text = "b: &b\n  epochs: 1\n  log-freq: 2\na:\n  <<: *b\n\n  log_freq: 3\n"
     entries = configs.ConfigFile(write(text)).block("a")
     assert {key: (entry.value, entry.where.rsplit(":", 1)[1]) for key, entry in entries.items()} == {
@@ -147,15 +147,15 @@ def test_every_entry_knows_the_line_of_its_key(write):
     }  # fmt: skip
 
 
-def test_values(tmp_path):
-    """Numbers and dates stay as they are written, for options that are text."""
+def test_text_options_keep_numbers_and_dates(tmp_path):
+    """Numbers and dates stay as written."""
     text = "a: {a: 1e-3, b: 007, c: 1.50, d: 2020-01-01, e: '1', f: [1, x, 2.5], g: yes, h: Off, i: ~, j: 1_000}"
     expected = {"a": "1e-3", "b": "007", "c": "1.50", "d": "2020-01-01", "e": "1", "f": ["1", "x", "2.5"], "g": True,
                 "h": False, "i": None, "j": "1_000"}  # fmt: skip
     assert flat(text, "a", str(tmp_path / "c.yml")) == expected
 
 
-def test_a_file_like_that_of_meme(write):
+def test_meme_file_is_read(write):
     path = write(MEME)
     names = configs.ConfigFile(path).names
     found = parse(path, "--generated-data", name=names[-1]).options
@@ -172,7 +172,7 @@ def test_a_file_like_that_of_meme(write):
         parse(path, "--model", "efficientnet", "--dataset", "imagenet", name=name)
 
 
-# bases that say how many replicas there must be, and leave them to the blocks that merge them
+# bases that require a number of replicas and leave it to the blocks that merge them
 PARTS = dict.fromkeys(("mlperf_common", "mlperf_bs20", "mlperf_lars"), "--BN-span") | {
     "efficientnet_b4_g1_with_batch_norm_base": "no segment 'block0'"
 }
@@ -181,8 +181,8 @@ PARTS = dict.fromkeys(("mlperf_common", "mlperf_bs20", "mlperf_lars"), "--BN-spa
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("name", configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names)
 @pytest.mark.parametrize("script", ["train", "validation"])
-def test_every_block_of_the_repository(name, script):
-    # a part of others may lack a data set
+def test_every_block_of_repository_is_valid(name, script):
+    # a base may lack a data set
     written = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).block(name)
     data = [] if "dataset" in written else ["--dataset", "imagenet"]
     parsed = cli.parse(["--config", name, *data, "--generated-data"], script, None, {})
@@ -193,7 +193,7 @@ def test_every_block_of_the_repository(name, script):
     run = prepare(parsed.options, {})
     assert run.peak_rate > 0
     assert not [note for note in parsed.notes if "ignored" in note or "older spelling" in note]
-    assert not [note for note in run.notes if note.startswith("warning")]  # published values are not doubted
+    assert not [note for note in run.notes if note.startswith("warning")]  # no warnings for published values
     sources = parsed.options.sources.values()
     assert len([s for s in sources if s.startswith(f"configuration {name} (configs.yml:")]) >= len(written) - 1
 
@@ -218,7 +218,7 @@ def test_every_block_of_the_repository(name, script):
         ("validation: False", "validation", False),
         ("no_validation: yes", "validation", False),
         ("ckpts-per-epoch: 3", "ckpts_per_epoch", 3),
-        ("lr-schedule: Cosine", "lr_schedule", "cosine"),  # was accepted, and the stepped schedule used
+        ("lr-schedule: Cosine", "lr_schedule", "cosine"),  # was accepted, but the stepped schedule was used
         ("lr_schedule: Cosine", "lr_schedule", "cosine"),
         ("lr_schedule:", "lr_schedule", "stepped"),
         ("model: RESNEXT", "model", "resnext"),
@@ -234,12 +234,12 @@ def test_every_block_of_the_repository(name, script):
         ("seed: 9223372036854775807", "seed", 2**63 - 1),
     ],
 )
-def test_values_pass_the_same_conversion_as_flags(write, keys, name, value):
+def test_values_convert_like_flags(write, keys, name, value):
     found = parse(write(f"a:\n  dataset: cifar-10\n  {keys}\n")).options.values()[name]
     assert (found, type(found)) == (value, type(value))
 
 
-def test_keys_of_another_model_or_schedule_are_noted(write):
+def test_unused_keys_of_plugins_are_noted(write):
     parsed = parse(write("a:\n  dataset: cifar-10\n  use_relu: yes\n  lr_drops: 3\n  repeat: 3\n  poly-lr-end-lr: 1\n"))
     assert parsed.notes == (
         "configuration a: ignored keys of other models, schedules or scripts: use_relu, lr_drops, repeat, poly-lr-end-lr",
@@ -317,13 +317,13 @@ def test_errors_name_file_and_line(write, keys, line, parts):
         ("releases: {2.3 to 2.1: [a]}\na: {}", "FILE:1", "'releases' 2.1 to 2.3"),
     ],
 )  # fmt: skip
-def test_files_that_are_wrong_as_a_whole(write, content, place, parts):
+def test_broken_files_are_rejected(write, content, place, parts):
     said = refused(write(content))
     assert place in said and all(part in said for part in parts.split()), said
 
 
-def test_an_alias_is_read_once(write):
-    """Each level names the one below four times: no file of this kind takes long."""
+def test_alias_is_read_once(write):
+    """Each level names the one below four times, so reading every mention would take for ever."""
     merges = "l0: &l0 {dataset: cifar-10}\n" + "".join(
         f"l{i}: &l{i} {{<<: [{', '.join([f'*l{i - 1}'] * 4)}]}}\n" for i in range(1, 40)
     )
@@ -332,7 +332,7 @@ def test_an_alias_is_read_once(write):
     assert "a list of values" in refused(write(lists + "a:\n  dataset: cifar-10\n  variable_filter: *l39\n"))
 
 
-def test_names_and_files_that_are_not_there(write, tmp_path):
+def test_missing_names_and_files_are_rejected(write, tmp_path):
     path = write("\ufeffquick: {dataset: cifar-10}\n16: {dataset: cifar-100}\nquicker: {}\n")
     for name in ("quik", "QUICK"):
         assert all(part in refused(path, name=name) for part in (name, "quick or quicker?"))
@@ -341,7 +341,7 @@ def test_names_and_files_that_are_not_there(write, tmp_path):
         assert wrong in refused(str(tmp_path / wrong)).replace("FILE", wrong)
 
 
-# Old files: options that their release took are taken, with a note
+# Old files: options of their release are accepted, with a note
 
 V20 = """
 base: &base
@@ -393,7 +393,7 @@ twice: {dataset: cifar-10, seed: 2}
         ("twice", {"seed": 2}, []),
     ],
 )  # fmt: skip
-def test_old_files(write, name, expected, notes):
+def test_old_files_are_accepted_with_notes(write, name, expected, notes):
     path = write(V20)
     parsed = parse(path, "--generated-data", name=name)
     values = parsed.options.values()
@@ -402,14 +402,14 @@ def test_old_files(write, name, expected, notes):
     assert prepare(parsed.options, {}).peak_rate > 0
 
 
-def test_a_kind_of_profile_is_not_a_file(write):
-    """Before releases had --profile, --gc-profile was written under this key."""
+def test_profile_kind_is_not_file(write):
+    """Before --profile existed, --gc-profile was written under this key."""
     device = parse(write("a: {dataset: fashion-mnist, profile: NO_PROFILE}")).options.device
     assert (device.profile, device.gc_profile) == (None, "NO_PROFILE")
 
 
-def test_moving_statistics_that_are_forced_to_what_they_are(write):
-    """The last releases' own spelling; a moving variance is FP32 whatever the weights are."""
+def test_redundant_precision_of_statistics_is_accepted(write):
+    """In the last releases' spelling. A moving variance is FP32 whatever the weights are."""
     path = write("a: {dataset: fashion-mnist, batch_norm: yes, force_weight_to_fp32: [batch_norm/moving_variance, fc1]}")
     run = prepare(parse(path).options, {})
     assert run.plan.precision.force_weight_to_fp32 == ("batch_norm/moving_variance", "fc1")
@@ -425,8 +425,8 @@ def test_moving_statistics_that_are_forced_to_what_they_are(write):
             prepare(parse(path, *words).options, {})
 
 
-def test_stages_on_the_command_line_want_their_cuts(write):
-    """Only a base that was published without them gets them."""
+def test_command_line_stages_need_splits(write):
+    """Only a base published without them gets them by default."""
     path = write("a: {model: efficientnet, dataset: imagenet, shards: 4, pipeline: yes}")
     for words in (["--shards", "2"], ["--no-pipeline-splits"], ["--pipeline"]):
         found = parse(path, *words, "--generated-data").options
@@ -477,7 +477,7 @@ own@1.0: {<<: *own, epochs: 7}
         ("releases", "", None, None, "'releases'"),
     ],
 )
-def test_releases(write, name, words, epochs, release, parts):
+def test_releases_are_selected_by_name(write, name, words, epochs, release, parts):
     path = write(BY_RELEASE)
     if epochs is None:
         said = refused(path, *words.split(), name=name)
@@ -491,8 +491,8 @@ def test_releases(write, name, words, epochs, release, parts):
     assert parsed.options.sources["epochs"].startswith(f"configuration {asked} ({path}:")
 
 
-def test_files_without_releases(write):
-    assert parse(write("a: {dataset: cifar-10}"), "--release", "2.1").options.main.release == "2.1"  # as the harness was
+def test_files_may_lack_releases(write):
+    assert parse(write("a: {dataset: cifar-10}"), "--release", "2.1").options.main.release == "2.1"  # as in that release
     assert parse(write("a: {dataset: cifar-10, release: 2.0}")).options.dataset.cutmix_version == 2
     assert "'2.9'" in refused(write("a: {dataset: cifar-10}"), "--release", "2.9")
     path = write("x@2.1: {dataset: cifar-10, seed: 4}\nx@y: {dataset: cifar-10, seed: 5}\n")

@@ -1,4 +1,4 @@
-"""Numbers are ASCII, as people write them, wherever a command takes one."""
+"""Every command takes numbers in ASCII only, in the usual notations."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def parsed(*words: str):
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
 @pytest.mark.parametrize("name", [WHOLE, DECIMAL, "weight_avg_N", "model_size", "learning_rate_schedule"])
-def test_on_the_command_line_and_in_a_file(name, text, tmp_path):
+def test_odd_numbers_are_rejected_everywhere(name, text, tmp_path):
     with pytest.raises(OptionError, match=name.replace("_", "[_-]")):
         parsed(f"--{name.replace('_', '-')}", text) if text else parsed(f"--{name.replace('_', '-')}=")
     file = tmp_path / "c.yml"
-    quoted, plain = json.dumps(text), text  # as text, and as YAML's own types have it, where blanks around are left out
+    quoted, plain = json.dumps(text), text  # as text, and in YAML's own types, which strip blanks
     for written in [quoted] * (name != "weight_avg_N") + [plain] * (text != "" and text.strip() == text):
         file.write_text(f"a:\n  {name}: {written}\n", encoding="utf-8")
         with pytest.raises(OptionError, match=rf"c\.yml:2: (?:.*must be|no model size|{name} takes)"):
             parsed("--config", "a", "--config-path", str(file))
 
 
-def test_numbers_that_are_meant():
+def test_usual_notations_are_accepted():
     found = parsed("--batches-per-step", "012", "--epochs", "+.5e1", "--weight-decay", "1.", "--loss-scaling", "1E2")
     values = found.values()
     assert [values[name] for name in (WHOLE, DECIMAL, "weight_decay", "loss_scaling")] == [12, 5.0, 1.0, 100.0]
@@ -70,7 +70,7 @@ def test_numbers_that_are_meant():
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_of_cluster_and_poprun(text):
+def test_cluster_and_poprun_reject_odd_numbers(text):
     three = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": text}}
     options = parsed("--distributed")
     with pytest.raises(OptionError, match="must be a whole number from 0 to 1"):
@@ -90,7 +90,7 @@ def test_of_cluster_and_poprun(text):
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_of_the_small_commands(text, tmp_path, capsys):
+def test_small_commands_reject_odd_numbers(text, tmp_path, capsys):
     average = ("--restore-path", tmp_path, "--filename", "x", "--mode", "mean")
     for option in ("-N", "--decay", "--discard-last"):
         result = run("weight_avg", *average, option, text)
@@ -103,8 +103,8 @@ def test_of_the_small_commands(text, tmp_path, capsys):
     assert "--ipus" in capsys.readouterr().err
 
 
-def test_of_all_our_argparse_options():
-    """Python's int() and float() take other scripts' digits, so no option is read with them."""
+def test_argparse_options_never_use_plain_int():
+    """Python's int() and float() accept digits of other scripts."""
     assert command_line.number(0, 1)("0.5") == 0.5
     ours = [*ROOT.glob("*.py"), *(file for name in PACKAGES for file in (ROOT / name).glob("*.py"))]
     assert [file.name for file in ours if re.search(r"type=(int|float)\b", file.read_text(encoding="utf-8"))] == []

@@ -1,7 +1,6 @@
-"""Every option: that it exists with the right type and default, and that it changes something a person can see or
-is a hint that is said to be one.
+"""Every option exists with the right type and default, and has a visible effect or is documented as a hint.
 
-The rows are held against the catalogues, so a new option without a row fails.
+The tables are compared with the catalogues, so a new option without a row fails.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SCHEDULES = plugins.names("LR_Schedules")
 
 
 def every_option() -> dict[str, Option]:
-    """All options of all scripts, models and schedules; those of plug-ins as plug-in/name."""
+    """Return all options of all scripts, models and schedules; those of plug-ins as plug-in/name."""
     found = {option.name: option for name, cls in SECTIONS.items() for option in section_options(name, cls)}
     for folder in ("Models", "LR_Schedules"):
         for plugin in plugins.names(folder):
@@ -46,7 +45,7 @@ OPTIONS = every_option()
 KINDS = {key: option.meta["kind"] for key, option in OPTIONS.items()}
 
 
-# 1. Defaults, but for options that are off or not set. A default of None is filled in from the model or the data.
+# 1. Defaults, except of options that are off or unset. A default of None is taken from the model or the data.
 
 DEFAULTS = {
     "model": "resnet", "lr_schedule": "stepped", "pipeline_num_parallel": 48, "dataset_cache": True, "augment": "none",
@@ -74,7 +73,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def test_defaults():
+def test_defaults_are_as_listed():
     given = {
         key: option.default
         for key, option in OPTIONS.items()
@@ -83,8 +82,8 @@ def test_defaults():
     assert given == DEFAULTS
 
 
-# (model, data set) -> weight decay, LARS' own, exponent with SGD and with momentum, epochs, stepped drops, micro-batch,
-# group norm, groups, model size, stable norm, label smoothing
+# (model, data set) -> weight decay, LARS weight decay, exponent with SGD and with momentum, epochs, stepped drops,
+# micro-batch, group norm, groups, model size, stable norm, label smoothing
 RESOLVED = [
     ("resnet", "imagenet", 1e-4, 1e-4, -8, -11, 100, "0.3,0.6,0.8,0.9", 4, True, 32, 18, False, None),
     ("resnet", "cifar-10", 1e-6, 1e-6, -6, -6, 160, "0.5,0.75", 32, False, 16, 20, False, None),
@@ -128,8 +127,8 @@ def test_defaults_by_model_and_data(row):
         ("--config B0-G16-GN-Native_mini --rmsprop-decay 0.8 --dataset imagenet --image-size 32", 0.8),
     ],
 )  # fmt: skip
-def test_the_decay_of_rmsprop_follows_the_batch_on_imagenet(words, decay):
-    """EfficientNet's default exponent, -14, where no layer gives a decay; the higher layer's choice of the two counts."""
+def test_rmsprop_decay_follows_batch_on_imagenet(words, decay):
+    """EfficientNet's default exponent is -14. If two layers give a decay, the higher one wins."""
     base = "--model efficientnet --dataset imagenet --optimiser RMSprop --generated-data --abs-learning-rate 0.01"
     batch = "" if "batch" in words or "mini" in words else "--batch-size 8 --global-batch-size 768"
     parsed = cli.parse(f"{base} {batch} {words}".split(), environ={})
@@ -138,14 +137,14 @@ def test_the_decay_of_rmsprop_follows_the_batch_on_imagenet(words, decay):
 
 
 @pytest.mark.parametrize("words", [(), ("--dataset", "imagenet")])
-def test_exponential_drops_of_efficientnet(words):
+def test_exponential_drops_of_efficientnet_match_paper(words):
     words = ["--model", "efficientnet", "--dataset", "cifar-10", "--lr-schedule", "exponential", *words]
     schedule = cli.parse(words, environ={}).options.schedule
     assert (schedule.lr_decay_rate, schedule.lr_drops) == (0.97, 146)
 
 
-# 2. What an option changes. A row's first words are the call without the option, then come the words of the option,
-# then what must change in the prepared run: everything named, and nothing else.
+# 2. What an option changes. Each row: the call without the option, the words of the option, and what must change
+# in the prepared run: everything named, and nothing else.
 
 BASE = "--dataset cifar-10 --generated-data --seed 7"
 IMAGENET = BASE.replace("cifar-10", "imagenet")
@@ -154,7 +153,7 @@ GROUPED = BASE + " --group-norm"
 STAGED = BASE + " --shards 2 --pipeline-splits b2/1/relu --gradient-accumulation-count 8 --fold 1"
 LENGTH = {"length", "rates"}
 NORM = {"layers", "variables"}
-# a line tells that generated pictures are not affected, and that one option of the norms goes before the other
+# notes that generated images are not affected, and that one option of the norms overrides the other
 PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "model": (BASE, "--model resnext --micro-batch-size 32", {"layers", "variables", "name"}),
     "lr_schedule": (BASE, "--lr-schedule cosine", {"rates"}),
@@ -264,7 +263,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
             ("abs_end_learning_rate", "--abs-end-learning-rate 0.01"),
         ]
     },
-    **{  # also the rate that the curve begins with, and of which update a log row tells it
+    **{  # also the initial rate of the curve, and the update in a log row
         f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates", "peak", "length"})
         for name, words in [
             ("poly_lr_early", "--poly-lr-early"),
@@ -274,7 +273,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
 }
 HALF, CLOTHES = "--precision 16.16", "--dataset fashion-mnist"
 RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB", "adam": "Adam"}
-# options that only a graph shows: what differs after two weight updates, or in the graph itself
+# options visible only in a graph: the difference after two updates, or in the graph itself
 BUILT: dict[str, tuple[str, str, set[str]]] = {
     "optimiser": ("", "--optimiser momentum", {"weights", "slots"}),
     "momentum": ("--optimiser momentum", "--momentum 0.5", {"weights", "slots"}),
@@ -282,7 +281,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "weight_decay": ("", "--weight-decay 0.5", {"weights", "loss"}),
     "clip_grad_norm": ("", "--clip-grad-norm 0.1", {"weights", "loss"}),
     "ema": ("", "--ema 0.5", {"weights"}),  # the averages alone
-    # 100 is no power of two, so the gradients are rounded otherwise too; the slots are those of the scaled gradients
+    # 100 is no power of two, so gradients round differently; slots hold the scaled gradients
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
     "loss": ("", "--loss bce", {"weights", "loss"}),
     "label_smoothing": ("", "--label-smoothing 0.5", {"weights", "loss"}),
@@ -346,15 +345,15 @@ HINTS = {
     "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
     "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
 }  # fmt: skip
-OBEYED = (  # by the device layer's programs, as they are given
+OBEYED = (  # by the device layer's programs, unchanged
     "replicas", "shards", "pipeline", "enable_recomputation", "identical_replica_seeding", "BN_span",
     "max_cross_replica_buffer_size", "all_reduce_format",
 )  # fmt: skip
-EXCLUDED = ("disable_variable_offloading", "rts")  # one beside the other, by the plan
+EXCLUDED = ("disable_variable_offloading", "rts")  # mutually exclusive, by the plan
 
 
-def test_every_option_has_a_row_of_its_kind():
-    """Or is given in some test, if it decides what a command does or writes; one that is accepted and forgotten is not."""
+def test_every_option_has_its_row():
+    """Options that decide what a command does or writes must occur in a test. This finds options without any effect."""
     texts = [path.read_text() for path in (plugins.ROOT / "test").rglob("test_*.py")]
     assert {key for key, kind in KINDS.items() if kind == "hint"} == HINTS.keys()
     others = {key for key, kind in KINDS.items() if kind == "now"} - PREPARED.keys() - BUILT.keys()
@@ -362,7 +361,7 @@ def test_every_option_has_a_row_of_its_kind():
 
 
 class Spy(CountingLayers):
-    """Notes every call of the layer vocabulary."""
+    """Record every call of the layer vocabulary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -384,7 +383,7 @@ def prepared(words: str) -> Run:
 
 
 def fingerprint(words: str) -> dict[str, object]:
-    """Everything about a prepared run that a person could see, by name."""
+    """Return everything visible about a prepared run, by name."""
     run = prepared(words)
     spy = Spy()
     shape = type(run.trace.operations[0].source)(run.image_size, run.image_size, 3)
@@ -412,21 +411,21 @@ def fingerprint(words: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("key", PREPARED)
-def test_option_changes_the_prepared_run(key):
+def test_option_changes_prepared_run(key):
     base, words, expected = PREPARED[key]
     before, after = fingerprint(base), fingerprint(f"{base} {words}")
     assert {name for name in before if before[name] != after[name]} == expected
 
 
 def asked(key: str, value: str) -> tuple[list[str], str]:
-    """The command line's words for a hint, and its flag."""
+    """Return the command-line words for a hint, and its flag."""
     flag = OPTIONS[key].flag
     model = ["--model", key.split("/")[0]] if "/" in key else []
     return [*model, "--no-" + flag[2:]] if value == "false" else [*model, flag, *value.split()], flag
 
 
 @pytest.mark.parametrize("key", HINTS)
-def test_hint_is_recorded_and_said_and_changes_nothing(key):
+def test_hint_changes_only_record_and_log(key):
     given, flag = asked(key, HINTS[key])
     base = [*BASE.split(), *(given[:2] if given[0] == "--model" else [])]
     words = [*BASE.split(), *given]
@@ -435,8 +434,8 @@ def test_hint_is_recorded_and_said_and_changes_nothing(key):
     assert len(parsed.notes) == 1 and flag in parsed.notes[0]
     before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
     differ = {name for name in before if before[name] != after[name]}
-    assert differ == ({"notes"} if key == "enable_half_partials" else set())  # a note says that these are not emulated
-    cost_model = set((EMULATOR / "cost_model").glob("*.py"))  # which predicts what a POD would do, and changes nothing
+    assert differ == ({"notes"} if key == "enable_half_partials" else set())  # a note: not emulated
+    cost_model = set((EMULATOR / "cost_model").glob("*.py"))  # predicts the speed on a POD and changes nothing
     files = set(EMULATOR.rglob("*.py")) - cost_model
     readers = {path.name for path in files if f"options.{key}" in path.read_text(encoding="utf-8")}
     assert readers == ({"plan.py"} if key in EXCLUDED else set())
@@ -447,7 +446,7 @@ SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --mic
 
 
 def outcome(words: str) -> dict[str, object]:
-    """Two weight updates of a small network: weights, slots and losses as bytes, and the graph's kinds of operation."""
+    """Train a small network for two updates; return weights, slots, losses and kinds of operation in the graph."""
     run = prepared(f"{SMALL} {words if '-data' in words else '--generated-data ' + words}")
     with closing(program(run)) as built:
         metrics = built.step(np.array([run.learning_rate(i) for i in range(2)], np.float32))
@@ -464,7 +463,7 @@ def outcome(words: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Outcomes by words, each worked out once."""
+    """Return a cached function from words to outcomes."""
     known: dict[str, dict[str, object]] = {}
 
     def find(words: str) -> dict[str, object]:
@@ -478,22 +477,22 @@ def outcomes():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("key", BUILT)
-def test_option_changes_what_the_program_does(key, outcomes):
+def test_option_changes_program(key, outcomes):
     base, words, expected = BUILT[key]
     before, after = outcomes(base), outcomes(f"{base} {words}")
     differing = {name for name in before if before[name] != after[name]}
-    # a weight's last place after the first update shows in the second one's loss, or not: that is the machine's order of sums
+    # the last bit of a weight may or may not show in the next loss: that depends on the machine's order of sums
     optional = {"loss"} if "weights" in expected else set()
     assert expected <= differing <= expected | optional
 
 
-def test_stable_norm_is_two_passes_in_the_program(outcomes):
+def test_stable_norm_takes_two_passes(outcomes):
     one, two = outcomes(""), outcomes("--stable-norm")
     assert one["weights"] != two["weights"]
     assert outcomes("--stable-norm --force-unstable-norm") == one
 
 
-def test_services_are_told_project_and_run(tmp_path, monkeypatch):
+def test_services_get_project_and_run(tmp_path, monkeypatch):
     calls: list[dict] = []
     logged: list[dict] = []
     flow: list[tuple] = []
@@ -532,7 +531,7 @@ def test_services_are_told_project_and_run(tmp_path, monkeypatch):
     assert len(calls) == 2 and not flow
 
     def broken(self, last):
-        raise ZeroDivisionError  # which nobody foresaw
+        raise ZeroDivisionError  # an unexpected error
 
     monkeypatch.setattr(TrainingLoop, "run", broken)
     with pytest.raises(ZeroDivisionError):
@@ -540,7 +539,7 @@ def test_services_are_told_project_and_run(tmp_path, monkeypatch):
     assert flow[-1][:2] == ("end_run", ("KILLED",))
 
 
-def test_latency_is_of_one_micro_batch_at_a_time(tmp_path):
+def test_latency_is_per_micro_batch(tmp_path):
     words = ("--dataset", "cifar-10", "--model-size", 8, "--batch-size", 2000, "--image-size", 8, "--log-dir", tmp_path)
     synthetic = succeed("validation", *words, "--latency", "--synthetic-data")
     assert "--latency is off: synthetic data has no host input to wait for" in synthetic.out
@@ -548,4 +547,4 @@ def test_latency_is_of_one_micro_batch_at_a_time(tmp_path):
     assert "--latency is off" not in generated.out
     line = next(line for line in generated.out.splitlines() if line.startswith("Validation top-1"))
     seconds, latency = (float(re.search(rf"{what}: *([\d.]+)", line)[1]) for what in ("time", r"latency \(ms\)"))
-    assert latency != pytest.approx(1000 * seconds / 5, rel=1e-6)  # that is what stands there when it is not measured
+    assert latency != pytest.approx(1000 * seconds / 5, rel=1e-6)  # the value that is logged without a measurement

@@ -1,5 +1,6 @@
-"""The named configurations against those of the original's releases: every option of every block, and what follows from
-them: batch, rate, updates, stages, cuts, precision, schedule."""
+"""The named configurations agree with those of the original's releases: every option of every block, and the resulting
+batch, rate, updates, stages, cuts, precision and schedule.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +25,9 @@ from harness.run.run import Run
 pytestmark = pytest.mark.usefixtures("read_once")
 
 IMAGES = 1_281_167  # ImageNet's training set
-# release: name: every option of the block, as the release's own file gives it with the blocks that it merges, or the earlier
-# release with the same options
+# release: name: every option of the block with its merged blocks, or the earlier release with the same options
 REFERENCE = json.loads((Path(__file__).parents[2] / "references" / "recipes.json").read_text())
-MEME_RELEASE = "MEME"  # one file, which no release had: more efficient EfficientNet
+MEME_RELEASE = "MEME"  # a file outside the releases: more efficient EfficientNet
 RELEASES = [release for release in REFERENCE if release != MEME_RELEASE]
 SIDES = {"B0": 224, "B1": 240, "B2": 260, "B3": 300, "B4": 380, "B5": 456}
 HALF_SIDES = {"B0": 160, "B1": 176, "B2": 196, "B3": 204, "B4": 252, "B5": 328}
@@ -60,8 +60,8 @@ MEME_ROWS = [
     for kind, *row in (line.split() for line in MEME.strip().splitlines())
     for norm in (("-GN-",) if kind.startswith("G1-") else ("-GN-", "-LN_PN-"))
 ]
-# name: micro-batch, shards, replicas, accumulation, epochs, rate, cuts, precision, optimiser, schedule, order of the stages.
-# A rate is 2^exponent x batch ("^-13") or itself ("4.588").
+# name: micro-batch, shards, replicas, accumulation, epochs, rate, cuts, precision, optimiser, schedule, stage order.
+# A rate is 2^exponent x batch ("^-13") or absolute ("4.588").
 APPLICATION = {
     "mk2_resnet50_gn_16ipus": (8, 1, 16, 8, 65, "^-11", "", "16.16", "momentum", "cosine", "Sequential"),
     "mk2_resnet50_gn_64ipus": (8, 1, 64, 2, 65, "^-11", "", "16.16", "momentum", "cosine", "Sequential"),
@@ -107,7 +107,7 @@ for _name, _micro, _replicas, _count, _epochs, _rate in (
         _micro, 1, _replicas, _count, _epochs, _rate, CUTS_16 if _micro == 16 else CUTS_20, "16.16",
         "LARS" if "lars" in _name else "momentum", "polynomial_decay_lr", "Sequential",
     )  # fmt: skip
-# a newer name: the same recipe
+# newer name: the same recipe
 SAME = {
     "resnet8_test": "mk2_resnet8_test", "resnet50_base": "mk2_resnet50_base", "resnext101_16ipus": "mk2_resnext101_16ipus",
     "mk2_efficientnet_b4_g1_256ipus": "mk2_efficientnet_b4_g16_256ipus",
@@ -132,7 +132,7 @@ def cuts(run: Run) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "size", "micro", "shards", "replicas", "count", "splits"),
                          [(*row[:6], row[6:]) for row in MEME_ROWS])  # fmt: skip
-def test_meme(kind, size, micro, shards, replicas, count, splits):
+def test_meme_runs_match_their_file(kind, size, micro, shards, replicas, count, splits):
     run = resolved(f"{size}-{kind}_16IPU_{shards}x{replicas}", "--generated-data")
     plan, options = run.plan, run.options
     assert (plan.micro_batch_size, plan.options.shards, plan.options.replicas, plan.accumulation) == tuple(
@@ -145,14 +145,14 @@ def test_meme(kind, size, micro, shards, replicas, count, splits):
     assert run.length.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
 
 
-def test_there_are_thirty_meme_runs():
+def test_meme_has_thirty_runs():
     names = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names
     expected = {f"{row[1]}-{row[0]}_16IPU_{row[3]}x{row[4]}" for row in MEME_ROWS}
     assert len(expected) == 30 and expected == {name for name in names if "_16IPU_" in name}
 
 
 @pytest.mark.parametrize("name", APPLICATION)
-def test_application(name):
+def test_application_recipes_match_their_values(name):
     micro, shards, replicas, count, epochs, rate, splits, precision, optimiser, schedule, order = APPLICATION[name]
     run = resolved(name, "--generated-data")
     batch = micro * replicas * count
@@ -178,10 +178,10 @@ def test_application(name):
     assert max(run.learning_rate(i) for i in range(0, run.length.iterations, 97)) <= expected * (1 + 1e-9)
 
 
-# Every option of every block, release by release. What a block does not give has its default.
+# Every option of every block, by release. Options missing in a block have their default.
 
 UNLIKE = ("config", "config_path", "release")
-# blocks without network or data: those of the blocks that merge them
+# blocks without network or data, merged by other blocks
 PARTS = {
     "efficientnet_b4_g1_with_batch_norm_base": "--model efficientnet --model-size B4 --pipeline --dataset imagenet",
     "efficientnet_b4_g1_with_batch_norm_pod64_modification": "--dataset imagenet",
@@ -198,16 +198,15 @@ def words_for(name: str, *words: str) -> list[str]:
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values in one spelling."""
+    """Return values in one spelling."""
     later = re.compile(r"stage([0-9]+)/unit([0-9]+)/")
     splits = tuple(later.sub(lambda m: f"b{m[1]}/{int(m[2]) - 1}/", split) for split in values["pipeline_splits"])
     return {name: value for name, value in {**values, "pipeline_splits": splits}.items() if name not in UNLIKE}
 
 
 @pytest.mark.parametrize("release", REFERENCE)
-def test_every_block_of_a_release(release, tmp_path):
-    """The block of the release's own file and that of the name here are the same options, and both can be carried out. The
-    plain name is the last release's."""
+def test_every_block_of_every_release_matches(release, tmp_path):
+    """The block of the release's file equals the block of the name here, and both are valid. The plain name is the last release."""
     file = tmp_path / "original.yml"
     file.write_text(json.dumps(blocks_of(release)))  # JSON is YAML
     asked = [] if release == MEME_RELEASE else ["--release", release]
@@ -223,7 +222,7 @@ def test_every_block_of_a_release(release, tmp_path):
             assert {key: (found[key], values[key]) for key in found if found[key] != values[key]} == {}, name
 
 
-def test_names_of_releases():
+def test_release_names_select_their_values():
     spans = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).spans()
     found = {release: {name for name, span in spans.items() if version(release) in span} for release in RELEASES}
     assert found == {release: set(REFERENCE[release]) for release in RELEASES}
@@ -232,15 +231,15 @@ def test_names_of_releases():
 
 @pytest.mark.parametrize("words", ["mk2_efficientnet_b4_g16_16ipus --release v2.1.0", "mk2_efficientnet_b4_g16_16ipus@2.1",
                                    "mk2_efficientnet_b4_g16_16ipus"])  # fmt: skip
-def test_everything_says_whose_values_they_are(words):
-    """Plan and log have the note, --explain and arguments.json the release, for the plain name too."""
+def test_release_is_named_everywhere(words):
+    """In the note of plan and log, in --explain and in arguments.json; also for the plain name."""
     run = resolved(*words.split(), "--generated-data")
     release = "2.5" if words.endswith("16ipus") else "2.1"
     (note,) = [note for note in run.notes if "release" in note]
     assert note.startswith("configuration mk2_efficientnet_b4_g16_16ipus ") and release in note
     assert ("other values" in note) == (release == "2.5")
     rows = {line.split()[0]: line.split(None, 2)[1:] for line in cli.explain(run.options).splitlines()}
-    # the plain name asks for no more than the values
+    # the plain name only selects the values
     asked, usual = release if release == "2.1" else None, "default; the values are of 2.5, the last with mk2_eff"
     assert (rows["release"][0] == (asked or "(not") and usual in rows["release"][1]) or rows["release"][1].startswith(
         "command"
@@ -250,7 +249,7 @@ def test_everything_says_whose_values_they_are(words):
     assert recorded["release"] == asked and recorded["sources"]["release"] in rows["release"][1]
 
 
-def test_a_release_that_had_no_such_name():
+def test_release_without_name_is_error():
     for name, release, first in (
         ("resnet50_gn_16ipus", "2.1",
          "configuration 'resnet50_gn_16ipus' exists in releases 2.6 to 3.0, not in 2.1; did you mean mk2_resnet50_gn_16ipus"),
@@ -260,15 +259,15 @@ def test_a_release_that_had_no_such_name():
     ):  # fmt: skip
         with pytest.raises(OptionError) as caught:
             cli.parse(["--config", name, "--release", release], "train", None, {})
-        assert first in command_line.escaped_message(caught.value)  # with its lists on lines of their own
+        assert first in command_line.escaped_message(caught.value)  # with its lists on separate lines
 
 
 def of_release(release: str | None, words: str) -> Run:
     return resolved("quickstart", *words.split(), *(["--release", release] if release else []))
 
 
-def test_a_release_without_values_of_its_own_is_a_way_to_do_things():
-    """Also of a configuration that no release had, as of no configuration."""
+def test_release_without_values_selects_behaviour():
+    """The same holds for configurations outside the releases, and without a configuration."""
     assert of_release("v2.0.0", "").options.main.release == "2.0"
     assert [of_release(each, "").options.dataset.cutmix_version for each in (None, "1.3", "2.0", "2.1")] == [1, 1, 2, 1]
     assert of_release("2.0", "--cutmix-version 1").options.dataset.cutmix_version == 1
@@ -278,7 +277,7 @@ def test_a_release_without_values_of_its_own_is_a_way_to_do_things():
             of_release(wrong, "")
 
 
-def test_the_first_releases_warm_up_over_epochs_only():
+def test_first_releases_warm_up_over_epochs():
     for release, words, warmup in (
         ("1.3", "--iterations 40", 0), ("1.4", "--iterations 40 --warmup-epochs 2", 0), ("1.3", "--epochs 2", 1),
         ("2.0", "--iterations 40", 1), (None, "--iterations 40", 1),
@@ -289,22 +288,22 @@ def test_the_first_releases_warm_up_over_epochs_only():
         assert any("no warm-up, because release" in note for note in run.notes) == (not warmup)
 
 
-def test_the_first_releases_save_after_the_outer_host_steps():
+def test_first_releases_save_after_outer_steps():
     words = "--iterations 100 --batches-per-step 10 --log-freq 10"
     assert of_release(None, words).length.checkpoint_points() == of_release("2.0", words).length.checkpoint_points() == [100]
     assert of_release("1.3", words).length.checkpoint_points() == [10, 90, 100]
     assert of_release("1.3", f"{words} --ckpts-per-epoch 0 --no-validation").length.checkpoint_points() == []
 
 
-def test_the_large_batch_is_the_same_training_on_every_system():
-    """6,144 pictures an update, whatever the number of IPUs: what the article on scaling compares."""
+def test_large_batch_is_equal_on_every_system():
+    """6,144 images per update for any number of IPUs, as the article on scaling compares."""
     runs = [resolved(f"mk2_efficientnet_b4_g16_{ipus}ipus", "--generated-data") for ipus in (16, 32, 64, 128, 256)]
     assert [run.plan.ipus for run in runs] == [16, 32, 64, 128, 256]
     assert {run.plan.global_batch for run in runs} == {6144} and {round(run.peak_rate, 3) for run in runs} == {8.485}
     assert {run.learning_rate(5000) for run in runs} == {runs[0].learning_rate(5000)}
 
 
-def test_mlperf_ends_its_rates_where_it_should():
+def test_mlperf_rates_end_on_schedule():
     run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data")
     assert run.learning_rate(run.length.iterations) == pytest.approx(1e-4)
     assert run.learning_rate(run.length.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
@@ -312,7 +311,7 @@ def test_mlperf_ends_its_rates_where_it_should():
 
 
 @pytest.mark.parametrize("newer", SAME)
-def test_names_of_one_recipe(newer):
+def test_newer_names_select_same_recipe(newer):
     file = configs.ConfigFile(str(DEFAULT_CONFIG_PATH))
     assert {k: e.value for k, e in file.block(newer).items()} == {k: e.value for k, e in file.block(SAME[newer]).items()}
 
@@ -335,9 +334,9 @@ MINIATURES = {
 
 
 @pytest.mark.parametrize("name", MINIATURES)
-def test_a_miniature_keeps_what_makes_its_recipe(name):
+def test_miniature_keeps_essentials_of_recipe(name):
     small, large = resolved(name), resolved(MINIATURES[name], "--generated-data")
-    if name != "efficientnet_b4_g1_with_batch_norm_mini":  # a shallower network has fewer points to begin anew at
+    if name != "efficientnet_b4_g1_with_batch_norm_mini":  # a shallower network has fewer split points
         assert cuts(small) == cuts(large)
     assert small.plan.schedule == large.plan.schedule
     for name in ("shards", "enable_recomputation", "BN_span", "pipeline"):

@@ -1,4 +1,4 @@
-"""An instance's server takes connections to its address alone."""
+"""An instance's server accepts connections to its own address only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTS = {
 
 @pytest.fixture
 def network(monkeypatch):
-    """Names with the addresses above, of which this host has the private ones."""
+    """Return names with the addresses above; this host has the private ones."""
     known = {name: tuple(map(ipaddress.ip_address, each)) for name, each in HOSTS.items()}
     resolved = bind_address._resolved
     monkeypatch.setattr(bind_address, "_resolved", lambda host: known[host] if host in known else resolved(host))
@@ -50,7 +50,7 @@ def network(monkeypatch):
         ("127.0.0.1", ("here", "here"), ["127.0.0.1"]),
     ],
 )
-def test_the_address_is_that_of_the_list_or_the_one_asked_for(asked, hosts, expected, network):
+def test_server_binds_listed_or_requested_address(asked, hosts, expected, network):
     cluster = Cluster(tuple(f"{host}:{2222 + k}" for k, host in enumerate(hosts)), 0)
     assert list(map(str, bind_address.listening_addresses(asked, cluster))) == expected
 
@@ -59,7 +59,7 @@ def test_the_address_is_that_of_the_list_or_the_one_asked_for(asked, hosts, expe
     ("asked", "part"),
     [("elsewhere", r"elsewhere \(192.0.2.7\)"), ("192.0.2.9", "192.0.2.9"), ("nowhere", "nowhere")],
 )
-def test_an_address_that_this_host_has_not_is_refused(asked, part, network):
+def test_address_of_another_host_is_rejected(asked, part, network):
     with pytest.raises(OptionError, match=f"^--bind {part}"):
         bind_address.listening_addresses(asked, Cluster(("here:1", "here:2"), 0))
 
@@ -88,8 +88,8 @@ ip link set lo up && ip addr add 192.0.2.1/32 dev lo && ip addr add 192.0.2.2/32
 """
 
 
-def test_a_server_takes_connections_to_the_address_alone():
-    """Of a socket for both protocols, as TensorFlow's are, in a network of its own with five addresses."""
+def test_server_accepts_connections_to_address_only():
+    """With a dual-stack socket, as TensorFlow uses, in a network namespace with five addresses."""
     alone = ["unshare", "--map-root-user", "--net", "sh", "-c"]
     try:
         subprocess.run([*alone, NETWORK], check=True, capture_output=True)

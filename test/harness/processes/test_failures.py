@@ -1,4 +1,4 @@
-"""How often to save on machines that fail, against a simulation that knows no formula."""
+"""The best checkpoint interval on failing machines agrees with a simulation."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from harness.processes.checkpoint_interval import best_interval, lost_share, saf
 
 
 def simulated(interval: float, saving: float, restarting: float, between: float, failing: int = 20_000) -> float:
-    """The share of the time that is lost until a training has failed so often."""
+    """Return the share of time lost until a training run has failed that often."""
     rng = random.Random(1)
     time = trained = 0.0
     for _ in range(failing):
         lived = rng.expovariate(1 / between)
         trained += interval * (lived // (interval + saving))  # whole intervals that were saved
         time += lived
-        while (lived := rng.expovariate(1 / between)) < restarting:  # fails while it starts again
+        while (lived := rng.expovariate(1 / between)) < restarting:  # fails during the restart
             time += lived
         time += restarting
     return 1 - trained / time
 
 
 @pytest.mark.parametrize(("saving", "restarting", "between"), [(0.5, 20, 3600), (5, 60, 600), (60, 60, 300)])
-def test_the_lost_share_is_that_of_a_simulation(saving, restarting, between):
+def test_lost_share_matches_simulation(saving, restarting, between):
     for interval in (30, 300, 3000):
         assert (
             abs(lost_share(interval, saving, restarting, between) - simulated(interval, saving, restarting, between)) < 0.01
@@ -35,21 +35,21 @@ def test_the_lost_share_is_that_of_a_simulation(saving, restarting, between):
 
 
 @pytest.mark.parametrize(("saving", "between"), [(0.01, 86400), (0.5, 3600), (5, 600), (60, 300)])
-def test_the_interval_is_that_with_which_least_is_lost(saving, between):
+def test_interval_minimises_lost_time(saving, between):
     best = best_interval(saving, between)
     lost = lost_share(best, saving, 30, between)
     assert all(
         lost <= lost_share(best * factor, saving, 30, between) + 1e-3 * lost for factor in (0.5, 0.8, 0.95, 1.05, 1.25, 2)
     )
-    assert abs(best / math.sqrt(2 * saving * between) - 1) < 0.4  # Young's
+    assert abs(best / math.sqrt(2 * saving * between) - 1) < 0.4  # Young's formula
 
 
-def test_where_saving_takes_longer_than_machines_live():
+def test_saving_slower_than_failures_is_handled():
     assert best_interval(100, 40) == 40
     assert best_interval(0, 3600) > 1
 
 
-def test_the_option_goes_before_the_formula():
+def test_option_beats_formula():
     options = {"mtbf_hours": 2.0}
     assert safety_interval(CheckpointOptions(safety_ckpt_minutes="3.5"), 9, 1) == 210
     assert safety_interval(CheckpointOptions(safety_ckpt_minutes="0"), 9, 1) == 0

@@ -1,4 +1,4 @@
-"""The folders of a run's instances lie beside each other, are found at a resume, and hold no other run."""
+"""Each instance of a run has its own folder. A resume finds the folders and never takes another run's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Instance:
 
 
 class Team:
-    """An instance of a team; `first`: what instance 0 says."""
+    """Stand in for an instance of a team; `first` is what instance 0 broadcasts."""
 
     def __init__(self, instance: int, configs: list[dict], first: Any) -> None:
         self.instance, self.size, self.is_first = instance, len(configs), instance == 0
@@ -59,7 +59,7 @@ class Team:
         ([{}, {"log_dir": "there"}], ["logs/N_worker0_XYZ", "there/N_worker1_XYZ"]),
     ],
 )
-def test_each_instance_has_a_folder_beside_the_first_one_s(given, expected, monkeypatch, tmp_path):
+def test_each_instance_has_its_own_folder(given, expected, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     letters = iter("XYZ" * 9)
     monkeypatch.setattr(folders.secrets, "choice", lambda alphabet: next(letters))
@@ -82,7 +82,7 @@ def record(folder: Path, instance: int, listed: list[str], run_id: str = "a") ->
 
 
 def resumed(top: Path, listed: list[str], size: int = 2) -> list[str]:
-    """Resume a run with `size` instances; return their folders as all of them record them."""
+    """Resume a run with `size` instances; return the folders that all of them record."""
     found = []
     for k in range(size):
         options = Options(LoggingOptions(log_all_instances=True), CheckpointOptions())
@@ -94,8 +94,8 @@ def resumed(top: Path, listed: list[str], size: int = 2) -> list[str]:
     return list(found[0])
 
 
-def test_a_resume_finds_the_folders_of_all_instances(tmp_path):
-    """Also moved together, of a larger team than before, and not for a copy of instance 0's under another name."""
+def test_resume_finds_folders_of_all_instances(tmp_path):
+    """Also after a move and with a smaller team, but not for a renamed copy of instance 0's folder."""
     names = ["N_worker0_XYZ", "N_worker1_XYZ"]
     (tmp_path / "logs").mkdir()
     for k, name in enumerate(names):

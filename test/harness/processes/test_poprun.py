@@ -1,4 +1,4 @@
-"""poprun: what it accepts, where it puts instances, and what it starts."""
+"""poprun: the options it accepts, where it places instances, and how it starts them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from base.errors import OptionError
 from base.process import command_line
 from harness.processes import launch, poprun_options
 
-PLACE = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
+PLACE = (  # in one write: an unbuffered print writes line and newline separately, and instances would mix
     "import os, popdist as p; p.init(); p.checkNumIpusPerReplica(1);"
     "place = (p.getReplicaIndexOffset(), p.getNumLocalReplicas(), p.getLocalInstanceIndex());"
     "assert place[0] == 2 * p.getInstanceIndex() and (p.getNumInstances(), p.getNumTotalReplicas()) == (3, 6);"
@@ -53,7 +53,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_printed_commands_are_laid_out(name, monkeypatch):
+def test_printed_commands_are_wrapped(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     result = called("--dry-run", *shlex.split(COMMANDS[name]))
     assert result.code == 0, result.err
@@ -97,7 +97,7 @@ def test_wrong_calls_are_one_line(words, parts, monkeypatch):
     assert all(part in result.err for part in parts), result.err
 
 
-def test_hosts_are_filled_one_after_another():
+def test_hosts_are_filled_in_order():
     where = launch.layout(8, 4, 2, ("a", "b"), 3000)
     assert where.hosts == ("a", "a", "b", "b") and where.ports == (3000, 3001, 3002, 3003) and not where.local
     assert where.variables(2) == {
@@ -113,7 +113,7 @@ def test_hosts_are_filled_one_after_another():
         assert sum(shares) == instances and shares == sorted(shares, reverse=True) and shares[0] - shares[-1] <= 1
 
 
-def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
+def test_options_are_exported_and_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (
         "--num-instances",
@@ -143,7 +143,7 @@ def started(*words: object, with_mpi: bool = True) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("with_mpi", [pytest.param(True, marks=needs_mpi), False])
-def test_instances_know_their_place_and_may_be_silent(with_mpi):
+def test_instances_know_their_place(with_mpi):
     layout = ("--num-instances", 3, "--num-replicas", 6)
     result = started(*layout, sys.executable, "-c", PLACE, with_mpi=with_mpi)
     assert result.returncode == 0, result.stderr
@@ -153,8 +153,8 @@ def test_instances_know_their_place_and_may_be_silent(with_mpi):
     assert started(*layout, sys.executable, "-c", FAILING, with_mpi=with_mpi).returncode == 3  # nobody sleeps to the end
 
 
-def test_a_terminal_s_interrupt_comes_once():
-    """The terminal sends it to poprun's whole group; a second one would end a run at once, with nothing saved."""
+def test_ctrl_c_reaches_instances_once():
+    """A terminal sends SIGINT to poprun's whole group; a second one would end the run at once, without saving."""
     counting = (
         "import os, signal, time; got = []; signal.signal(signal.SIGINT, lambda *_: got.append(1)); os.write(1, b'here\\n')\n"
         "while not got: time.sleep(0.05)\n"
@@ -167,7 +167,7 @@ def test_a_terminal_s_interrupt_comes_once():
     assert process.wait(30) == 1
 
 
-# an instance that takes longer to save than mpirun waits after SIGTERM
+# an instance that needs longer to save than mpirun waits after SIGTERM
 SAVING = """
 import os, pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -196,7 +196,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process is there that has not ended."""
+    """Return whether the process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -215,7 +215,7 @@ def alive(pid: int) -> bool:
         pytest.param(("mpirun",), signal.SIGKILL, ["mpirun"], marks=needs_mpi),
     ],
 )
-def test_instances_save_and_end_with_their_launcher(launchers, number, targets, tmp_path):
+def test_instances_save_when_launcher_ends(launchers, number, targets, tmp_path):
     command = {
         "poprun": [sys.executable, str(ROOT / "poprun.py"), *TWO],
         "mpirun": [MPIRUN, "-n", "2", "--allow-run-as-root", "--oversubscribe"],
@@ -235,7 +235,7 @@ def test_instances_save_and_end_with_their_launcher(launchers, number, targets, 
     assert launcher.returncode in {-number, 128 + number}
 
 
-# instance 1 is lost, and instance 0 does what it has to do then
+# instance 1 is lost, and instance 0 finishes its work
 LOST = """
 import os, pathlib, signal, sys, time
 place = pathlib.Path(sys.argv[1])
@@ -249,8 +249,8 @@ sys.exit(1)
 
 @needs_mpi
 @pytest.mark.parametrize("script", ["train.py", "other.py"])
-def test_an_instance_that_is_killed_leaves_the_others_time_where_they_watch_each_other(script, tmp_path):
-    """What does not watch the others is ended, as it may wait for them for good."""
+def test_lost_instance_ends_unwatched_programs(script, tmp_path):
+    """Training gets time, because its instances watch each other; other programs might wait for ever."""
     (tmp_path / script).write_text(LOST)
     code = started(*TWO, sys.executable, tmp_path / script, tmp_path).returncode
     assert code == (1 if script == "train.py" else 128 + signal.SIGKILL)
@@ -258,16 +258,16 @@ def test_an_instance_that_is_killed_leaves_the_others_time_where_they_watch_each
 
 
 @needs_mpi
-def test_instances_that_are_killed_together_are_a_failure(tmp_path):
-    """OpenMPI 5 returns 0 then, and reports the death on standard error alone."""
+def test_joint_death_of_instances_is_failure(tmp_path):
+    """OpenMPI 5 then returns 0 and reports the death on standard error only."""
     (tmp_path / "train.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     ended = started(*TWO, sys.executable, tmp_path / "train.py")
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1 and "killed" in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("code", [0, 255])
-def test_an_mpirun_that_lost_a_host_has_not_ended_well(code):
-    """OpenMPI 5 returns 0 all the same; what it writes comes in pieces."""
+def test_lost_host_is_failure(code):
+    """OpenMPI 5 returns 0, and its report arrives in pieces."""
     words = f"printf 'PRTE has lost commu' >&2; sleep 0.2; echo 'nication with a remote daemon.' >&2; exit {code}"
     ending = launch.run_mpirun(["sh", "-c", words])
     assert ending.code == (code or 1) and "host" in ending.reason

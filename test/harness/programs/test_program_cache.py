@@ -1,4 +1,4 @@
-"""The program cache: the same bits from wherever they come, nothing used that is not whole."""
+"""The program cache: a cached program gives the same bits, and a damaged entry is never used."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def prepared(*words: object) -> Run:
     return prepare(cli.parse([*map(str, SMALL), *map(str, words)], "train", environ={}).options, {})
 
 
-def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
-    """A seed's program serves another seed; from another folder; and without one."""
+def test_cached_program_is_exact_for_any_seed(tmp_path):
+    """One seed's program serves another seed, also from another folder."""
     words = [*SMALL, "--executable-cache-path", tmp_path / "first"]
     succeed("train", *words, "--seed", 1, "--logs-path", tmp_path / "built")
     assert "The program was built in" in (tmp_path / "built/log.txt").read_text()
@@ -51,8 +51,8 @@ def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_kernels_are_kept_with_the_program(tmp_path):
-    """Two processes: the second one compiles nothing, writes nothing, and neither leaves anything or says a word of it."""
+def test_kernels_are_cached_with_program(tmp_path):
+    """A second process compiles nothing, writes nothing and logs nothing; neither process leaves files."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TF_XLA_FLAGS", "TF_POPLAR_FLAGS", "TF_CPP_MIN_LOG_LEVEL")}
     environ |= {"TMPDIR": str(tmp_path / "tmp"), "TF_POPLAR_FLAGS": f"--executable_cache_path={tmp_path / 'kept'} -x"}
     (tmp_path / "tmp").mkdir()
@@ -65,16 +65,16 @@ def test_kernels_are_kept_with_the_program(tmp_path):
         (entry,) = (tmp_path / "kept").iterdir()
         entries.append(entry.read_bytes())
     assert entries[0] == entries[1]
-    assert entries[0].count(b"passes/xla_compile_cache") >= 4  # twice each: before it and in the list at the end
+    assert entries[0].count(b"passes/xla_compile_cache") >= 4  # twice each: before the entry and in the list at the end
     assert not list((tmp_path / "tmp").glob("cnn-harness*"))
     assert_same_bits(variables(tmp_path / "one", 2), variables(tmp_path / "two", 2))
 
 
-def test_kernels_are_compiled_while_a_graph_is_written():
-    """Before anything runs that has them."""
+def test_kernels_compile_while_graph_is_written():
+    """Before anything runs that uses them."""
     folder = Path(re.search(r"persistent_cache_directory=(\S+)", os.environ["TF_XLA_FLAGS"])[1])
     before = set(folder.glob("*"))
-    added = compiled(lambda x: x * 3.14159 + os.getpid())  # no other pass
+    added = compiled(lambda x: x * 3.14159 + os.getpid())  # no other XLA function
     with compiling_ahead(), new_graph().as_default():
         added(tf.constant([1.0, 2.0]))
     assert set(folder.glob("*")) - before
@@ -84,7 +84,7 @@ def kept(place: Path, limit: int = 1 << 20, **described: object) -> DiskCacheEnt
     return DiskCacheEntry(place, described or {"kind": "training"}, limit)
 
 
-def test_what_was_kept_is_found(tmp_path):
+def test_saved_program_is_found(tmp_path):
     assert kept(tmp_path / "a").load() is None
     kept(tmp_path / "a").save(MADE)
     entry = kept(tmp_path / "a")
@@ -121,7 +121,7 @@ def a_folder(entry: DiskCacheEntry) -> None:
         lambda entry: entry.path.write_bytes(b"x" * 1000),
     ],
 )
-def test_what_is_not_whole_is_told_of_and_built_anew(tmp_path, damage):
+def test_damaged_entry_is_reported_and_rebuilt(tmp_path, damage):
     entry = kept(tmp_path)
     entry.save(MADE)
     damage(entry)
@@ -134,7 +134,7 @@ def test_what_is_not_whole_is_told_of_and_built_anew(tmp_path, damage):
         assert kept(tmp_path).load() == MADE
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
+def test_unwritable_folder_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
     entry = kept(tmp_path / "file")
     entry.save(MADE)
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     assert len(entry.warnings) == 1
 
 
-def test_the_longest_unused_are_removed(tmp_path):
+def test_least_recently_used_are_removed(tmp_path):
     big = dataclasses.replace(MADE, graph=os.urandom(1000))
     for age, kind in enumerate("abc"):
         entry = kept(tmp_path, kind=kind)
@@ -157,8 +157,8 @@ def test_the_longest_unused_are_removed(tmp_path):
     assert [kind for kind in "abcd" if kept(tmp_path, kind=kind).load()] == ["a", "d"]
 
 
-def test_what_is_left_out_of_the_key_reaches_no_graph():
-    """The graphs of two runs that differ in all of it are the same."""
+def test_options_outside_key_reach_no_graph():
+    """The graphs of two runs that differ in all of these options are equal."""
     from harness.programs.build import training_program
 
     class Caught(Exception):
@@ -199,14 +199,14 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
         (("--no-executable-cache",), "--executable_cache_path=/e/x", None),
     ],
 )
-def test_where_programs_are_kept(words, flags, expected):
+def test_options_decide_cache_folder(words, flags, expected):
     environ = {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags}
     assert program_cache.folder(prepared(*words), environ) == (Path(expected) if expected else None)
     assert program_cache.folder(prepared(*words), {**environ, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
 
 
-def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
-    """Nothing that differs between a run, its continuation and its validation is in the key of what they share."""
+def test_resume_and_validation_reuse_cached_programs():
+    """The key of a shared program has nothing that differs between a run, its continuation and its validation."""
     recorded = [*SMALL, "--num-classes", 10, "--iterations", 9, "--batches-per-step", 3, "--shuffle-block", 2]
     for kind, script in (("training", "train"), ("validation", "train"), ("validation", "validation")):
         words = recorded if script == "train" else [word for word in recorded if word not in ("--no-validation",)]

@@ -1,4 +1,4 @@
-"""The report of a run: its numbers are the run's, and no name can break the page."""
+"""The report of a run shows the run's numbers, and no name can break the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NETWORK = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """Pictures in folders of classes whose names want to be markup."""
+    """Write images in folders whose class names look like markup."""
     top = tmp_path_factory.mktemp("tree")
     draw = np.random.default_rng(0)
     for part, count in (("train", 4), ("val", 5)):
@@ -45,7 +45,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tree, tmp_path_factory) -> Path:
-    """A short run, with validation, in a folder whose name wants to be markup."""
+    """Return a short run with validation; its folder's name looks like markup."""
     folder = tmp_path_factory.mktemp("runs") / 'a "b" \'<i>&amp;'
     words = f"{NETWORK} --batch-size 4 --epochs 2 --logs-per-epoch 3 --precision 32.32 --seed 3 --warmup-epochs 0".split()
     succeed("train", "--dataset", "imagefolder", "--data-dir", tree, *words, "--logs-path", folder)
@@ -55,7 +55,7 @@ def trained(tree, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def reported(trained) -> str:
-    """The page with the newest checkpoint's answers."""
+    """Return the page with the newest checkpoint's answers."""
     result = succeed("report", trained)
     assert result.out == f"{trained / 'report.html'}\n"
     return (trained / "report.html").read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def reported(trained) -> str:
 
 @pytest.fixture
 def plain(tmp_path) -> Path:
-    """A folder with the rows of a run, and nothing else."""
+    """Return a folder with the rows of a run and nothing else."""
     return with_rows(tmp_path / "run")
 
 
@@ -79,7 +79,7 @@ def with_rows(folder: Path, count: int = 20) -> Path:
 
 
 class Page(HTMLParser):
-    """A page as a browser sees it: its texts, and attributes by element; every element must be closed."""
+    """Parse a page like a browser: texts, and attributes by element; every element must be closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -105,24 +105,24 @@ class Page(HTMLParser):
         self.texts += [data] if "style" not in self.open else []
 
 
-def test_nothing_is_loaded_and_nothing_is_run(reported):
+def test_page_loads_and_runs_nothing(reported):
     seen = Page(reported)
     assert {tag for tag, _ in seen.elements} & {"script", "link", "iframe", "object", "embed", "base", "form", "i"} == set()
     for tag, attributes in seen.elements:
         assert not {name for name in attributes if name.startswith("on") or name in ("href", "xlink:href", "srcset")}
         assert re.match(r"data:image/(png|jpeg);base64,", attributes.get("src", "data:image/png;base64,")), tag
     assert not re.search(r"url\(|@import", reported)
-    assert set(re.findall(r"https?://[^\"< ]*", reported)) == {"http://www.w3.org/2000/svg"}  # a name, which is not loaded
+    assert set(re.findall(r"https?://[^\"< ]*", reported)) == {"http://www.w3.org/2000/svg"}  # a name that is not loaded
     assert "prefers-color-scheme:dark" in reported and "width=device-width" in reported
 
 
-def test_names_are_text_whatever_they_hold(reported, trained):
+def test_names_are_always_text(reported, trained):
     seen = Page(reported)
     assert all(name in seen.text for name in (*CLASSES, trained.name))
     assert f"val/{CLASSES[0]}/<b>" in seen.text or f"val/{CLASSES[1]}/<b>" in seen.text
 
 
-def test_the_numbers_are_those_of_the_rows(reported, trained):
+def test_numbers_match_rows(reported, trained):
     text = Page(reported).text
     validated, training = csv_rows(trained / "validation.csv"), csv_rows(trained / "training.csv")
     best = max(validated, key=lambda row: float(row["val_acc"]))
@@ -134,15 +134,15 @@ def test_the_numbers_are_those_of_the_rows(reported, trained):
 
 
 @pytest.mark.parametrize("patience, state", [(0, "still running or stopped"), (2, "ended by --patience")])
-def test_a_run_that_patience_ended_is_not_called_stopped(patience, state, plain):
-    """Two validations without a gain end it if --patience says so."""
+def test_patience_is_not_called_stop(patience, state, plain):
+    """Two validations without a gain end the run if --patience says so."""
     with (plain / "validation.csv").open("a") as file:
         file.writelines(f"ckpt-{i},{i},{i / 10},40,40,0.5,100,200,1.5,95,1\n" for i in (21, 22))
     (plain / "arguments.json").write_text(json.dumps({"total_iterations": 40, "patience": patience}))
     assert run_page._state(run_folder.read(plain)).endswith(f"; {state}")
 
 
-def test_the_options_that_differ_are_told(reported, trained):
+def test_differing_options_are_shown(reported, trained):
     changed = {name: values for name, *values in run_folder.changed_options(run_folder.read(trained))}
     assert changed["--width-coefficient"] == ["0.25", "none"] and changed["--epochs"][0] == "2"
     assert changed["--seed"] == ["3", "none"] and changed["--model"] == ["efficientnet", "resnet"]
@@ -155,8 +155,8 @@ def answers(trained) -> validation_results.Evaluation:
     return validation_results.evaluate(trained, lambda line: None)
 
 
-def test_the_answers_agree_with_the_run_s_own_validation(reported, trained, answers):
-    """The validation program has counted the same images; fifteen do not fill the last micro-batch of four."""
+def test_answers_agree_with_validation_of_run(reported, trained, answers):
+    """The validation program counted the same images; 15 do not fill the last micro-batch of 4."""
     hits = int((answers.labels == answers.answers[:, 0]).sum())
     row = csv_rows(trained / "validation.csv")[-1]
     assert answers.checkpoint == row["name"] and len(answers.labels) == 15 == int(row["val_size"])
@@ -166,7 +166,7 @@ def test_the_answers_agree_with_the_run_s_own_validation(reported, trained, answ
     assert np.mean(-np.log(own)) == pytest.approx(float(row["loss"]), rel=1e-4)
 
 
-def test_files_and_images_are_those_of_the_answers(reported, tree, answers):
+def test_files_and_images_belong_to_answers(reported, tree, answers):
     files = [answers.files[place] for place in range(15)]
     assert [Path(file).parts[:2] for file in files] == [("val", answers.names[label]) for label in answers.labels]
     wrong = [k for k in range(15) if answers.answers[k, 0] != answers.labels[k]]
@@ -176,12 +176,12 @@ def test_files_and_images_are_those_of_the_answers(reported, tree, answers):
         shown = np.asarray(Image.open(io.BytesIO(content)), float)
         whole = np.asarray(Image.open(tree / files[place]), float)
         means = np.abs(shown.mean((0, 1)) - whole.mean((0, 1)))
-        assert shown.shape == (32, 32, 3) and means.max() < 4  # another file's is 9 or more away
+        assert shown.shape == (32, 32, 3) and means.max() < 4  # another file differs by 9 or more
     images = [attributes for tag, attributes in Page(reported).elements if tag == "img"]
     assert [each["alt"] for each in images] == [files[k] for k in wrong[: validation_results.WRONG]]
 
 
-def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree, tmp_path):
+def test_missing_data_leaves_rows_alone(reported, trained, tree, tmp_path):
     moved = tree.rename(tree.with_name("moved"))
     try:
         copy = tmp_path / "copy"
@@ -196,8 +196,8 @@ def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree,
     assert "Validation results" not in seen.texts and {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
 
 
-def test_the_scores_of_classes_are_those_of_the_definitions():
-    labels, answered = np.array([0, 0, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 2, 3])  # none is labelled 2, none is answered 4
+def test_class_scores_follow_definitions():
+    labels, answered = np.array([0, 0, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 2, 3])  # no label is 2, no answer is 4
     rest = np.zeros(6, int), answered[:, None], np.ones((6, 1))
     scores, images = validation_results.Evaluation("ckpt-1", 5, (), labels, *rest).class_scores()
     assert images.tolist() == [3, 2, 0, 1, 0]
@@ -205,7 +205,7 @@ def test_the_scores_of_classes_are_those_of_the_definitions():
 
 
 @pytest.mark.parametrize("classes", [1, 2, 10, 1000])
-def test_any_number_of_classes_makes_a_page(plain, classes):
+def test_any_class_count_makes_page(plain, classes):
     draw = np.random.default_rng(3)
     n, k = 400, min(5, classes)
     labels = draw.integers(0, classes, n)
@@ -214,17 +214,17 @@ def test_any_number_of_classes_makes_a_page(plain, classes):
     made = validation_results.Evaluation("ckpt-20", classes, (), labels, np.arange(n), answers, probabilities)
     whole = run_page.render([run_page.Reported(run_folder.read(plain), made)])
     cells = whole.count('<td class="right') + whole.count('<td class="wrong') + whole.count("<td>·</td>")
-    assert cells == (classes**2 if classes in (2, 10) else 0)  # of one class nothing can be confused
+    assert cells == (classes**2 if classes in (2, 10) else 0)  # with one class nothing can be confused
     assert ("<details>" in whole) == (classes == 1000)
     assert len(Page(whole).text) < 200_000
 
 
-def test_several_runs_begin_with_what_differs(trained, plain, tmp_path):
+def test_several_runs_start_with_differences(trained, plain, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(trained, other)
     recorded = json.loads((other / "arguments.json").read_text())
     (other / "arguments.json").write_text(json.dumps({**recorded, "momentum": 0.5}))
-    for file in other.glob("ckpt-*"):  # whose states hold the options, too
+    for file in other.glob("ckpt-*"):  # their states contain the options too
         file.unlink()
     succeed("report", trained, other, plain, "--no-evaluation", "--html", tmp_path / "both.html")
     seen = Page((tmp_path / "both.html").read_text())
@@ -235,7 +235,7 @@ def test_several_runs_begin_with_what_differs(trained, plain, tmp_path):
     assert seen.text.count("other (last: ") == 5 and seen.text.count("run (last: ") == 5
 
 
-def test_a_training_ends_with_its_page(trained):
+def test_training_ends_with_its_page(trained):
     seen = Page((trained / "at-the-end.html").read_text(encoding="utf-8"))
     assert "run cnn report" in seen.text and "Validation results" not in seen.texts
     assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
@@ -251,7 +251,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_run_is_one_line(kind, plain):
+def test_no_run_is_one_line(kind, plain):
     break_it, said = BAD[kind]
     break_it(plain)
     result = run("report", plain)
@@ -278,15 +278,15 @@ def test_help_and_rows_need_no_tensorflow(plain):
         ("{run} --htlm x", "--htlm"),
     ],
 )
-def test_a_slip_is_one_line(words, told, plain, tmp_path):
+def test_wrong_arguments_give_one_line(words, told, plain, tmp_path):
     other = with_rows(tmp_path / "other")
     (plain / "arguments.json").write_text("{}")
     result = run("report", *words.format(run=plain, other=other).split())
     assert result.code == 2 and told in result.err and result.err.count("\n") == 1
 
 
-def test_names_that_are_no_text_are_shown_as_escapes(plain, tmp_path):
-    """In a folder with a name in Latin-1 the page ended with a traceback."""
+def test_undecodable_names_are_escaped(plain, tmp_path):
+    """A folder with a name in Latin-1 ended in a traceback."""
     (plain / "arguments.json").write_text(json.dumps({"model": "resnet", "data_dir": "/home/jos\udce9"}))
     folder = plain.rename(tmp_path / os.fsdecode(b"lat\xe9"))
     succeed("report", folder, "--no-evaluation")

@@ -1,4 +1,4 @@
-"""Charts: values land where their axis says, and every kind of chart fits its frame and a phone."""
+"""Charts place values where the axis says, and every kind of chart fits its frame and a phone."""
 
 import math
 import re
@@ -34,21 +34,21 @@ def figures():
 
 
 @pytest.mark.parametrize("picture", [pytest.param(picture, id=name) for name, picture in figures()])
-def test_a_chart_fits_its_frame_and_a_phone(picture):
+def test_chart_fits_frame_and_phone(picture):
     assert checked(picture)
 
 
-def test_values_land_where_the_axis_says():
+def test_values_match_axis():
     values = [3.0, 9.0, 4.5, 0.5]
     picture = chart.figure([Curves("t", [Line("a & b", list(enumerate(values)), "#111", dots=True)], (0, 4), floor=0)])
-    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', picture)[1:]  # the first is of the legend
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', picture)[1:]  # the first belongs to the legend
     across, down = np.array(dots, float).T
     assert np.polyfit(values, down, 1, full=True)[1] < 0.02 and np.polyfit(values, down, 1)[0] < 0
     assert np.allclose(np.diff(across), across[1] - across[0], atol=0.11)
     assert "a & b (last: 0.5)" in checked(picture)
 
 
-def test_bars_are_as_long_as_their_values():
+def test_bars_match_values():
     marks = [Box(0, 10, "#111", 0), Box(2, 7, "#222", 1)]
     drawn = chart.figure([Rows("t", ["a", "b"], marks)])
     (x, whole), (y, part) = (re.findall(rf'd="M([\d.]+),[\d.]+h([\d.]+)\S+ fill="{c}"', drawn)[0] for c in ("#111", "#222"))
@@ -56,13 +56,13 @@ def test_bars_are_as_long_as_their_values():
     assert float(y) - float(x) == pytest.approx(float(whole) / 5, abs=0.1)
 
 
-def test_a_name_that_xml_cannot_hold_is_escaped():
+def test_invalid_xml_characters_are_escaped():
     picture = chart.figure([Curves("t", [], (0, 1))], "a\x1b[31m & \udcff\uffff")
     assert "a\\x1b[31m & \\udcff\\uffff" in checked(picture)
     assert "\\x1b[31m & " in ET.fromstring(picture).get("aria-label")
 
 
-def test_a_long_curve_keeps_its_extremes_its_ends_and_its_gaps():
+def test_long_curve_keeps_extremes_ends_and_gaps():
     points = [(float(x), math.sin(x / 50)) for x in range(20_000)]
     points[7_777], points[9_999], points[5_000] = (7_777.0, 9.0), (9_999.0, -9.0), (5_000.0, math.nan)
     kept = thinned(points)
@@ -70,7 +70,7 @@ def test_a_long_curve_keeps_its_extremes_its_ends_and_its_gaps():
     assert {points[7_777], points[9_999]} <= set(kept) and any(math.isnan(y) for _, y in kept)
 
 
-def test_many_bars_of_a_colour_are_one_path():
+def test_many_equal_bars_are_one_path():
     boxes = [Box(k, k + 1, "#111", opacity=k % 2 / 2 + 0.5) for k in range(1000)]
     drawn = ET.fromstring(chart.figure([Rows("", [""], boxes, tick="")], "t"))
     assert len(list(drawn.iter(SVG + "path"))) <= 3
@@ -81,7 +81,7 @@ def test_ticks_are_round_numbers():
     assert ticks(0, 1e-5) == [0, 2e-6, 4e-6, 6e-6, 8e-6, 1e-5] and ticks(-1, 1) == [-1, -0.5, 0, 0.5, 1]
 
 
-def test_an_axis_is_never_empty():
+def test_axis_is_never_empty():
     for values in ([], [0.0], [7.0], [-3.0], [math.nan], [1e-12], [5.0, 5.0]):
         for floor in (None, 0.0):
             low, high = span(values, floor, slack=1)

@@ -1,4 +1,4 @@
-"""Files that a call names for its results: whole or not at all, into no run's own file, and never waiting for ever."""
+"""Output files named in a call are written completely or not at all, never replace a run's own file, and never block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_run(tmp_path):
 
 
 @pytest.mark.parametrize("through", ["name", "link", "linked folder"])
-def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
+def test_own_files_of_run_are_kept(through, a_run, tmp_path):
     target = {"name": a_run / "training.csv", "link": tmp_path / "link", "linked folder": tmp_path / "other/training.csv"}
     (tmp_path / "link").symlink_to(a_run / "training.csv")
     (tmp_path / "other").symlink_to(a_run)
@@ -34,7 +34,7 @@ def test_a_run_s_own_files_are_not_replaced(through, a_run, tmp_path):
     assert (a_run / "training.csv").read_text() == "kept"
 
 
-def test_every_file_of_a_run_is_its_own(a_run):
+def test_every_file_of_run_is_recognised(a_run):
     named = (run_page.FILE, inference_record.FILE, numerics.RECORD, numerics.PICTURE, profile.EXECUTION,
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
@@ -45,7 +45,7 @@ def test_every_file_of_a_run_is_its_own(a_run):
         assert output.check(str(a_run.parent / name), output.ANY)
 
 
-def test_other_files_are_written_through_a_link(a_run, tmp_path):
+def test_other_files_are_written_through_links(a_run, tmp_path):
     (tmp_path / "link").symlink_to(a_run / "mine.html")
     output.write_atomically(str(tmp_path / "link"), "new", output.ANY)
     assert (a_run / "mine.html").read_text() == "new" and (tmp_path / "link").is_symlink()
@@ -62,7 +62,7 @@ def test_other_files_are_written_through_a_link(a_run, tmp_path):
         ("train", "--config quickstart --profile", None),
     ],
 )
-def test_a_file_of_another_kind_keeps_its_place(command, words, earlier, tmp_path, monkeypatch):
+def test_file_of_another_kind_is_kept(command, words, earlier, tmp_path, monkeypatch):
     if command.startswith("tools."):
         monkeypatch.setitem(SCRIPTS, command, importlib.import_module(command).main)
     folder = tmp_path / "run"
@@ -77,7 +77,7 @@ def test_a_file_of_another_kind_keeps_its_place(command, words, earlier, tmp_pat
     result = run(command, *call)
     assert result.code == 2 and f"{theirs} exists and is a file of another kind" in result.err
     assert theirs.read_text() == "of a user's own"
-    for begin in ("", earlier) if earlier else ():  # an empty one, as of mktemp, and an earlier one of this kind
+    for begin in ("", earlier) if earlier else ():  # an empty file, as from mktemp, and an earlier one of this kind
         theirs.write_text(begin)
         succeed(command, *call)
         assert theirs.stat().st_size > 100

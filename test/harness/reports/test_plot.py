@@ -1,4 +1,4 @@
-"""Pictures of a run: well-formed, complete, and drawn from whatever rows there are."""
+"""Charts of a run are well formed, complete, and drawn from any rows."""
 
 import csv
 import math
@@ -32,7 +32,7 @@ def validation(count):
 
 
 def drawn(picture):
-    """(Panel, colour) → coordinates of the line's points, in the pixels of the panel."""
+    """Return (panel, colour) -> coordinates of the line's points, in pixels of the panel."""
     panels = [e for e in ET.fromstring(picture) if e.tag == SVG + "svg"]
     return {
         (k, path.get("stroke")): [tuple(map(float, p.split(","))) for p in path.get("d").replace("M", "L").split("L")[1:]]
@@ -41,7 +41,7 @@ def drawn(picture):
     }
 
 
-def test_picture_holds_every_series():
+def test_chart_has_every_series():
     picture = run_svg(training(130), validation(8), "a run & its <name>")
     lines = drawn(picture)
     expected = {BATCHES: 130, AVERAGE: 130, LOSS: 8, TRAINING: 130, VALIDATION: 8, RATE: 130}
@@ -50,8 +50,8 @@ def test_picture_holds_every_series():
     assert "best validation top-1: 70.00 % at epoch 7" in checked(picture)
 
 
-def test_runs_are_compared_by_each_measure_that_they_have():
-    """Twelve runs have more pens than colours: the further ones are dashed."""
+def test_runs_are_compared_by_shared_measures():
+    """Twelve runs need more pens than there are colours: later ones are dashed."""
     runs = [(f"run {k}", training(30), validation(3) if k else []) for k in range(12)]
     panels = comparison_panels(runs)
     assert [panel.title.split(",")[0] for panel in panels] == [
@@ -64,16 +64,16 @@ def test_runs_are_compared_by_each_measure_that_they_have():
     assert "no rows yet" in checked(chart.figure(comparison_panels([("a", [], [])])))
 
 
-def test_the_rest_of_a_host_step_ends_no_compared_curve():
-    """Three batches after host steps of ten would be a corner in the curve and another last value than the network's."""
+def test_partial_host_step_ends_no_compared_curve():
+    """Three batches after host steps of ten would put a corner into the curve and change its last value."""
     rest = {**training(1)[0], "iteration": 123, "epoch": 12.3 / 16, "loss_batch": 9.0, "train_acc_batch": 0.0}
     whole, longer = training(13), [*training(13), rest]
     assert comparison_panels([("a", longer, [])]) == comparison_panels([("a", whole, [])])
     assert whole_steps(training(2)) == training(2)
 
 
-def test_early_losses_of_validation_and_outliers_do_not_flatten_the_curves():
-    """The first checkpoints' moving statistics are far off; later losses, of a network that learns by heart, stay."""
+def test_early_losses_and_outliers_keep_curves_readable():
+    """The first checkpoints' moving statistics are far off and left out. Later losses, of an overfitted network, stay."""
     early = [{**row, "loss": 20.0 if k < 2 else 1.0} for k, row in enumerate(validation(8))]
     late = [{**row, "loss": 20.0 if k > 5 else 1.0} for k, row in enumerate(validation(8))]
     spread = lambda rows: [y for _, y in drawn(run_svg(training(100), rows, ""))[AVERAGE]]
@@ -84,7 +84,7 @@ def test_early_losses_of_validation_and_outliers_do_not_flatten_the_curves():
     assert max(heights) - min(heights) > 50
 
 
-def test_a_title_is_in_words():
+def test_title_is_in_words():
     known = {"model": "efficientnet", "model_size": "B0", "dataset": "fashion-mnist"}
     assert training_chart.run_title(known) == "EfficientNet-B0 on Fashion-MNIST" and training_chart.run_title({}) == ""
     assert training_chart.run_title({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
@@ -92,12 +92,12 @@ def test_a_title_is_in_words():
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
 @pytest.mark.parametrize("validations", [0, 1])
-def test_few_rows(rows, validations):
+def test_few_rows_make_chart(rows, validations):
     picture = run_svg(training(rows), validation(validations), "short")
     assert checked(picture).count("no rows yet") == (0 if rows else 1 if validations else 3)
 
 
-def test_values_that_are_no_numbers_break_the_line():
+def test_invalid_values_break_line():
     rows = training(20)
     rows[5]["loss_batch"], rows[6]["loss_batch"], rows[7]["loss_batch"], rows[8]["epoch"] = math.nan, "inf", "", None
     as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
@@ -107,12 +107,12 @@ def test_values_that_are_no_numbers_break_the_line():
     assert "inf" not in picture
 
 
-def test_averaged_weights_have_no_place_on_the_axis():
+def test_averaged_weights_are_not_drawn():
     rows = validation(4) + [{"name": "weight_avg_N_5", "iteration": -1, "epoch": -0.01, "val_acc": 99}]
     assert len(drawn(run_svg(training(9), rows, ""))[VALIDATION]) == 4
 
 
-def test_file_is_written_from_the_csvs(tmp_path):
+def test_chart_is_written_from_csv_files(tmp_path):
     with open(tmp_path / "training.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, TRAINING_COLUMNS)
         writer.writeheader()
@@ -124,7 +124,7 @@ def test_file_is_written_from_the_csvs(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["training.csv", "training.svg"]
 
 
-def test_comparing_runs(tmp_path):
+def test_runs_are_compared_in_one_chart(tmp_path):
     run, head = tmp_path / "run", ",".join(TRAINING_COLUMNS)
     run.mkdir()
     odd = ("1e308", "-1e308", "1e-320", "nan", "inf", "", "x", "1e30", "1")
@@ -139,8 +139,8 @@ def test_comparing_runs(tmp_path):
     assert compared(run, "--output", tmp_path) == compared(run, "--labels", "a", "b") == compared(tmp_path) == 2
 
 
-def test_curve_as_text():
-    """A ramp over half the run, then a tenth: 8 updates in 8 columns of 4 rows."""
+def test_rate_is_drawn_as_text():
+    """A ramp over half the run, then a tenth of the rate: 8 updates in 8 columns of 4 rows."""
     rates = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1, 0.1, 0.0]
     head, *rows = text_curve(rates.__getitem__, 8, 4.0, width=8, height=4).split("\n")
     assert head == "learning rate: peak 1 (epoch 2), 0 at the last of 8 updates"
@@ -156,13 +156,13 @@ def test_curve_as_text():
 
 @pytest.mark.parametrize("iterations", [1, 7, 60, 61, 5000])
 @pytest.mark.parametrize("rate", [lambda i: 0.0, lambda i: 0.5, lambda i: i * 1e-6, lambda i: math.nan])
-def test_curve_of_any_run(iterations, rate):
+def test_rate_of_any_run_is_drawn(iterations, rate):
     lines = text_curve(rate, iterations, iterations / 100).split("\n")
     assert len(lines) == 11 and max(map(len, lines[1:-1])) <= 71
 
 
-def test_of_equal_accuracies_the_lower_loss_is_the_best():
-    """In every list, page and picture alike; a loss that is missing, or no number, comes last, and of equal ones the first."""
+def test_lowest_loss_breaks_accuracy_tie():
+    """In every list, page and chart. A missing or non-finite loss is last; if all are equal, the first one wins."""
     losses = ("", "nan", "0.5", "0.25", "0.25", "-")
     rows = [{"name": str(k), "epoch": k, "val_acc": "90.0", "loss": loss} for k, loss in enumerate(losses)]
     rows.append({"name": "6", "epoch": 6, "val_acc": "89.9", "loss": "0.1"})

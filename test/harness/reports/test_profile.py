@@ -1,4 +1,4 @@
-"""Profiles show the cells as they ran: stages that overlap, in the schedule's order, in a trace and a picture."""
+"""Profiles show the cells as they ran: overlapping stages in the schedule's order, as a trace and a chart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu 
 
 
 def profiled(words: str, operations: bool = False, **device: str) -> tuple[ExecutionPlan, Profile]:
-    """Return a recorded update after one that warms up."""
+    """Return a recorded update; a first one warms up."""
     options = cli.parse(words.split(), "train", environ={}).options
     prepared = prepare(replace(options, device=replace(options.device, **device)), {})
     built = training_program(prepared, 0, recording=True)
@@ -47,12 +47,12 @@ def profiled(words: str, operations: bool = False, **device: str) -> tuple[Execu
 
 @pytest.fixture(scope="module", params=["Grouped", "Interleaved", "Sequential", "all forwards first"])
 def scheduled(request):
-    with pytest.MonkeyPatch.context() as patch:  # a schedule takes a function and no more
+    with pytest.MonkeyPatch.context() as patch:  # a schedule takes only a function
         patch.setattr(schedules, "SCHEDULES", {**schedules.SCHEDULES, "all forwards first": all_forwards_first})
         yield profiled(STAGED, pipeline_schedule=request.param)
 
 
-def test_every_stage_keeps_to_its_schedule(scheduled):
+def test_stages_keep_to_schedule(scheduled):
     plan, found = scheduled
     drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
     for stage in range(4):
@@ -64,14 +64,14 @@ def test_every_stage_keeps_to_its_schedule(scheduled):
         assert all(ended[needed] <= cell.begin for needed in schedules.dependencies(cell.action, 4))
 
 
-def test_stages_overlap_where_the_schedule_lets_them(scheduled):
+def test_stages_overlap_if_schedule_allows(scheduled):
     plan, found = scheduled
     at_once = timings.busy_at_once(found.cells)
     assert at_once == 1 if plan.schedule == "Sequential" else at_once >= 3
 
 
-def test_the_order_would_be_seen_to_break(monkeypatch):
-    """Without the gates cells run as soon as their data lets them."""
+def test_missing_gates_break_order(monkeypatch):
+    """Without the gates, cells run as soon as their data allows, and the check notices."""
     from emulator.program.cells import Cells
 
     monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
@@ -91,11 +91,11 @@ def test_recording_changes_no_bit(tmp_path):
 
 
 def bars(path: Path) -> list[str]:
-    """Return the picture's texts on its cells, for the mouse."""
+    """Return the texts of the chart's cells, shown under the mouse."""
     return [title.text for group in ET.parse(path).iter(f"{SVG}g") for title in group.findall(f"{SVG}title")]
 
 
-def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
+def test_profile_is_written_where_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*STAGED.split(), "--iterations", 3, "--no-validation"]
     out = succeed("train", *words, "--logs-path", "one", "--profile").out
@@ -111,7 +111,7 @@ def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
     begin, end = min(e["ts"] for e in cells), max(e["ts"] + e["dur"] for e in cells)
     assert all(begin <= event["ts"] <= end for event in convolutions)
     drawn = bars(Path("one/profile.svg"))
-    assert len(drawn) == 2 * 2 * 4 * 10  # scheduled, and measured
+    assert len(drawn) == 2 * 2 * 4 * 10  # scheduled and measured
     assert "stage 3, backward of pass 9: clock 22" in drawn
 
     succeed("train", *words, "--logs-path", "two", "--profile", "kept/", "--gc-profile", "DEVICE_PROFILE")
@@ -125,12 +125,12 @@ def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
 
 
 def phases(told: str) -> dict[str, float]:
-    """The table of a compilation's profile: seconds by phase."""
+    """Return the table of a build's profile: seconds by phase."""
     table = told.split("Compilation profile, ")[1].split("\nTrace of")[0]
     return {name: float(seconds) for name, seconds in re.findall(r"^  (\S.*?) +([\d.]+) s(?:  .*)?$", table, re.M)}
 
 
-def test_where_the_time_before_the_first_update_went(tmp_path):
+def test_profile_explains_time_before_first_update(tmp_path):
     words = [*RESNET.split(), "--iterations", 6, "--no-validation", "--batches-per-step", 6,
              "--executable-cache-path", tmp_path / "programs"]  # fmt: skip
     before, after = ["options, data and plan", "import of TensorFlow"], [
@@ -145,7 +145,7 @@ def test_where_the_time_before_the_first_update_went(tmp_path):
     assert {event["name"]: round(event["dur"] / 1e6, 2) for event in events} == found
     assert all(math.isclose(a["ts"] + a["dur"], b["ts"], abs_tol=1) for a, b in itertools.pairwise(events))
 
-    succeed("train", *words, "--logs-path", tmp_path / "two")  # six updates in one go, not one, one and four
+    succeed("train", *words, "--logs-path", tmp_path / "two")  # six updates at once, not one, one and four
     assert not (tmp_path / "two/compilation.json").exists()
     assert_same_bits(*(variables(tmp_path / name, 6) for name in ("one", "two")))
     out = succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 7, "--profile-compilation").out
@@ -160,7 +160,7 @@ def test_where_the_time_before_the_first_update_went(tmp_path):
     assert list(phases(out)) == taken and not (tmp_path / "three").exists()
 
 
-def test_gc_profile_runs_a_command(tmp_path):
+def test_gc_profile_runs_command(tmp_path):
     words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
     tool = [sys.executable, "-m", "harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -180,7 +180,7 @@ def test_gc_profile_runs_a_command(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["plain/p.svg", "other/arguments"])
-def test_a_bad_place_for_a_profile_is_refused_before_the_run(place, tmp_path, monkeypatch):
+def test_bad_profile_path_fails_before_run(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("plain").write_text("")
     Path("other").mkdir()
@@ -190,13 +190,13 @@ def test_a_bad_place_for_a_profile_is_refused_before_the_run(place, tmp_path, mo
     assert not Path("run").exists() and Path("other/arguments.json").read_text() == "kept"
 
 
-def test_switched_off_is_off(tmp_path, monkeypatch):
+def test_profile_can_be_disabled(tmp_path, monkeypatch):
     monkeypatch.setenv("GC_PROFILE_DIR", str(tmp_path / "kept"))
     succeed("train", *RESNET.split(), "--iterations", 2, "--no-validation", "--no-logs", "--profile", "--no-gc-profile")
     assert not (tmp_path / "kept").exists()
 
 
-def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
+def test_gc_profile_returns_exit_code_of_command(tmp_path, capfd):
     assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
     assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", ""]) == 0
     assert "wrote no profile" in capfd.readouterr().err
@@ -207,7 +207,7 @@ def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
     assert ended.value.code == 2
 
 
-def test_validation_is_profiled_too(tmp_path):
+def test_validation_is_profiled(tmp_path):
     words = [*RESNET.split(), "--generated-data", "--logs-path", tmp_path / "run", "--profile", tmp_path / "p"]
     out = succeed("validation", *words, "--gc-profile").out
     assert "operations of one micro-batch" in out
@@ -222,7 +222,7 @@ def ran(*cells: tuple[str, float, float]) -> list[CellTiming]:
     return [CellTiming(schedules.parse(text), begin, end) for text, begin, end in cells]
 
 
-def test_measures_of_a_record():
+def test_record_measures_are_correct():
     found = ran(("0F0", 5, 6), ("1F0", 6, 7), ("1B0", 7, 8), ("0F1", 6.5, 8.5), ("0B0", 8.5, 9))
     assert timings.order(found, 0) == (Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0))
     assert timings.busy_at_once(found) == 2
@@ -232,7 +232,7 @@ def test_measures_of_a_record():
 
 
 @pytest.mark.parametrize("words", [STAGED, f"{RESNET} --gradient-accumulation-count 900", RESNET])
-def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
+def test_chart_of_any_plan_is_well_formed(words):
     plan = prepare(cli.parse(words.split(), "train", environ={}).options, {}).plan
     drawn = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
     found = [CellTiming(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
@@ -240,8 +240,8 @@ def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
     assert told.count("0") >= 2 and {"clock", "ms"} <= {*told}
 
 
-def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
-    """Bytes, not time: tensors that are alive at once in a recorded update."""
+def test_recomputation_lowers_peak_accumulation_adds_nothing():
+    """Measured in bytes of tensors alive at once in a recorded update."""
     words = (
         "--precision 32.32 --model resnet --model-size 14 --dataset fashion-mnist --synthetic-data --batch-size 8 --fold 1"
     )
@@ -249,13 +249,13 @@ def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
     def most_alive(extra: str) -> int:
         return profiled(f"{words} {extra}", operations=True)[1].most_alive
 
-    def least(extra: str) -> int:  # which operations meet depends on what else the machine does
+    def least(extra: str) -> int:  # which operations overlap depends on the machine's load
         return min(most_alive(extra) for _ in range(2))
 
     alone, more = least(""), least("--batch-size 64")
     assert 2e6 < alone < 500e6
-    # convolutions without oneDNN take some 50 MB for themselves, whatever the batch: what counts is what pictures add
+    # without oneDNN, convolutions take some 50 MB for any batch: only the increase per image counts
     recomputed = least("--enable-recomputation")
     assert any(most_alive("--enable-recomputation --batch-size 64") - recomputed < 0.8 * (more - alone) for _ in range(3))
-    for extra in ("--gradient-accumulation-count 8", "--replicas 8"):  # all eight kept would be fourfold
+    for extra in ("--gradient-accumulation-count 8", "--replicas 8"):  # keeping all eight would take four times as much
         assert any(most_alive(f"{extra} --batch-size 64") < 2 * more for _ in range(3)), extra

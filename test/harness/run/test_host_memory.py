@@ -1,4 +1,4 @@
-"""Host memory: predictions against measurements, limits as the system tells them, and what a run that does not fit says."""
+"""Host memory: predictions agree with measurements, limits are read from the system, and a run that does not fit is rejected."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def machine(gigabytes: float) -> Limit:
 
 
 def asked(words: str, script: str = "train"):
-    """The run, as a command gets it before it builds anything."""
+    """Return the run as a command gets it before it builds anything."""
     return entry.checked_run(words.split(), script, training=script == "train")
 
 
 @pytest.mark.parametrize("words", MEASURED)
-def test_predictions_are_near_what_was_measured_and_refuse_nothing_that_ran(words):
+def test_predictions_match_measurements(words):
     script, _, options = words.rpartition(": ")
     memory = prepared(options, script or "train").memory
     for kind, tolerated, measured in zip((RESIDENT, ADDRESSES, DATA), (0.1, 0.22, 0.32), MEASURED[words]):
@@ -83,7 +83,7 @@ def test_predictions_are_near_what_was_measured_and_refuse_nothing_that_ran(word
         assert not host_memory.find_exceeded_limit(memory, [Limit(kind, measured * 10**6, "measured")])[1]
 
 
-def test_what_takes_less_is_predicted_to_take_less():
+def test_smaller_runs_predict_less_memory():
     words = f"{R18} --precision 32.32 --micro-batch-size 8 --gradient-accumulation-count 8"
 
     def peak(more: str = "") -> int:
@@ -108,7 +108,7 @@ def test_what_takes_less_is_predicted_to_take_less():
     ],
     ids=lambda limit: limit.source,
 )  # fmt: skip
-def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, capsys, tmp_path, limit):
+def test_oversized_batch_fails_before_building(monkeypatch, capsys, tmp_path, limit):
     with_limits(monkeypatch, limit)
     monkeypatch.chdir(tmp_path)
     words = f"{R18} --precision 32.32 --micro-batch-size 64 --no-memory-check".split()
@@ -124,7 +124,7 @@ def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, caps
     assert any(note.startswith("warning: training needs about") for note in run.notes)
 
 
-def test_records_need_not_stay_in_memory(monkeypatch):
+def test_records_may_exceed_memory(monkeypatch):
     words = "--model resnet --model-size 8 --dataset fashion-mnist --batch-size 16 --precision 32.32"
     enough = prepared(f"{words} --no-dataset-cache").memory.peak
     with_limits(monkeypatch, machine(enough * 1.001 / 1e9))
@@ -133,7 +133,7 @@ def test_records_need_not_stay_in_memory(monkeypatch):
     assert not any("needs about" in note for note in asked(f"{words} --no-dataset-cache").notes)
 
 
-def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, capsys):
+def test_oversized_plan_is_shown_with_warning(monkeypatch, capsys):
     with_limits(monkeypatch, machine(1.0))
     with pytest.raises(Answered):
         asked(f"{R18} --dry-run")
@@ -142,10 +142,10 @@ def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, caps
     compiled = []
     with pytest.raises(Answered):
         entry.checked_run(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
-    assert compiled  # holds no activations
+    assert compiled  # has no activations
 
 
-def test_processes_of_one_machine_share_it(monkeypatch):
+def test_processes_on_one_machine_share_memory(monkeypatch):
     memory = prepared(f"{R18} --micro-batch-size 8").memory
     room = machine(1.5 * memory.peak / 1e9)
     assert host_memory.find_exceeded_limit(memory, [room])[0] is None
@@ -175,7 +175,7 @@ def test_control_groups_are_read(tmp_path, name):
     assert [limit.bytes for limit in host_limits.limits(tmp_path) if limit.shared] == expected
 
 
-def test_the_machine_has_what_is_available_and_swap(tmp_path):
+def test_available_memory_includes_swap(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 4000 kB\nSwapFree: 500 kB\n")
     assert [limit.bytes for limit in host_limits.limits(tmp_path) if limit.shared] == [4500 * 1024]
@@ -187,7 +187,7 @@ def test_the_machine_has_what_is_available_and_swap(tmp_path):
     "option, told",
     [("-v", "ulimit -v allows 2.0 GB"), ("-d", "ulimit -d allows 0.4 GB")],
 )
-def test_a_process_under_ulimit_ends_with_a_line(tmp_path, option, told):
+def test_ulimit_error_is_one_line(tmp_path, option, told):
     kilobytes = 2_000_000 if option == "-v" else 400_000
     command = [
         "sh",

@@ -1,4 +1,4 @@
-"""Log rows and checkpoints: tables of (length, periods) → firing points, and that a resumed run has the unbroken run's."""
+"""Log rows and checkpoints: tables from (length, periods) to the updates where they are due; a resumed run has the same."""
 
 import random
 
@@ -8,7 +8,7 @@ from harness.run.length import TrainingLength
 
 
 def of(iterations=None, *, images=1000, global_batch=10, **rest):
-    """100 updates per epoch unless said otherwise."""
+    """Return the schedule of a run, with 100 updates per epoch by default."""
     return TrainingLength.of(images=images, global_batch=global_batch, iterations=iterations, **rest)
 
 
@@ -23,12 +23,12 @@ def of(iterations=None, *, images=1000, global_batch=10, **rest):
         (1000, 10, 0.5, 100, 50),
     ],
 )
-def test_length_in_epochs(images, batch, epochs, per_epoch, iterations):
+def test_length_in_epochs_is_rounded_to_updates(images, batch, epochs, per_epoch, iterations):
     length = of(images=images, global_batch=batch, epochs=epochs)
     assert (length.iterations_per_epoch, length.iterations, length.epochs) == (per_epoch, iterations, epochs)
 
 
-def test_length_in_iterations_goes_before_epochs():
+def test_iterations_beat_epochs():
     length = of(250, epochs=90)
     assert (length.iterations, length.epochs, length.epoch(50)) == (250, 2.5, 0.5)
 
@@ -36,7 +36,7 @@ def test_length_in_iterations_goes_before_epochs():
 @pytest.mark.parametrize(
     "iterations, rest, steps",
     [
-        (10, {}, [(0, 10)]),  # 500 updates per log row: the step is cut, the run not lengthened
+        (10, {}, [(0, 10)]),  # 500 updates per log row: the step is cut, and the run is not lengthened
         (10, {"batches_per_step": 10}, [(0, 10)]),
         (4, {"batches_per_step": 2}, [(0, 2), (2, 4)]),
         (1, {"batches_per_step": 1}, [(0, 1)]),
@@ -49,7 +49,7 @@ def test_length_in_iterations_goes_before_epochs():
         (3, {"logs_per_epoch": 1000}, [(0, 1), (1, 2), (2, 3)]),  # more rows than updates: every update
     ],
 )
-def test_host_steps(iterations, rest, steps):
+def test_host_steps_cover_run(iterations, rest, steps):
     assert list(of(iterations, **rest).host_steps()) == steps
 
 
@@ -65,7 +65,7 @@ def test_host_steps(iterations, rest, steps):
         (8, 3, []),
     ],
 )
-def test_steps_off_the_grid(start, stop, steps):
+def test_steps_off_grid_return_to_it(start, stop, steps):
     length = of(10, log_freq=3)
     assert list(length.host_steps(start, stop)) == steps
     assert all(length.host_step_start(first) == first // 3 * 3 for first, _ in steps)
@@ -82,7 +82,7 @@ def test_steps_off_the_grid(start, stop, steps):
         (20, {"log_freq": 1, "batches_per_step": 1}, list(range(1, 21))),
     ],
 )
-def test_log_points(iterations, rest, points):
+def test_log_rows_are_due_at_listed_updates(iterations, rest, points):
     assert of(iterations, **rest).log_points() == points
 
 
@@ -90,7 +90,7 @@ def test_log_points(iterations, rest, points):
     "iterations, rest, points",
     [
         (400, {"log_freq": 10}, [100, 200, 300, 400]),
-        (430, {"log_freq": 10}, [100, 200, 300, 400, 430]),  # an epoch's end, near the run's end too
+        (430, {"log_freq": 10}, [100, 200, 300, 400, 430]),  # an epoch's end, also near the end of the run
         (405, {"log_freq": 10}, [100, 200, 300, 400, 405]),
         (405, {"log_freq": 30}, [120, 210, 300, 405]),  # both in the last host step
         (50, {"log_freq": 10}, [50]),
@@ -103,7 +103,7 @@ def test_log_points(iterations, rest, points):
         (200, {"log_freq": 10, "ckpt_epochs_offset": 9}, [200]),  # the last one always
     ],
 )
-def test_checkpoint_points(iterations, rest, points):
+def test_checkpoints_are_due_at_listed_updates(iterations, rest, points):
     assert of(iterations, **rest).checkpoint_points() == points
 
 
@@ -111,13 +111,13 @@ def test_checkpoint_points(iterations, rest, points):
     "rest, steps",
     [({"log_freq": 10}, 10), ({"log_freq": 30}, 3), ({"log_freq": 500}, 1), ({"logs_per_epoch": 16}, 16)],
 )
-def test_averaging_window(rest, steps):
+def test_averaging_window_ends_with_run(rest, steps):
     assert of(1000, **rest).window_steps == steps
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_resumed_equals_unbroken(seed):
-    """A stop anywhere, even twice within one host step, moves no boundary, no log row and no checkpoint."""
+def test_resumed_schedule_equals_unbroken(seed):
+    """A stop anywhere, even twice within one host step, moves no boundary, log row or checkpoint."""
     draw = random.Random(seed)
     length = of(
         draw.randint(1, 400),
@@ -145,8 +145,8 @@ def test_resumed_equals_unbroken(seed):
     assert not resumed or length.host_step_start(resumed[0][0]) == whole[-len(resumed)][0]
 
 
-def test_a_longer_run_has_the_same_grid():
-    """Without log rows in between, too: an extended run resumes on the boundaries it had."""
+def test_longer_run_keeps_grid():
+    """Also without log rows: an extended run keeps its host step boundaries."""
     for rest in ({"log_freq": 7}, {"logs_per_epoch": 0}, {"logs_per_epoch": 16}):
         short, long = (of(iterations, batches_per_step=40, **rest) for iterations in (300, 600))
         assert list(long.host_steps(0, 300)) == list(short.host_steps())
@@ -155,17 +155,17 @@ def test_a_longer_run_has_the_same_grid():
 @pytest.mark.parametrize(
     "iterations, rest, words",
     [
-        (None, {"epochs": 4}, "--epochs 6"),  # was told to train on to epoch 4
+        (None, {"epochs": 4}, "--epochs 6"),  # the run had --epochs 4
         (None, {"epochs": 1}, "--epochs 2"),
         (None, {"epochs": 0.01}, "--epochs 1"),
         (None, {"epochs": 1, "images": 10, "global_batch": 100}, "--epochs 20"),
-        (None, {"epochs": 21e6}, ""),  # 31 million are too many updates
+        (None, {"epochs": 21e6}, ""),  # 31 million updates are too many
         (240, {}, "--iterations 360"),
         (1, {}, "--iterations 2"),
         (2**31 - 1, {}, ""),
     ],
 )
-def test_the_option_that_lengthens_a_run(iterations, rest, words):
+def test_option_to_lengthen_run_is_named(iterations, rest, words):
     length = of(iterations, **rest)
     asked = iterations is not None
     assert length.extension_flags(asked) == words.split()
@@ -187,6 +187,6 @@ def test_the_option_that_lengthens_a_run(iterations, rest, words):
         ({"epochs": 1, "log_freq": 0}, "log_freq is 0"),
     ],
 )
-def test_errors(rest, text):
+def test_impossible_lengths_are_rejected(rest, text):
     with pytest.raises(ValueError, match=text):
         of(**rest)

@@ -1,4 +1,4 @@
-"""A first look at data, options and environment, before any graph: refusals, and notes of a line."""
+"""A first check of data, options and environment, before any graph: errors, and notes of one line."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BASE = "--dataset cifar-10 --generated-data --model-size 8"
 
 
 def notes(words: str, environ: dict[str, str] | None = None, script: str = "train") -> list[str]:
-    """Return the notes of a prepared training, or of a validation's."""
+    """Return the notes of a prepared training run or validation."""
     parsed = cli.parse(shlex.split(f"{BASE} {words}"), script, environ={})
     return list(prepare(parsed.options, environ or {}, training=script == "train").notes)
 
 
-WARNED = [  # words, environment, how the note begins
+WARNED = [  # words, environment, start of the note
     ("--abs-learning-rate 1000", {}, "warning: the learning rate rises to 1000"),
     ("--abs-learning-rate 3 --optimiser RMSprop", {}, "warning: the learning rate rises to 3"),
     ("--iterations 1", {}, "warning: the learning rate is 0 in all updates"),
@@ -55,7 +55,7 @@ WARNED = [  # words, environment, how the note begins
 
 
 @pytest.mark.parametrize("words, environ, begins", WARNED)
-def test_mistakes_that_cost_hours_are_warned_of(words, environ, begins):
+def test_costly_mistakes_give_warning(words, environ, begins):
     assert [note for note in notes(words, environ) if note.startswith(begins)]
 
 
@@ -65,7 +65,7 @@ def test_mistakes_that_cost_hours_are_warned_of(words, environ, begins):
         ("", {}),
         ("--optimiser LARS --abs-learning-rate 29", {}),  # for batches of 65,536
         ("--abs-learning-rate 48", {}),  # EfficientNet's 2^-7 x 6144
-        ("--abs-learning-rate 512 --epochs 1", {}),  # which the warm-up does not reach
+        ("--abs-learning-rate 512 --epochs 1", {}),  # the warm-up does not reach it
         ("--precision 32.32 --loss-scaling 1e20", {}),
         ("--optimiser Adam --precision 16.32", {}),
         ("--optimiser LAMB --abs-learning-rate 0.01 --precision 16.16 --slot-format fp32", {}),
@@ -82,7 +82,7 @@ def test_sound_options_give_no_warning(words, environ):
     assert not [note for note in notes(words, environ) if "warning" in note or "no effect" in note]
 
 
-def test_what_an_option_needs_exists():
+def test_requirements_of_options_exist():
     """Every `needs` is a condition, or a switch or value of another option."""
     parsed = cli.parse(shlex.split(BASE), "train", environ={})
     run = prepare(parsed.options, {})
@@ -93,7 +93,7 @@ def test_what_an_option_needs_exists():
 
 
 @pytest.mark.parametrize("model", plugins.names("Models"))
-def test_any_model_takes_any_option_of_norms(model):
+def test_any_model_accepts_any_norm_option(model):
     """A model without norms ended in a traceback."""
     size = "--model-size B0" if model == "efficientnet" else ""
     words = f"--dataset imagenet --generated-data --model {model} {size} --force-unstable-norm --stable-norm"
@@ -101,8 +101,8 @@ def test_any_model_takes_any_option_of_norms(model):
     prepare(parsed.options, {})
 
 
-def test_pictures_of_one_class_and_pictures_without_validation(tmp_path):
-    """The one trained to a loss of 0, the other recommended to validate; validating it made a run folder first."""
+def test_one_class_or_no_validation_is_reported(tmp_path):
+    """One class trained to a loss of 0; without validation images, the hint to validate ended in an error."""
     words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--model-size", 18, "--log-dir", tmp_path / "logs")
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
@@ -124,7 +124,7 @@ def test_pictures_of_one_class_and_pictures_without_validation(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-REFUSED = [  # words, the names and values in the error
+REFUSED = [  # words; the names and values in the error
     ("--momentum 1", "--momentum '1'"),
     ("--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-base-decay-exp -70", "--rmsprop-base-decay-exp -70"),
     ("--label-smoothing 0.9", "--label-smoothing 0.9"),
@@ -152,7 +152,7 @@ REFUSED = [  # words, the names and values in the error
 
 
 @pytest.mark.parametrize("words, named", REFUSED)
-def test_options_that_cannot_work_are_refused(words, named):
+def test_impossible_options_are_rejected(words, named):
     with pytest.raises(OptionError) as refused:
         notes(words)
     assert "\n" not in str(refused.value) and not [name for name in named.split() if name not in str(refused.value)]

@@ -1,4 +1,4 @@
-"""The main job through the real commands: the lines printed, the files written, and that stopping changes nothing."""
+"""Training through the real commands: the printed lines, the files, and exact resuming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALIDATION_LINE = re.compile(
 
 @pytest.fixture(scope="module", autouse=True)
 def small_cifar10(tmp_path_factory):
-    """The data set that is found without --dataset and --data-dir."""
+    """Return CIFAR-10 where it is found without --dataset and --data-dir."""
     folder = small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 1250, 200)
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("DATA_DIR", str(folder))
@@ -52,13 +52,13 @@ def small_cifar10(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """A run of 240 updates, one and a half epochs."""
+    """Return a run of 240 updates, one and a half epochs."""
     folder = tmp_path_factory.mktemp("unbroken")
     return succeed("train", *UNBROKEN, "--log-dir", folder)
 
 
-def test_stop_and_restore_gives_the_same_bits(unbroken, tmp_path):
-    # 173 lies inside the second epoch, off the grid of host steps, log lines and checkpoints
+def test_restore_is_exact(unbroken, tmp_path):
+    # 173 is inside the second epoch, off the grid of host steps, log lines and checkpoints
     stopped = succeed("train", *UNBROKEN, "--log-dir", tmp_path, "--stop-after", 173)
     assert "Stopped after 173 of 240 updates." in stopped.out
     assert f"restore.py --restore-path {stopped.folder}" in stopped.out
@@ -75,18 +75,18 @@ def test_stop_and_restore_gives_the_same_bits(unbroken, tmp_path):
     assert timeless(unbroken.folder / "validation.csv") == timeless(moved_run / "validation.csv")
 
 
-def test_the_way_of_cutting_host_steps_and_reading_changes_no_bit(unbroken, tmp_path):
+def test_host_steps_and_reading_change_no_bit(unbroken, tmp_path):
     other = [word for word in UNBROKEN if word != "20"] + ["7", "--pipeline-num-parallel", "1", "--log-freq", "50"]
     result = succeed("train", *other, "--log-dir", tmp_path, "--no-validation")
     assert_same_bits(variables(unbroken.folder, 240), variables(result.folder, 240))
 
 
-def test_another_seed_is_another_run(unbroken, tmp_path):
+def test_another_seed_changes_run(unbroken, tmp_path):
     result = succeed("train", *UNBROKEN, "--seed", 8, "--stop-after", 1, "--log-dir", tmp_path, "--no-validation")
     assert moved(variables(unbroken.folder, 0), variables(result.folder, 0)) > 0.5
 
 
-def test_run_folder_and_its_files(unbroken):
+def test_run_directory_has_its_files(unbroken):
     assert re.fullmatch(r"RN8_bs8_BN_32\.32_[A-Z0-9]{3}", unbroken.folder.name)
     names = {path.name for path in unbroken.folder.iterdir()}
     assert {"log.txt", "arguments.json", "training.csv", "validation.csv", "checkpoint", "training.svg"} <= names
@@ -95,7 +95,7 @@ def test_run_folder_and_its_files(unbroken):
     assert [name for name in names if name.startswith("events.out.tfevents.")]
 
 
-def test_console_lines(unbroken):
+def test_console_has_original_lines(unbroken):
     out = unbroken.out
     assert out.startswith(" Saving to ")
     assert re.search(r"^Batch Size: 8$", out, re.M)
@@ -112,21 +112,21 @@ def test_console_lines(unbroken):
     assert "; precision 32.32, up to" in out
 
 
-def test_log_file_holds_the_console_and_more(unbroken):
+def test_log_file_has_console_lines_and_more(unbroken):
     text = (unbroken.folder / "log.txt").read_text()
     assert all(line in text for line in unbroken.out.splitlines())
     assert "all/fc1/dense/kernel" in text
     assert re.search(r"^momentum +0\.9 +default$", text, re.M)
 
 
-def test_csv_headers_and_points(unbroken):
+def test_csv_headers_and_rows_are_fixed(unbroken):
     training = (unbroken.folder / "training.csv").read_text().splitlines()
     assert training[0] == TRAINING_HEADER
     # first host step, multiples of 40, the last two host steps
     assert [int(line.split(",")[1]) for line in training[1:]] == [20, 40, 80, 120, 160, 200, 220, 240]
     assert [int(line.split(",")[0]) for line in training[1:]] == [1, 2, 4, 6, 8, 10, 11, 12]
     assert (unbroken.folder / "validation.csv").read_text().splitlines()[0] == VALIDATION_HEADER
-    # the host step that crosses update 156 ends at 160
+    # the host step that passes update 156 ends at 160
     assert [row["name"] for row in rows(unbroken.folder / "validation.csv")] == ["ckpt-160", "ckpt-240"]
     assert all(row["val_size"] == "200" for row in rows(unbroken.folder / "validation.csv"))
     averages = [float(row["loss_avg"]) for row in rows(unbroken.folder / "training.csv")]
@@ -134,7 +134,7 @@ def test_csv_headers_and_points(unbroken):
     assert averages[-1] < 1.2 < averages[0]
 
 
-def test_arguments_json(unbroken):
+def test_arguments_json_records_options(unbroken):
     text = (unbroken.folder / "arguments.json").read_text()
     found = json.loads(text)
     assert text == json.dumps(found, sort_keys=True, indent=4, separators=(",", ": ")) + "\n"
@@ -144,7 +144,7 @@ def test_arguments_json(unbroken):
     assert {name: found[name] for name in expected} == expected
 
 
-def test_tensorboard_events(unbroken):
+def test_tensorboard_has_events(unbroken):
     (path,) = unbroken.folder.glob("events.out.tfevents.*")
     seen = [(value.tag, event.step) for event in tf.train.summary_iterator(str(path)) for value in event.summary.value]
     assert ("loss/train", 20) in seen
@@ -152,9 +152,8 @@ def test_tensorboard_events(unbroken):
     assert {("_hparams_/session_start_info", 0), ("_hparams_/session_end_info", 0)} <= {*seen}
 
 
-def test_tensorboard_shows_the_pictures_that_the_network_sees(unbroken, tmp_path):
-    """The pictures of the first pass are those of the training's own stream, flipped and cropped, and showing them changes no
-    bit of the run."""
+def test_tensorboard_shows_images_of_stream(unbroken, tmp_path):
+    """The images of the first pass come from the training stream, flipped and cropped. Showing them changes no bit."""
     words = [*UNBROKEN, "--stop-after", "20", "--no-validation"]
     result = succeed("train", *words, "--log-dir", tmp_path, "--tensorboard-images", 5)
     assert timeless(result.folder / "training.csv") == timeless(unbroken.folder / "training.csv")[:1]
@@ -173,10 +172,10 @@ def test_tensorboard_shows_the_pictures_that_the_network_sees(unbroken, tmp_path
         assert image.shape == (32, 32, 3) and np.abs(image - stretched).max() <= 1
 
 
-def test_the_time_left_is_that_of_the_updates_after_the_first():
+def test_remaining_time_ignores_first_update():
     times = iter([0.0, 9.0, 11.0, 107.0, 110.0, 113.0])
     left = TimeLeft(5, 105, clock=lambda: next(times))
-    assert left.after(6) == "15 minutes"  # nothing but the first is known
+    assert left.after(6) == "15 minutes"  # only the first is known
     assert left.after(7) == "3 minutes"
     assert left.after(55) == "2 minutes"
     assert left.after(90) == left.after(105) == ""
@@ -188,7 +187,7 @@ def test_validation_script_agrees_with_training(unbroken, tmp_path):
     found = rows(result.folder / "validation.csv")
     assert [row["name"] for row in found] == ["ckpt-0", "ckpt-160", "ckpt-240"]
     for row in found[1:]:
-        # every image exactly once, whatever the batch: 200 is no multiple of 37
+        # every image exactly once for any batch: 200 is no multiple of 37
         assert row["val_acc"] == trained[row["name"]]["val_acc"]
         assert row["top5_acc"] == trained[row["name"]]["top5_acc"]
         assert float(row["loss"]) == pytest.approx(float(trained[row["name"]]["loss"]), rel=1e-5)
@@ -204,7 +203,7 @@ def test_validation_script_agrees_with_training(unbroken, tmp_path):
         (["--config", "quickstart", "--model-size", "8", "--dataset", "cifar-10"], 1),
     ],
 )
-def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
+def test_one_checkpoint_is_validated(unbroken, tmp_path, words, lines):
     result = succeed("validation", "--restore-path", unbroken.folder / "ckpt-240", *words, "--log-dir", tmp_path)
     found = rows(result.folder / "validation.csv")
     assert len(found) == lines
@@ -215,14 +214,14 @@ def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
     assert float(found[0]["loss"]) == pytest.approx(float(trained["loss"]), rel=1e-6)
 
 
-def test_global_batch_size_of_validation_decides_the_epoch_shown(unbroken, tmp_path):
+def test_validation_batch_decides_shown_epoch(unbroken, tmp_path):
     result = succeed(
         "validation", "--restore-path", unbroken.folder / "ckpt-240", "--global-batch-size", 16, "--log-dir", tmp_path
     )
     assert float(rows(result.folder / "validation.csv")[0]["epoch"]) == pytest.approx(240 * 16 / 1250)
 
 
-def test_extending_a_finished_run(unbroken, tmp_path):
+def test_finished_run_can_be_extended(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken.folder, folder)
     words = ("restore", "--restore-path", folder, "--iterations", 260)
@@ -246,7 +245,7 @@ def test_extending_a_finished_run(unbroken, tmp_path):
     assert "Done: 260 of 300 updates, 40 left" in told
 
 
-def test_a_longer_run_says_that_its_rate_rises(unbroken, tmp_path):
+def test_longer_run_warns_of_rising_rate(unbroken, tmp_path):
     folder = shutil.copytree(unbroken.folder, tmp_path / "run")
     longer = ("restore", folder, "--iterations", 300, "--dry-run")
     told = re.search(r"^warning: the learning rate rises from (\S+) to (\S+), .*: (--\S+) X .* (--lr-schedule .*) X keeps",
@@ -259,7 +258,7 @@ def test_a_longer_run_says_that_its_rate_rises(unbroken, tmp_path):
     assert "rises" not in succeed("restore", folder, "--dry-run").out
 
 
-def test_restoring_drops_rows_that_will_come_again_and_validates_what_a_kill_left_out(unbroken, tmp_path):
+def test_restore_drops_later_rows_and_validates_gaps(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken.folder, folder)
     for file in (*folder.glob("ckpt-240.*"), folder / "validation.csv"):
@@ -272,7 +271,7 @@ def test_restoring_drops_rows_that_will_come_again_and_validates_what_a_kill_lef
 
 @pytest.mark.parametrize("kind", ["--generated-data", "--synthetic-data"])
 @pytest.mark.parametrize("dataset", ["cifar-10", "imagenet --model-size 10 --image-size 32"])
-def test_generated_and_synthetic_data_are_learnt_at_once(kind, dataset, tmp_path):
+def test_generated_and_synthetic_data_are_learnt(kind, dataset, tmp_path):
     result = succeed("train", "--model-size", 8, "--dataset", *dataset.split(), kind, "--precision", "32.32", "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
                      "--abs-learning-rate", 0.05, "--warmup-epochs", 0, "--no-validation", "--seed", 1, "--log-dir", tmp_path)  # fmt: skip
     last = rows(result.folder / "training.csv")[-1]
@@ -289,8 +288,8 @@ def test_generated_and_synthetic_data_are_learnt_at_once(kind, dataset, tmp_path
     (("--max-ckpts-to-keep", 1, "--ckpts-per-epoch", 2), [20], ["ckpt-5", "ckpt-10", "ckpt-15", "ckpt-20"]),
     (("--no-validation",), [0, 10, 20], []),
 ])  # fmt: skip
-def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validated):
-    # 10 updates of 125 samples an epoch
+def test_checkpoints_and_validations_are_due_as_listed(tmp_path, words, checkpoints, validated):
+    # 10 updates of 125 images an epoch
     result = succeed(
         "train", *SMALL, "--batch-size", 125, "--epochs", 2, "--logs-per-epoch", 2, "--log-dir", tmp_path, *words
     )
@@ -300,22 +299,21 @@ def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validate
     assert ([row["name"] for row in rows(path)] if path.exists() else []) == validated
 
 
-def test_the_best_of_equal_accuracies_has_the_lowest_loss():
-    """As in the report, the list of runs and cnn finetune; --patience counts from the first of them."""
+def test_lowest_loss_breaks_accuracy_tie():
+    """As in the report, the list of runs and cnn finetune. --patience counts from the first of the equal ones."""
     rows = [{"name": f"ckpt-{n}", "iteration": n, "val_acc": 75.0, "loss": loss} for n, loss in ((3, 0.65), (9, 0.61))]
     assert (validations.ranked(rows)[0]["name"], validations.best(rows)["name"]) == ("ckpt-9", "ckpt-3")
     assert validations.without_gain(rows) == 1
 
 
-def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):
-    """With a rate that changes no answer, only losses, patience counts from the first validation, and of the equal ones
-    that of the lowest loss is kept."""
+def test_patience_ends_run_and_keeps_best(tmp_path):
+    """The rate changes losses but no answer: patience counts from the first validation, and the lowest loss is kept."""
     words = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", 8, "--group-norm", "--batch-size", 125,
              "--epochs", 9, "--seed", 7, "--abs-learning-rate", 1e-6, "--weight-decay", 0)  # fmt: skip
     ending = ("--patience", 2, "--keep-best-ckpt", "--max-ckpts-to-keep", 1, "--weight-avg-N", 1)
     result = succeed("train", *words, *ending, "--log-dir", tmp_path)
     folder, said = result.folder, "Ended after 30 of 90 updates: 2 validations brought no better accuracy than the "
-    assert re.search(f"{said}[0-9.]+% of ckpt-10$", result.out, re.MULTILINE)  # of equals the first, from which it counts
+    assert re.search(f"{said}[0-9.]+% of ckpt-10$", result.out, re.MULTILINE)  # the first of equals
     assert f"restore.py --restore-path {folder} --patience 4" in result.out
     assert sorted(path.stem for path in folder.glob("ckpt-*.index")) == ["ckpt-20", "ckpt-30"]
     names = ["ckpt-10", "ckpt-20", "ckpt-30", "weight_avg_N_1"]
@@ -331,7 +329,7 @@ def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):
     assert sorted(path.stem for path in folder.glob("ckpt-*.index")) == ["ckpt-30", "ckpt-40"]
 
 
-def test_iterations_are_exact_and_the_batch_may_exceed_the_data(tmp_path):
+def test_iterations_are_exact_for_oversized_batch(tmp_path):
     result = succeed("train", "--dataset", "cifar-10", "--generated-data", "--model-size", 8, "--batch-size", 2, "--iterations", 10,
                      "--batches-per-step", 4, "--log-dir", tmp_path, "--no-validation")  # fmt: skip
     assert variables(result.folder, 10)["global_step"] == 10
@@ -340,7 +338,7 @@ def test_iterations_are_exact_and_the_batch_may_exceed_the_data(tmp_path):
     assert "one update takes 1300 samples: more than the 1250 images of an epoch" in wide.out
 
 
-def test_no_logs_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_no_logs_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -351,7 +349,7 @@ def test_no_logs_leaves_nothing_behind(tmp_path, monkeypatch):
     assert len(list((tmp_path / "temporary").glob("RN8_*/ckpt-2.index"))) == 1
 
 
-def test_logs_path_and_suffix(tmp_path):
+def test_logs_path_and_suffix_name_folder(tmp_path):
     exact = succeed(
         "train", *SMALL, "--batch-size", 8, "--iterations", 1, "--logs-path", tmp_path / "here", "--no-validation"
     )
@@ -365,8 +363,8 @@ def test_logs_path_and_suffix(tmp_path):
 
 
 @pytest.mark.parametrize(("service", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
-def test_a_service_without_its_package_is_refused_before_the_run(service, package, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, service, None)  # as if it were not installed
+def test_missing_service_package_fails_before_run(service, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, service, None)  # as if not installed
     result = run("train", *SMALL, "--iterations", 2, "--logs-path", tmp_path / "run", f"--{service}")
     assert result.code == 2 and f"-m pip install {package}, or" in result.err
     assert not (tmp_path / "run").exists()
@@ -383,7 +381,7 @@ def photographs(tmp_path_factory):
     "model",
     [("--model-size", 18, "--image-size", 96), ("--model", "efficientnet", "--image-size", 64, "--depth-coefficient", 0.2)],
 )
-def test_imagenet_from_photographs(photographs, tmp_path, model):
+def test_imagenet_trains_from_photos(photographs, tmp_path, model):
     words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photographs, *model, "--batch-size", 8, "--iterations", 3,
              "--batches-per-step", 1, "--abs-learning-rate", 0.01, "--log-dir", tmp_path, "--seed", 1)  # fmt: skip
     result = succeed("train", *words)
@@ -397,8 +395,8 @@ def test_imagenet_from_photographs(photographs, tmp_path, model):
     assert "Data set: imagenet, 24 training and 10 validation images" in inferred.out
 
 
-def test_as_a_program(tmp_path):
-    """The real process: plain lines, no carriage returns when nobody watches, exit code 0."""
+def test_program_prints_plain_lines(tmp_path):
+    """The real process: no carriage returns without a terminal, exit code 0."""
     words = [sys.executable, "train.py", *SMALL, "--batch-size", "8", "--iterations", "3", "--log-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -406,8 +404,8 @@ def test_as_a_program(tmp_path):
     assert "Final validation top-1 accuracy:" in done.stdout
 
 
-def test_a_refused_restore_changes_nothing(unbroken, tmp_path):
-    """A refused override was recorded and refused every later restore too; and a description looked as if it would do."""
+def test_rejected_restore_changes_nothing(unbroken, tmp_path):
+    """A rejected option used to be recorded, so every later restore failed too."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken.folder, folder)
     assert run("restore", "--restore-path", folder, "--group-norm").code == 2
