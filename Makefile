@@ -1,15 +1,15 @@
-# make train   set up .venv and run the main job on the embedded photographs
-# make test    set up .venv and run the tests, of the long ones every sixteenth, 6 minutes on two cores of an EPYC
-# make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
-# make test-slow      all tests, an hour and a half on two slow cores
-# make test-speed     a ResNet-8 beside the same in plain TensorFlow: fails where a quarter of the usual ratio is lost; half a minute
-# make findings  the paper's three findings in miniature: table and picture in logs/findings, 36 minutes on two slow cores
-# make kernels compile the kernels in C++, if there is a compiler; the other targets do so at their first call
-# make bench   this harness beside Keras and PyTorch, in an environment of its own; SHORT=1 for some rows in three rounds
-# make lint    ruff, and tools/wording.py on all that people read
+# make train          set up .venv, train on the included images and validate
+# make test           set up .venv and run the tests, but only every sixteenth slow one (6 minutes on two EPYC cores)
+# make test-rotating  run slow tests for 20 minutes, different ones after each commit
+# make test-slow      run all tests (an hour and a half on two slow cores)
+# make test-speed     compare a ResNet-8 with plain TensorFlow, and fail if it lost a quarter of its usual ratio (30 seconds)
+# make findings       reproduce three findings of a paper in miniature, into logs/findings (36 minutes on two slow cores)
+# make kernels        compile the C++ kernels, if there is a compiler; other targets do it at their first call
+# make bench          compare with Keras and PyTorch in a separate environment; SHORT=1 runs fewer rows and rounds
+# make lint           run ruff, and tools/wording.py on all texts
 #
-# PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
-# GPU=1 takes TensorFlow for NVIDIA cards, in .venv-gpu (docs/installing.md).
+# PYTHON=python3.12 chooses the interpreter (3.10 to 3.13), VENV=DIR the place of the environment.
+# GPU=1 installs TensorFlow for NVIDIA cards in .venv-gpu (docs/installing.md).
 
 VENV ?= .venv$(if $(GPU),-gpu)
 PEERS ?= .venv-bench
@@ -54,16 +54,16 @@ kernels: $(VENV)/.runtime
 	@$(RUN) -m emulator.native.build
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make PYTHON=/path/to/python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; give one with make PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian run apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
 $(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(if $(GPU),'.[gpu]',-r requirements.txt) -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
-	echo "The commands gc-profile and gc-info are not installed; python -m harness.commands.gc_profile and harness.commands.gc_info are the same"
+	echo "gc-profile and gc-info are not installed; use python -m harness.commands.gc_profile and harness.commands.gc_info instead"
 	@touch $@
 
-# in C++, where a compiler is
+# compiled only if there is a C++ compiler
 $(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/native/*.cc emulator/native/*.h) emulator/native/library.py
 	@$(RUN) -m emulator.native.build
 	@touch $@
@@ -72,7 +72,7 @@ $(VENV)/.test: $(VENV)/.kernels requirements-test.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -c constraints.txt
 	@touch $@
 
-# timm without torchvision, which it needs for pictures only
+# timm without torchvision, which it needs only for images
 $(PEERS)/.peers: requirements-bench.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt

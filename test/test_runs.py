@@ -190,4 +190,4 @@ def test_one_network_is_not_another_s_whose_name_begins_so(call, logs):
     script, *words = call.split()
     refused = run(script, *words, "--restore-path", logs / "many/ckpt-3")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert f"--restore-path {logs / 'many/ckpt-3'}: no such checkpoint; names that begin so: ckpt-36" in refused.err
+    assert f"--restore-path {logs / 'many/ckpt-3'}: no such checkpoint; names that begin like it: ckpt-36" in refused.err

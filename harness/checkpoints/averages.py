@@ -1,4 +1,4 @@
-"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to its own type."""
+"""Average the checkpoints of a run: every variable and slot, computed in float64 and cast back to its own type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = dict[str, "np.ndarray"]
 
 
 def candidates(folder: Path) -> list[Checkpoint]:
-    """Every *ckpt-<n> directly in a folder, in order of n."""
+    """Return every *ckpt-<n> directly in a folder, in order of n."""
     find.check_run_folder(folder)
     found = find.in_order(index for index in find.indices(folder) if updates_in_name(index.stem) is not None)
     if not found:
@@ -31,34 +31,36 @@ def candidates(folder: Path) -> list[Checkpoint]:
 
 
 def requested_averages(options: TrainingOptions) -> list[tuple[str, float]]:
-    """The averages after a training: (name below ckpt/, N or decay)."""
+    """Return the averages to write after a training, as (name in ckpt/, N or decay)."""
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
     return list(dict.fromkeys([*of_epochs, *((f"weight_avg_exp_{_decay_text(d)}", d) for d in options.weight_avg_exp)]))
 
 
 def _decay_text(decay: float) -> str:
-    """A decay in six digits, or in as many as tell it from any other."""
+    """Return a decay in six digits, or in more if it needs them."""
     return f"{decay:g}" if float(f"{decay:g}") == decay else repr(decay)
 
 
 def write_average(
     folder: Path, name: str, amount: float, length: TrainingLength, done: int, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
-    """Write one of `requested_averages` for a run that has ended after `done` updates. Return its checkpoint, the number of
-    checkpoints averaged, and a note on each one left out: damaged, not finite (with `finite`), or saved off this call's
-    schedule."""
+    """Write one of `requested_averages` for a run that ended after `done` updates.
+
+    Return its checkpoint, the number of averaged checkpoints, and notes on those that were skipped: damaged, not finite
+    (with `finite`), or saved outside of this call's schedule.
+    """
     trained = [checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates]
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)
-        first = round(round(epochs, 1) - amount, 1)  # so that the last one always counts
+        first = round(round(epochs, 1) - amount, 1)  # rounded, so that the last checkpoint always counts
         trained = [checkpoint for checkpoint in trained if round(length.epoch(checkpoint.updates), 1) >= first]
-    # a resumed run has one more of them than the same run in one go
+    # saved when the run was interrupted; an uninterrupted run does not have them
     unscheduled = [checkpoint.name for checkpoint in trained if not length.is_checkpoint(checkpoint.updates)]
     averaged, notes = read.usable_checkpoints([each for each in trained if each.name not in unscheduled], finite=finite)
     if not averaged:
-        raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
+        raise CheckpointError(f"{name}: {folder} has no usable checkpoint of the requested epochs")
     if unscheduled:
-        notes.append(f"{name} leaves out what was saved between this call's checkpoints: {short(', '.join(unscheduled))}")
+        notes.append(f"{name} skips checkpoints outside of this call's schedule: {short(', '.join(unscheduled))}")
     values = mean(averaged) if name.startswith("weight_avg_N") else exponential(averaged, amount)
     (folder / AVERAGES).mkdir(exist_ok=True)
     average = write.write_checkpoint(folder / AVERAGES / name, values, identity={ITERATION: averaged[-1].updates})
@@ -66,8 +68,10 @@ def write_average(
 
 
 def is_up_to_date(folder: Path, name: str, updates: int) -> bool:
-    """Return whether one of `requested_averages` is there, with files of the recorded lengths, of the run's end after
-    `updates`, and no older than that checkpoint. Averages without provenance may come from weight_avg.py."""
+    """Return whether one of `requested_averages` exists for the run's end after `updates`, undamaged and up to date.
+
+    An average older than the last checkpoint is out of date. Averages without provenance may come from weight_avg.py.
+    """
     prefix = folder / AVERAGES / name
     if manifest.identity(prefix).get(ITERATION) != updates or manifest.find_damage(prefix, digests=False):
         return False
@@ -76,7 +80,7 @@ def is_up_to_date(folder: Path, name: str, updates: int) -> bool:
 
 
 def mean(checkpoints: Sequence[Checkpoint]) -> Values:
-    """The arithmetic mean."""
+    """Return the arithmetic mean of checkpoints."""
     total: Values = {}
     for values in _read(checkpoints):
         total = {name: total.get(name, 0.0) + value.astype("float64") for name, value in values.items()}
@@ -84,7 +88,7 @@ def mean(checkpoints: Sequence[Checkpoint]) -> Values:
 
 
 def exponential(checkpoints: Sequence[Checkpoint], decay: float) -> Values:
-    """The first one, then decay * average + (1 - decay) * next."""
+    """Return the exponential average: the first checkpoint, then decay * average + (1 - decay) * next."""
     average: Values = {}
     for values in _read(checkpoints):
         exact = {name: value.astype("float64") for name, value in values.items()}
@@ -93,7 +97,10 @@ def exponential(checkpoints: Sequence[Checkpoint], decay: float) -> Values:
 
 
 def _read(checkpoints: Sequence[Checkpoint]) -> Iterator[Values]:
-    """Each whole checkpoint's tensors, with the first one's names and shapes, and the slots in the last one's units."""
+    """Yield the tensors of each checkpoint, with the slots in the units of the last one.
+
+    CheckpointError if names or shapes differ.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     last = SlotUnits.of_checkpoint(checkpoints[-1])
     for checkpoint in checkpoints:
@@ -105,8 +112,8 @@ def _read(checkpoints: Sequence[Checkpoint]) -> Iterator[Values]:
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         if differing:
             raise CheckpointError(
-                f"checkpoint {checkpoint.prefix} cannot be averaged with {checkpoints[0].prefix}: {short(differing[0])} is "
-                f"not the same in both (and {len(differing) - 1} more); they are of different networks or optimisers"
+                f"checkpoint {checkpoint.prefix} cannot be averaged with {checkpoints[0].prefix}: {short(differing[0])} "
+                f"differs (and {len(differing) - 1} more); average checkpoints of one network and optimiser"
             )
         yield values
 

@@ -1,4 +1,4 @@
-"""Checks that the tensors of a checkpoint fit a run: by names and shapes, before any graph, and by their values."""
+"""Check that the tensors of a checkpoint fit a run: by names and shapes before any graph is built, and by values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:
 
 
 def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
-    """Return the tensors that a training saves, and that resuming needs."""
+    """Return the tensors that a training saves and needs to resume."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
     own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.is_trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
@@ -35,25 +35,27 @@ def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
 
 
 def averaged_variables(run: Run) -> list[Variable]:
-    """Return the variables of which a training keeps exponential averages."""
+    """Return the variables whose exponential averages (--ema) a training keeps."""
     return [v for v in run.trace.variables if run.options.training.ema and run.is_trained(v.name)]
 
 
 def evaluated_tensors(values: Mapping[str, np.ndarray]) -> Tensors:
-    """Return a checkpoint's tensors with the exponential averages in the place of the weights, in the weights' dtypes."""
+    """Return the tensors of a checkpoint with exponential averages in place of the weights, in the dtypes of those."""
     averages = {name[: -len(EMA) - 1]: value for name, value in values.items() if name.endswith(f"/{EMA}")}
     kept = {name: value for name, value in values.items() if not name.endswith(f"/{EMA}")}
     return kept | {name: value.astype(values[name].dtype) for name, value in averages.items() if name in values}
 
 
 def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:
-    """Return the shapes of tensors that have been read."""
+    """Return the shapes of tensors by name."""
     return {name: value.shape for name, value in values.items()}
 
 
 def model_tensors(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> Tensors:
-    """Return what the network needs to answer, of the tensors that a checkpoint holds: averages where there are any.
-    CheckpointError for those of another network."""
+    """Return the tensors of a checkpoint that inference needs; exponential averages instead of weights, if it has some.
+
+    CheckpointError for tensors of another network.
+    """
     expected = expected_model_tensors(run)
     evaluated = evaluated_tensors(values)
     check_shapes(shapes_of_values(evaluated), expected, checkpoint)
@@ -61,8 +63,10 @@ def model_tensors(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkp
 
 
 def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Refuse checkpoints of another network for validation; return a line on each that is damaged and left out. A dry run
-    warns of values, too, as the validation itself does."""
+    """Reject checkpoints of another network for validation; return a warning for each damaged one, which is skipped.
+
+    A dry run also returns warnings about values, as the validation does.
+    """
     main = run.options.main
 
     def check(checkpoint: Checkpoint) -> list[str]:
@@ -76,7 +80,7 @@ def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of another network or optimiser, naming the first difference."""
+    """Raise CheckpointError for a checkpoint of another network or optimiser, with the first difference."""
     problems = {name: "is missing" for name in expected if name not in shapes} | {
         name: f"has shape {list(shapes[name])} instead of {list(each.shape)}"
         for name, each in expected.items()
@@ -84,36 +88,36 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
     }
     if not problems:
         return
-    asked, options = "network", "model options"
+    misfit, options = "network", "model options"
     if problems.keys() == {AMAX_HISTORY}:
-        asked, options = "number formats", "--format-scaling and number formats"
-    elif all(name not in shapes and name.rpartition("/")[0] in expected for name in problems):  # slots, below a variable
-        asked, options = "optimiser", "--optimiser and --variable-filter"
+        misfit, options = "number formats", "--format-scaling and number formats"
+    elif all(name not in shapes and name.rpartition("/")[0] in expected for name in problems):  # slots
+        misfit, options = "optimiser", "--optimiser and --variable-filter"
     name, problem = next(iter(problems.items()))
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     raise CheckpointError(
-        f"checkpoint {checkpoint.prefix} does not fit the {asked} asked for: {name} {problem}{more}; give the {options} "
-        "that it was trained with"
+        f"checkpoint {checkpoint.prefix} does not fit the {misfit} of this call: {name} {problem}{more}; give the {options} "
+        "of its training"
     )
 
 
 def value_warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
-    """Return at most one line, on values that are validated all the same."""
+    """Return at most one warning about invalid values, which validation accepts."""
     faults = invalid_tensor(values, expected_model_tensors(run))
     return [f"warning: weights {checkpoint.prefix}: {fault}" for fault in faults]
 
 
 def check_values(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, remedy: str) -> None:
-    """Refuse to train with values that are not finite or out of range, unless --keep-going is given."""
+    """Raise CheckpointError for values that are not finite or out of range, unless --keep-going is given."""
     faults = [] if run.options.training.keep_going else invalid_tensor(values, expected_training_tensors(run))
     if faults:
         raise CheckpointError(
-            f"weights {checkpoint.prefix}: {faults[0]}; {remedy}, or --keep-going to go on with these all the same"
+            f"weights {checkpoint.prefix}: {faults[0]}; {remedy}, or train with these values with --keep-going"
         )
 
 
 def invalid_tensor(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
-    """Return at most one line: the first tensor with values that cannot be computed with, and the number of others."""
+    """Return at most one line: the first tensor with unusable values, and the number of others."""
     reasons = {
         name: reason
         for name, each in expected.items()
@@ -126,7 +130,7 @@ def invalid_tensor(values: Mapping[str, np.ndarray], expected: Mapping[str, Chec
 def _invalid_reason(name: str, value: np.ndarray, expected: CheckpointTensor) -> str:
     if not value.size:
         return ""
-    least, most = float(value.min()), float(value.max())  # NaN if one of the values is
+    least, most = float(value.min()), float(value.max())  # NaN if any value is NaN
     largest = max(abs(least), abs(most))
     if not np.isfinite(largest):
         return "values that are not finite"

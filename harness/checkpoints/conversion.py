@@ -1,8 +1,7 @@
-"""The tensors that a training starts with: of its own checkpoint when it resumes, of --init-path when it begins.
+"""Convert the tensors that a training starts from: its own checkpoint if it resumes, or --init-path.
 
-Slots of one name differ between update rules: `Momentum` sums gradients for momentum, and steps of the weight for LARS. The
-slots of rules that are linear in the gradient sum gradients that the loss scale has multiplied, and the amax history has the
-sizes of such gradients whatever the rule.
+Slots with one name differ between update rules: `Momentum` sums gradients for momentum, but steps of the weights for LARS.
+Slots of rules that are linear in the gradient, and the amax history of every rule, are in units of the loss scale.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ MAX_FITTED = 50_000  # images whose features --fit-classifier keeps in memory
 
 
 class SlotUnits(NamedTuple):
-    """The update rule that slots belong to, and the factor on the gradients in them: the loss scale, or 1."""
+    """The update rule of slots, and the factor on the gradients in them: the loss scale, or 1."""
 
     optimiser: str
     lr_scale: float
@@ -55,19 +54,19 @@ class SlotUnits(NamedTuple):
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
-        """Return the units in the record of a checkpoint; None without one."""
+        """Return the units that a checkpoint records; None without a record."""
         recorded = _recorded(checkpoint)
         return cls(recorded[OPTIMISER], recorded[LR_SCALE]) if {OPTIMISER, LR_SCALE} <= recorded.keys() else None
 
     def slots(self, values: Values) -> list[str]:
-        """Return the names of the rule's slots, which lie below their variables."""
+        """Return the names of the rule's slots, which are <variable>/<slot>."""
         rule = UPDATE_RULES.get(self.optimiser)
         names = [each.rpartition("/") for each in values]
         return ["".join(parts) for parts in names if rule and parts[2] in rule.slots and parts[0] in values]
 
 
 def _recorded(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the record in a checkpoint's own state, or that of its run."""
+    """Return the record in the state of a checkpoint, or else that of its run."""
     with suppress(CheckpointError):
         own = run_record.state(checkpoint).get(run_record.RECORDED)
         return own or run_record.arguments(find.run_folder(Path(checkpoint.prefix)))
@@ -75,8 +74,10 @@ def _recorded(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def resumed_tensors(run: Run, newest: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
-    """Return the tensors of a run's own checkpoint as the resumed run takes them, and lines on what was converted.
-    CheckpointError for tensors of another network or optimiser, or of no use."""
+    """Return the tensors of a run's own checkpoint, converted for the resumed run, and lines on the conversions.
+
+    CheckpointError for tensors of another network or optimiser, and for unusable values.
+    """
     first = {**_first_scales(run), **_first_averages(run, values)}
     check_shapes(shapes_of_values({**first, **values}), expected_training_tensors(run), newest)
     scaled, lines = _convert_gradient_amax(values, newest, run)
@@ -85,25 +86,27 @@ def resumed_tensors(run: Run, newest: Checkpoint, values: Values) -> tuple[Tenso
     foreign = _slots_of_another_rule(values, saved, own)
     if foreign:
         raise CheckpointError(
-            f"checkpoint {newest.prefix} does not fit the optimiser asked for: {foreign[0]} is of --optimiser "
-            f"{saved.optimiser}, and means another thing to {own.optimiser}; give the --optimiser that it was trained with"
+            f"checkpoint {newest.prefix} does not fit --optimiser {own.optimiser}: {foreign[0]} was written by "
+            f"{saved.optimiser} and has another meaning; give --optimiser {saved.optimiser}"
         )
     tensors, converted = convert_slots(values, saved, own, newest)
-    check_values(run, tensors, newest, f"move {newest.name}.* elsewhere to resume from the checkpoint before it")
+    check_values(run, tensors, newest, f"move {newest.name}.* away to resume from the checkpoint before it")
     return tensors, [*lines, *converted]
 
 
 def check_initial(run: Run, path: Path) -> None:
-    """Refuse weights of --init-path that a run cannot begin with."""
+    """Raise CheckpointError if a run cannot start from the weights of --init-path."""
     source, values, _ = read.load_init_path(path)
     initial_tensors(run, source, values)
 
 
 def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
-    """Return the tensors of --init-path that a new run begins with, and lines on those that are initialised or were
-    converted. CheckpointError for tensors of another network, or of no use."""
+    """Return the tensors of --init-path for a new run, and lines on those that are initialised or converted.
+
+    CheckpointError for tensors of another network, and for unusable values.
+    """
     evaluated = evaluated_tensors(values)
-    if evaluated.keys() != values.keys():  # copies of the weights are not those of the averages
+    if evaluated.keys() != values.keys():  # FP32 copies belong to the weights, not to their averages
         evaluated = {name: value for name, value in evaluated.items() if not name.endswith(f"/{FP32_COPY}")}
     values = {**_first_scales(run), **{name: value for name, value in evaluated.items() if name != LOSS_SCALE}}
     try:
@@ -112,32 +115,36 @@ def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tenso
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     lines: list[str] = []
     if run.plan.precision.scaled_kernels and values[AMAX_HISTORY][:, 1].any():
-        # another loss, of other pictures, may have gradients beyond the room for growth; activations are the weights' own
+        # gradients of another loss or other images may be far larger; activations depend on the weights alone
         values[AMAX_HISTORY] = np.where([True, False], values[AMAX_HISTORY], np.float32(0))
-        lines.append(f"--format-scaling begins the sizes of gradients anew: those of {source.prefix} are another training's")
+        lines.append(
+            f"--format-scaling resets the sizes of gradients, because those of {source.prefix} are from another training"
+        )
     saved, own = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
     foreign = _slots_of_another_rule(values, saved, own)
-    # a new run counts its updates from 0: averages that are corrected for bias by the count would be far too large
+    # a new run counts updates from 0, and the bias correction by that count would make old averages far too large
     corrected = own.slots(values) if UPDATE_RULES[own.optimiser].counts_updates else []
-    dropped = tuple([*reinitialised, *foreign, *corrected] or "?")  # a variable's slots begin with its name
+    dropped = tuple([*reinitialised, *foreign, *corrected] or "?")  # names of slots begin with the name of their variable
     kept = {name: value for name, value in values.items() if not name.startswith(dropped)}
     tensors, converted = convert_slots(kept, saved, own, source)
     tensors = _with_fp32_copies(tensors, run)
     tensors = {**tensors, **_first_averages(run, tensors)}
     check_values(run, tensors, source, "give other weights")
     if reinitialised:
-        why = "it has another number of classes there" if set(reinitialised) & values.keys() else "those weights have none"
-        lines.append(f"{classifier(run)} begins anew: {why}")
+        why = "has another number of classes" if set(reinitialised) & values.keys() else "has no classifier"
+        lines.append(f"{classifier(run)} is initialised, because {source.prefix} {why}")
     if foreign:
-        lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {saved.optimiser}")
+        lines.append(f"The optimiser's slots are reset: those of {source.prefix} are from --optimiser {saved.optimiser}")
     elif corrected:
-        lines.append(f"The optimiser's slots begin anew: {own.optimiser} corrects them by the number of updates, now 0")
+        lines.append(f"The optimiser's slots are reset: {own.optimiser} corrects them by the number of updates, which is 0")
     return tensors, [*converted, *lines]
 
 
 def _slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_units: SlotUnits) -> list[str]:
-    """Return the slots whose name the run's update rule uses too, but which another rule wrote. If the saved units are
-    unknown, none."""
+    """Return the slots that another update rule wrote under a name that the run's rule uses too.
+
+    [] if the saved units are unknown.
+    """
     if saved_units is None or saved_units.optimiser == run_units.optimiser:
         return []
     return [name for name in run_units.slots(values) if name in saved_units.slots(values)]
@@ -146,8 +153,10 @@ def _slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_un
 def convert_slots(
     values: Values, saved_units: SlotUnits | None, run_units: SlotUnits, checkpoint: Checkpoint
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors with the slots of one and the same rule in other units, rounded to their own dtypes, and a line on
-    that. CheckpointError for sums that their dtype cannot hold."""
+    """Return the tensors with slots converted to the run's units, in their own dtypes, and at most one line on that.
+
+    Slots of another update rule are not converted. CheckpointError if a value overflows its dtype.
+    """
     new, slots = dict(values), run_units.slots(values)
     if not slots or saved_units in (None, run_units) or saved_units.optimiser != run_units.optimiser:
         return new, []
@@ -157,15 +166,18 @@ def convert_slots(
             new[name] = (values[name].astype(np.float64) * (now / before)).astype(values[name].dtype)
         if np.isfinite(values[name]).all() and not np.isfinite(new[name]).all():
             raise CheckpointError(
-                f"--loss-scaling {now:g}: {name} of checkpoint {checkpoint.prefix}, which sums gradients times the loss "
-                f"scale {before:g}, would be beyond {values[name].dtype}; give a smaller scale"
+                f"--loss-scaling {now:g}: {name} of checkpoint {checkpoint.prefix}, saved with loss scale {before:g}, would "
+                f"overflow {values[name].dtype}; give a smaller scale"
             )
     return new, [f"The optimiser's slots are multiplied by {now / before:g}: the loss scale was {before:g} and is {now:g}"]
 
 
 def _convert_gradient_amax(values: Values, checkpoint: Checkpoint, run: Run) -> tuple[Values, list[str]]:
-    """Return the tensors with the gradients' column of the amax history [kernels, 2] at the loss scale of a resumed run, and
-    a line on that. An unknown scale of the checkpoint counts as the run's."""
+    """Return the tensors with the sizes of gradients in the amax history converted to the run's loss scale.
+
+    The history is [kernels, 2], with gradients in column 1. Also return at most one line on the conversion. An unknown
+    scale of the checkpoint counts as equal to the run's.
+    """
     training = run.options.training
     scales = (*values.get(LOSS_SCALE, np.zeros(0)).ravel()[:1].tolist(), _recorded(checkpoint).get("loss_scaling"))
     before = next((scale for scale in scales if is_positive(scale)), None)
@@ -173,13 +185,17 @@ def _convert_gradient_amax(values: Values, checkpoint: Checkpoint, run: Run) -> 
     if not run.plan.precision.scaled_kernels or AMAX_HISTORY not in values or before in (None, now):
         return values, []
     history = np.minimum(np.float64(values[AMAX_HISTORY]) * [1, now / before], LARGEST).astype(np.float32)
-    line = f"--format-scaling: the sizes of gradients are multiplied by {now / before:g}: the loss scale was {before:g}"
+    line = (
+        f"--format-scaling: the sizes of gradients are multiplied by {now / before:g}, because the loss scale was {before:g}"
+    )
     return {**values, AMAX_HISTORY: history}, [line]
 
 
 def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
-    """Return the tensors of --init-path with an FP32 copy of each weight that the run keeps one of; and with the copy as the
-    weight where the run keeps that in FP32 itself."""
+    """Return the tensors of --init-path with an FP32 copy of each weight for which the run keeps one.
+
+    If the run keeps a weight itself in FP32, its saved copy becomes the weight.
+    """
     precision, new = run.plan.precision, dict(values)
     for variable in run.trace.variables:
         name, copy = variable.name, f"{variable.name}/{FP32_COPY}"
@@ -193,20 +209,20 @@ def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
 
 
 def _first_averages(run: Run, values: Values) -> dict[str, np.ndarray]:
-    """Return the averages that a run keeps, of the weights alone, for weights without."""
+    """Return the initial exponential averages of a run: the weights."""
     copies = {v.name: values.get(f"{v.name}/{FP32_COPY}", values.get(v.name)) for v in averaged_variables(run)}
     return {f"{name}/{EMA}": copy.astype(np.float32) for name, copy in copies.items() if copy is not None}
 
 
 def _first_scales(run: Run) -> dict[str, np.ndarray]:
-    """Return the loss scale and the amax history that a run with changing ones begins with, for weights without."""
+    """Return the initial loss scale and amax history of a run, if it adapts them."""
     scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
     own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
     return own | ({AMAX_HISTORY: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
 
 
 def _differing_options(run: Run, source: Checkpoint) -> str:
-    """The end of an error: the options of the network that are not as those weights' training recorded them."""
+    """Return the end of an error message: the options of the network that differ from the recorded ones."""
     recorded = run_record.options(find.run_folder(Path(source.prefix)))
     own = {"model": run.options.main.model, **vars(run.options.model)}
     other = [
@@ -218,8 +234,10 @@ def _differing_options(run: Run, source: Checkpoint) -> str:
 
 
 def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
-    """Return the classifier's variables where a new run has another number of classes than the checkpoint, and [] otherwise.
-    CheckpointError for every other difference."""
+    """Return the variables of the classifier if the checkpoint has another number of classes or no classifier, else [].
+
+    CheckpointError for every other difference.
+    """
     present = {name: each for name, each in expected_training_tensors(run).items() if name in shapes and name != STEP}
     expected = {**expected_model_tensors(run), **present}
     variables = _other_classifier(shapes, expected, classifier(run))
@@ -229,12 +247,12 @@ def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint)
 
 
 def classifier(run: Run) -> str:
-    """The name of the last layer with a kernel."""
+    """Return the name of the last layer with a kernel."""
     return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
 
 
 def check_fitting(run: Run) -> None:
-    """OptionError if --fit-classifier cannot fit the run's classifier to its data."""
+    """Raise OptionError if --fit-classifier cannot fit the classifier of a run to its data."""
     if not run.options.training.fit_classifier:
         return
     images, last = run.data_source.spec.train_images, run.trace.operations[-1]
@@ -243,21 +261,23 @@ def check_fitting(run: Run) -> None:
             f"--fit-classifier needs a network that ends with a dense layer, not with {last.kind}; leave it out"
         )
     if run.options.dataset.random_data:
-        raise OptionError("--fit-classifier needs images to learn from, and those of this run are random; leave it out")
+        raise OptionError("--fit-classifier needs real images, but those of this run are random; leave it out")
     if images > MAX_FITTED:
         raise OptionError(f"--fit-classifier takes at most {MAX_FITTED:,} training images, not {images:,}; leave it out")
     if run.cluster.size > 1:
-        raise OptionError(f"--fit-classifier works in one process, and {run.cluster.size} were started; leave it out")
+        raise OptionError(f"--fit-classifier works in one process, but {run.cluster.size} were started; leave it out")
 
 
 def classifier_shape(run: Run) -> tuple[int, ...]:
-    """The shape of its kernel: [features, classes] where it is a dense layer."""
+    """Return the shape of the classifier's kernel; [features, classes] for a dense layer."""
     return next(v.shape for v in run.trace.variables if v.name == f"{classifier(run)}/kernel")
 
 
 def _other_classifier(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
-    """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`, or if
-    `shapes` has none of them."""
+    """Return the variables of a layer if `shapes` has none of them, or if all differ in the last axis (the classes) alone.
+
+    Otherwise return [].
+    """
     names = [name for name in expected if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
     pairs = [(shapes[name], expected[name].shape) for name in names if name in shapes]
     if not pairs and len(shapes) > len(names):  # weights without a classifier

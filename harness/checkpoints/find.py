@@ -1,5 +1,7 @@
-"""Finds checkpoints: in a run folder, and by the paths that --restore-path and --init-path name. Names alone are read, and
-.npz files."""
+"""Find checkpoints in run directories and at the paths of --restore-path and --init-path.
+
+Only names and .npz files are read.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ _MAX_NAMED, _MAX_LISTED = 3, 12
 
 
 def numbered(folder: Path) -> list[Checkpoint]:
-    """The ckpt-<n> of a folder in order of n."""
+    """Return the ckpt-<n> of a folder, in order of n."""
     return in_order(index for index in indices(folder) if NUMBERED.fullmatch(index.stem))
 
 
 def in_order(indices: Iterable[Path]) -> list[Checkpoint]:
-    """The checkpoints of some .index files in the order of their updates."""
+    """Return the checkpoints of .index files, in order of their updates."""
     return sorted(map(Checkpoint.of_index, indices), key=lambda checkpoint: (checkpoint.updates, checkpoint.prefix))
 
 
 def indices(folder: Path) -> list[Path]:
-    """The *.index directly in a folder; none if there is no folder, CheckpointError if it may not be looked into."""
+    """Return the *.index files directly in a folder; [] without a folder. CheckpointError if it cannot be read."""
     try:
         return sorted(folder / name for name in os.listdir(folder) if name.endswith(".index"))
     except (FileNotFoundError, NotADirectoryError):
@@ -37,7 +39,7 @@ def indices(folder: Path) -> list[Path]:
 
 
 def run_checkpoints(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
-    """Return the ckpt-<n> that a run can resume from; CheckpointError if there are none."""
+    """Return the ckpt-<n> of a run directory. CheckpointError if there are none."""
     check_run_folder(folder, option)
     checkpoints = numbered(folder)
     if not checkpoints:
@@ -46,34 +48,36 @@ def run_checkpoints(folder: Path, option: str = "--restore-path") -> list[Checkp
 
 
 def check_run_folder(folder: Path, option: str = "--restore-path") -> None:
-    """CheckpointError for a path that is no folder, where the folder of a run is needed."""
+    """Raise CheckpointError if a path is not a folder."""
     if not os.path.isdir(folder):
         run = folder.parent if numbered(folder.parent) else "as in logs/<run>"
-        raise CheckpointError(f"{option} {folder} is not a folder; give the run folder, {run}")
+        raise CheckpointError(f"{option} {folder} is not a folder; give the run directory, {run}")
 
 
 def nothing_in(folder: Path, looked_for: str, option: str = "--restore-path") -> CheckpointError:
-    """The error of a folder without checkpoints, which may be around runs, as that of cnn sweep is."""
-    return CheckpointError(f"{option} {folder} holds no checkpoint (looked for {looked_for}){runs_in(folder)}")
+    """Return the error for a folder without checkpoints, with the runs in it, such as those of cnn sweep."""
+    return CheckpointError(f"{option} {folder} has no checkpoint (searched for {looked_for}){runs_in(folder)}")
 
 
 def runs_in(folder: Path) -> str:
-    """Return the end of a message on a folder that is no run: the runs in it, if there are any."""
+    """Return the end of a message about a folder that is not a run: the runs in it, if there are any."""
     runs = [str(each) for each in sorted(folder.iterdir()) if os.access(each, os.R_OK) and numbered(each)]
     return f"; runs in it: {', '.join(runs[:_MAX_NAMED])}{', ...' * (len(runs) > _MAX_NAMED)}" if runs else ""
 
 
-def beside(path: Path) -> str:
-    """Return the end of a message on a checkpoint that is not there: those that are, if there are any."""
+def existing_checkpoints(path: Path) -> str:
+    """Return the end of a message about a missing checkpoint: the ones that exist, if there are any."""
     names = [checkpoint.name for checkpoint in numbered(path.parent)]
     shown = names if len(names) <= _MAX_LISTED else [*names[:_MAX_NAMED], "...", names[-1]]
     return f"; checkpoints there: {', '.join(shown)}" if names else ""
 
 
 def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
-    """`--restore-path` of a validation: all checkpoints of a folder (numbered first, then averages in its ckpt/ folder), the
-    checkpoints with a common prefix, or weights in a .npz file. `by_prefix` False: for one network, of which a name that
-    only begins like another's is a mistake."""
+    """Return the checkpoints of `--restore-path` for a validation.
+
+    The path is a folder (numbered checkpoints first, then averages in ckpt/), a common prefix of checkpoints, or a file of
+    weights. `by_prefix` False: raise CheckpointError for a name that is only the beginning of others.
+    """
     file = weights_file.located(path)
     if file:
         return [Checkpoint(str(file))]
@@ -92,17 +96,19 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
         own = ", ".join(weights_file.BUNDLED)
         raise CheckpointError(
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
-            f"{beside(path) or f'; weights that come with the project: {own}'}"
+            f"{existing_checkpoints(path) or f'; included weights: {own}'}"
         )
     if not by_prefix:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints[:_MAX_NAMED])
-        raise CheckpointError(f"--restore-path {path}: no such checkpoint; names that begin so: {names}")
+        raise CheckpointError(f"--restore-path {path}: no such checkpoint; names that begin like it: {names}")
     return checkpoints
 
 
 def init_checkpoint(path: Path) -> Checkpoint | Path:
-    """`--init-path`: a checkpoint, or a folder that has some. CheckpointError for neither; weights in a .npz file are read,
-    so that damaged ones are refused before anything is written."""
+    """Return the checkpoint of `--init-path`, or the folder if it has some; CheckpointError for any other path.
+
+    Files of weights are read, so that damaged ones are rejected before anything is written.
+    """
     file = weights_file.located(path)
     if file:
         weights_file.options(file)
@@ -114,13 +120,13 @@ def init_checkpoint(path: Path) -> Checkpoint | Path:
         return Checkpoint.of_index(_index(path))
     _check_own_format("--init-path", path)
     raise CheckpointError(
-        f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, a "
-        f".safetensors of cnn export, or {' or '.join(weights_file.BUNDLED)}{beside(path)}"
+        f"--init-path {path}: no checkpoint found; give a run directory, a prefix such as logs/<run>/ckpt-500, a .npz file, "
+        f"a .safetensors file of cnn export, or {' or '.join(weights_file.BUNDLED)}{existing_checkpoints(path)}"
     )
 
 
 def prefix(path: Path) -> Path:
-    """The prefix of a checkpoint's files; the path may be that of its index."""
+    """Return the prefix of a checkpoint's files for the prefix, .index or .meta path."""
     name = path.name.removesuffix(".index").removesuffix(".meta")
     return path.with_name(name) if name else path
 
@@ -130,7 +136,7 @@ def _index(path: Path) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """The place of a restore path's options: the run folder, or the .npz file itself."""
+    """Return where the options of a restore path are recorded: the run directory, or the file of weights."""
     file = weights_file.located(path)
     if file:
         return file
@@ -140,14 +146,16 @@ def run_folder(path: Path) -> Path:
 
 
 def _run_folder_of_averages(path: Path) -> Path:
-    """Return `<run>` for `<run>/ckpt`, and any other path unchanged. A run records `<run>/ckpt` as its checkpoint_path: the
-    folder of its averages, and the common prefix of its checkpoints."""
+    """Return `<run>` for `<run>/ckpt`, and any other path unchanged.
+
+    A run records `<run>/ckpt` as its checkpoint_path: it is the folder of its averages and the prefix of its checkpoints.
+    """
     of_averages = path.name == AVERAGES and os.path.isdir(path) and not numbered(path) and not (path / AVERAGES).is_dir()
     return path.parent if of_averages and numbered(path.parent) else path
 
 
 def _check_own_format(option: str, path: Path) -> None:
-    """Refuse a file of another project, which has to be imported first."""
+    """Raise CheckpointError for a file of another project, which must be imported first."""
     if path.suffix in weights_file.FOREIGN:
         command = f"python tools/import_weights.py {in_shell([as_value(path)])}"
-        raise CheckpointError(f"{option} {path}: weights of another project have to be imported first: {command}")
+        raise CheckpointError(f"{option} {path}: weights of other projects must be imported first: {command}")

@@ -1,5 +1,7 @@
-"""Manifests prove a checkpoint whole: length and SHA-256 digest of each file, and the run and the update that the checkpoint
-is of. A manifest is written after the files; it lists them by the ends of their names, so that a copy may have any name."""
+"""Write and check the manifest of a checkpoint: the length and SHA-256 digest of each file, its run and its update.
+
+A manifest is written after the files, and lists them by the ends of their names, so that a copy may have another name.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from typing import Any
 from base import bounds
 from base.storage import files, input_files
 
-ITERATION = "iteration"  # of an identity: the updates that are done
+ITERATION = "iteration"  # key of an identity: the number of updates done
 _SUFFIX = ".manifest.json"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def write(prefix: Path, identity: Mapping[str, Any] | None = None) -> None:
-    """Put the files of a checkpoint onto the disk, and write the manifest. `identity`: its run and update."""
+    """Flush the files of a checkpoint to the disk and write its manifest. `identity`: its run and update."""
     tensors = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
     listed = {}
     for file in (*tensors, *(prefix.with_name(f"{prefix.name}{end}") for end in (".index", ".state.json"))):
@@ -38,28 +40,30 @@ def exists(prefix: Path) -> bool:
 
 
 def identity(prefix: Path) -> dict[str, Any]:
-    """Return the run and the update that a checkpoint is of, as `write` was given them; empty if nothing says so."""
+    """Return the run and the update that were passed to `write`; {} if they are unknown."""
     with suppress(*_UNREADABLE):
         return dict(_content(prefix)["identity"].items())
     return {}
 
 
 def matches(file: Path, prefix: Path) -> bool:
-    """Return whether the manifest of a checkpoint lists one of its files as it is."""
+    """Return whether a file of a checkpoint has the digest in the manifest."""
     with suppress(*_UNREADABLE):
         return _is_as_listed(file, _content(prefix)["files"][file.name[len(prefix.name) :]])
     return False
 
 
 def find_damage(prefix: Path, digests: bool = True) -> str | None:
-    """Return the first file of a checkpoint that differs from its manifest, as a message; None without a difference, or
-    without a manifest. `digests` False: compare lengths alone, and read no file."""
+    """Return a message on the first file of a checkpoint that differs from its manifest; None if all files match.
+
+    None also without a manifest. `digests` False: compare only lengths, without reading files.
+    """
     name = _path(prefix).name
     try:
         for end, listed in _content(prefix)["files"].items():
             name = f"{prefix.name}{end}"
             if not _is_as_listed(prefix.with_name(name), listed, digests):
-                return f"{name} has other bytes than were written"
+                return f"{name} has changed since it was written"
     except FileNotFoundError:
         return f"{name} is missing" if exists(prefix) else None
     except _UNREADABLE:

@@ -1,6 +1,8 @@
-"""Reads checkpoints. The manifest proves the bytes, the run and the update; TensorFlow's own reader reads the tensors.
-Checkpoints of other programs have no manifest: TensorFlow's checksums alone protect them. Weights may also be in one .npz
-file."""
+"""Read checkpoints and files of weights.
+
+The manifest proves the bytes, the run and the update; TensorFlow's reader reads the tensors. Checkpoints of other programs
+have no manifest, so only TensorFlow's checksums protect them.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +30,34 @@ if TYPE_CHECKING:
     import numpy as np
 
 Tensors = dict[str, "np.ndarray"]
-_PLAIN = re.compile(r"[\w /.,:;=+%@~#!()-]+", re.ASCII)  # paths that TensorFlow's reader takes for no pattern
+_PLAIN = re.compile(r"[\w /.,:;=+%@~#!()-]+", re.ASCII)  # paths that TensorFlow's reader does not treat as patterns
 _Result = TypeVar("_Result")
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint that is not as it was written."""
+    """A checkpoint has changed since it was written."""
 
     def __init__(self, checkpoint: Checkpoint, reason: str) -> None:
         super().__init__(f"checkpoint {checkpoint.prefix} is damaged: {reason}")
-        self.warning = f"warning: checkpoint {checkpoint.name} is damaged and left out: {reason}"
+        self.warning = f"warning: checkpoint {checkpoint.name} is damaged and skipped: {reason}"
 
 
 def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
-    """Return the newest whole checkpoint of a run folder, and a warning for each newer damaged one."""
+    """Return the newest intact checkpoint of a run directory, and a warning for each newer damaged one."""
     (newest,), warnings = load_each(find.run_checkpoints(folder, option), f"{option} {folder}", _verified, limit=1)
     return newest, warnings
 
 
 def load_network_in(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, Tensors, list[str]]:
-    """As `load_network`, of the numbered checkpoints of a run folder."""
+    """Return `load_network` of the numbered checkpoints of a run directory."""
     return load_network(find.run_checkpoints(folder, option), f"{option} {folder}")
 
 
 def load_network(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the whole checkpoint that stands for some, its tensors, and a warning for each damaged one before it: the best
-    validated one of a run with --keep-best-ckpt, else the newest. `option` names them in errors."""
+    """Return the checkpoint to use of several, its tensors, and a warning for each damaged one that was skipped.
+
+    This is the one with the best validation in a run with --keep-best-ckpt, else the newest. `option` names them in errors.
+    """
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     folder = find.run_folder(Path(ordered[-1].prefix))
     recorded = run_record.options(folder) if len(ordered) > 1 else {}
@@ -73,8 +77,10 @@ def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
 def usable_checkpoints(
     checkpoints: Sequence[Checkpoint], limit: int | None = None, finite: bool = True
 ) -> tuple[list[Checkpoint], list[str]]:
-    """Return the whole checkpoints, or the last `limit` of them, and a warning for each other one. `finite`: with finite
-    values alone."""
+    """Return the intact checkpoints, or the last `limit` of them, and a warning for each skipped one.
+
+    `finite`: also skip checkpoints with values that are not finite.
+    """
     found, damaged = _load_each(checkpoints, _finite if finite else _verified, limit)
     return found[::-1], [error.warning for error in reversed(damaged)]
 
@@ -82,14 +88,15 @@ def usable_checkpoints(
 def load_each(
     checkpoints: Sequence[Checkpoint], option: str, load: Callable[[Checkpoint], _Result], limit: int | None = None
 ) -> tuple[list[_Result], list[str]]:
-    """Return `load` of each checkpoint that is not damaged, or of the last `limit` of them, from the newest backward, and a
-    warning for each other one. If all are damaged, CheckpointError: `option` names them; the error of a single one is its
-    own."""
+    """Return `load` of each intact checkpoint, newest first, at most `limit`, and a warning for each damaged one.
+
+    CheckpointError if all are damaged; `option` names them, and a single one raises its own error.
+    """
     found, damaged = _load_each(checkpoints, load, limit)
     if len(checkpoints) == len(damaged) == 1:
         raise damaged[0]
     if checkpoints and not found:
-        raise CheckpointError(f"{option}: all {len(checkpoints)} checkpoints are damaged; the newest: {damaged[0]}")
+        raise CheckpointError(f"{option}: all {len(checkpoints)} checkpoints are damaged; newest: {damaged[0]}")
     return found, [error.warning for error in damaged]
 
 
@@ -109,8 +116,11 @@ def _load_each(
 
 
 def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
-    """Return every tensor of a checkpoint by name; DamagedCheckpoint for one that is damaged, or of another run or update
-    than its name says. `verify`: compare the files with their manifest first."""
+    """Return every tensor of a checkpoint by name.
+
+    DamagedCheckpoint if it is damaged, or belongs to another run or update than its name says. `verify`: compare the files
+    with their manifest first.
+    """
     file = weights_file.located(Path(checkpoint.prefix))
     if file:
         return weights_file.arrays(file)
@@ -120,13 +130,15 @@ def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
         values = {name: reader.get_tensor(name) for name in sorted(reader.get_variable_to_shape_map())}
     done, number = values.get(STEP), updates_in_name(checkpoint.name)
     if number is not None and done is not None and done.tolist() != [number]:
-        raise DamagedCheckpoint(checkpoint, f"it holds the weights of update {short(str(done).strip('[]'))}")
+        raise DamagedCheckpoint(checkpoint, f"it contains the weights of update {short(str(done).strip('[]'))}")
     return values
 
 
 def shapes(checkpoint: Checkpoint) -> Shapes:
-    """Return the shapes of the tensors by name, or raise the error of `tensors`. No more of the files than their lengths is
-    compared with the manifest."""
+    """Return the shapes of the tensors by name, or raise the error of `tensors`.
+
+    Only the lengths of the files are compared with the manifest.
+    """
     if weights_file.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
     _check_manifest(checkpoint, digests=False)
@@ -135,7 +147,7 @@ def shapes(checkpoint: Checkpoint) -> Shapes:
 
 
 def _verified(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint; DamagedCheckpoint if it is damaged. Where a manifest proves the files, no tensor is read."""
+    """Return the checkpoint; DamagedCheckpoint if it is damaged. Tensors are read only without a manifest."""
     _check_manifest(checkpoint)
     if not manifest.exists(Path(checkpoint.prefix)):
         tensors(checkpoint, verify=False)
@@ -143,32 +155,34 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _finite(checkpoint: Checkpoint) -> Checkpoint:
-    """As `_verified`, also for a value that is not finite."""
+    """Return the checkpoint; DamagedCheckpoint if it is damaged or has values that are not finite."""
     import numpy as np
 
     for name, value in tensors(checkpoint).items():
         if not np.isfinite(value).all():
-            raise DamagedCheckpoint(checkpoint, f"{short(name)} holds values that are not finite")
+            raise DamagedCheckpoint(checkpoint, f"{short(name)} has values that are not finite")
     return checkpoint
 
 
 def _check_manifest(checkpoint: Checkpoint, digests: bool = True) -> None:
-    """Refuse a checkpoint whose files differ from its manifest, or whose run or update is another than its name says."""
+    """Raise DamagedCheckpoint if files differ from the manifest, or if the run or the update is not the expected one."""
     prefix = Path(checkpoint.prefix)
     damage = manifest.find_damage(prefix, digests)
     if damage:
         raise DamagedCheckpoint(checkpoint, damage)
     identity, own = manifest.identity(prefix), {ITERATION: updates_in_name(checkpoint.name)}
-    if NUMBERED.fullmatch(checkpoint.name):  # others may be of any run
+    if NUMBERED.fullmatch(checkpoint.name):  # other names may be from any run
         own[RUN_ID] = run_record.run_id(prefix.parent)
     if any(None not in (value, identity.get(name)) and value != identity[name] for name, value in own.items()):
-        raise DamagedCheckpoint(checkpoint, f"it is of update {identity.get(ITERATION)} of run {identity.get(RUN_ID)}")
+        raise DamagedCheckpoint(checkpoint, f"it is from update {identity.get(ITERATION)} of run {identity.get(RUN_ID)}")
 
 
 @contextmanager
 def _reader(checkpoint: Checkpoint) -> Iterator[Any]:
-    """Yield TensorFlow's reader of a checkpoint of numbers, which claim no more bytes than its files have; its errors become
-    DamagedCheckpoint."""
+    """Yield TensorFlow's reader of a checkpoint, and turn its errors into DamagedCheckpoint.
+
+    All tensors are numeric and claim no more bytes than the files have.
+    """
     tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
@@ -179,25 +193,24 @@ def _reader(checkpoint: Checkpoint) -> Iterator[Any]:
             for name, shape in reader.get_variable_to_shape_map().items():
                 kind = kinds[name]
                 if not (kind.is_floating or kind.is_integer or kind.is_bool):
-                    raise DamagedCheckpoint(checkpoint, f"{short(name)} holds no numbers")
+                    raise DamagedCheckpoint(checkpoint, f"{short(name)} is not numeric")
                 claimed += math.prod(shape) * kind.size
             there = sum(file.stat().st_size for file in _data_files(Path(checkpoint.prefix)))
             if claimed > there:
                 raise DamagedCheckpoint(
-                    checkpoint, f"its files have {there:,} bytes, and its index claims tensors of {claimed:,}"
+                    checkpoint, f"its files have {there:,} bytes, but its index claims tensors of {claimed:,}"
                 )
             yield reader
     except CheckpointError:
         raise
-    except Exception as error:  # TensorFlow's reader raises nearly every kind for damaged bytes
+    except Exception as error:  # because TensorFlow's reader raises many kinds for damaged bytes
         reason = tf_runtime.telling_line(error) if tf_runtime.is_of_tensorflow(error) else bounds.reason(error)
         raise DamagedCheckpoint(checkpoint, f"TensorFlow cannot read it: {short(reason)}") from None
 
 
 @contextmanager
 def _plain_prefix(prefix: Path) -> Iterator[str]:
-    """Yield a prefix of the same files that holds no characters of a pattern, such as [ and *, as TensorFlow's reader looks
-    for files by patterns."""
+    """Yield a prefix of the same files without characters such as [ and *, which TensorFlow's reader treats as patterns."""
     if _PLAIN.fullmatch(str(prefix)):
         yield str(prefix)
         return

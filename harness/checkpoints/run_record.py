@@ -1,6 +1,7 @@
-"""The state in a checkpoint that is no variable (the meter's averages and the record of the run), and the record of a run:
-options, seed, id and data. The newest checkpoint has the record; without one, as before the first one or on other hosts,
-the file of the last call counts. A .npz file has an entry."""
+"""Read the state of a checkpoint (averages of the meter, record of the run) and the record of a run (options, seed, data).
+
+The record is read from the newest checkpoint, else from arguments.json. A file of weights has its own record.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +15,38 @@ from harness.checkpoints import find, manifest, weights_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import ASKED, RUN_ID, invalid_option
 
-SAFETY = "rolling"  # of a state: true in a checkpoint that the next one replaces
-RECORDED = "arguments"  # of a state: the content of the call's arguments.json
+SAFETY = "rolling"  # key of a state: true if the next checkpoint replaces this one
+RECORDED = "arguments"  # key of a state: the content of arguments.json
 _MAX_BYTES = 64 << 20
 
 
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the state of a checkpoint; empty without its file. CheckpointError unless the manifest proves it."""
+    """Return the state of a checkpoint; {} without its file. CheckpointError if it does not match the manifest."""
     if not checkpoint.state_path.exists():
         return {}
     if not manifest.matches(checkpoint.state_path, Path(checkpoint.prefix)):
-        raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
+        raise CheckpointError(f"{checkpoint.state_path.name} has changed since it was written")
     return _json_object(checkpoint.state_path)
 
 
 def options(folder: Path) -> dict[str, Any]:
-    """Return the options of the run in a folder (or of the weights in a file), as they were requested."""
+    """Return the options of a run directory or a file of weights, as they were requested."""
     recorded = arguments(folder)
     return {**recorded, **(recorded.get(ASKED) or {})}
 
 
 def arguments(folder: Path) -> dict[str, Any]:
-    """Return the record of the run in a folder, or of the weights in a .npz file; empty if there is none."""
+    """Return the record of a run directory or a file of weights; {} if there is none."""
     return _located(folder)[1]
 
 
 def arguments_file(folder: Path) -> Path:
-    """Return the file that `arguments` reads; without a record, the arguments.json of a run that has begun."""
+    """Return the file that `arguments` reads; without a record, the path of arguments.json."""
     return _located(folder)[0]
 
 
 def run_id(folder: Path) -> str | None:
-    """Return the id of the run in a folder by the file of its last call; None if that does not say."""
+    """Return the id of a run from its arguments.json; None if it is not recorded."""
     with suppress(CheckpointError):
         return _json_object(_file(folder)).get(RUN_ID)
     return None
@@ -76,12 +77,12 @@ def _json_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
+        raise CheckpointError(f"{path} is damaged: it must contain one JSON object")
     return value
 
 
 def _checked(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return the record; CheckpointError for values that no run records, as strangers may write."""
+    """Return the record; CheckpointError for values of wrong types."""
     wrong = invalid_option(recorded)
     if wrong:
         raise CheckpointError(f"{path} is damaged: {wrong}")

@@ -1,7 +1,7 @@
-"""Weights in one file, .npz or .safetensors: arrays by variable name, and the options that the network needs, as JSON text.
+"""Read and write weights in one .npz or .safetensors file: arrays by variable name, and options of the network as JSON.
 
-The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. The sizes
-that a file claims are compared with its bytes, and with MAX_BYTES, before memory is taken for them.
+Included weights have short names. Nothing is unpickled: an array of objects is an error. The sizes that a file claims are
+compared with its bytes and with MAX_BYTES before memory is allocated.
 """
 
 from __future__ import annotations
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 SUFFIX, SAFETENSORS = ".npz", ".safetensors"
-FOREIGN = (SAFETENSORS, ".h5", ".hdf5", ".keras", ".pth", ".pt", ".bin", ".whl")  # for tools/import_weights.py
-OPTIONS = "options"  # the entry with the JSON text; of a .safetensors file's metadata
-MAX_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
+FOREIGN = (
+    SAFETENSORS,
+    ".h5",
+    ".hdf5",
+    ".keras",
+    ".pth",
+    ".pt",
+    ".bin",
+    ".whl",
+)  # formats to import
+OPTIONS = "options"  # the entry with the JSON text
+MAX_BYTES = 1 << 30  # of all arrays in a file; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
-# name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
+# name of a type in a .safetensors file: its NumPy type; bfloat16 is the upper half of an FP32
 _KINDS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
@@ -37,11 +46,11 @@ _KINDS = {
 
 
 class NpzError(CheckpointError):
-    """A file of weights that cannot be read. The text is one line that names the file."""
+    """A file of weights cannot be read. The message is one line that names the file."""
 
 
 def located(path: Path) -> Path | None:
-    """The file of weights at a path: a .npz, a .safetensors of this project, or bundled weights by their short name."""
+    """Return the file of weights for a path: .npz, .safetensors of this project, or the short name of included weights."""
     if path.suffix == SUFFIX or (path.suffix == SAFETENSORS and is_own(path)):
         return path
     bundled = BUNDLED.get(str(path))
@@ -49,7 +58,7 @@ def located(path: Path) -> Path | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a file holds weights with the options of their network, as only this project writes."""
+    """Return whether a file records the options of its network, as only this project does."""
     try:
         return bool(options(path))
     except (CheckpointError, OSError):
@@ -57,32 +66,32 @@ def is_own(path: Path) -> bool:
 
 
 def options(path: Path) -> dict[str, Any]:
-    """The options that were recorded with the weights; empty if there are none."""
+    """Return the options that are recorded with the weights; {} if there are none."""
     entries = _metadata(path) if path.suffix == SAFETENSORS else _read(path, lambda name: name == OPTIONS)
     if OPTIONS not in entries:
         return {}
     try:
         recorded = bounds.json_value(str(entries[OPTIONS]))
         if not isinstance(recorded, dict) or not isinstance(recorded.get("asked", {}), dict):
-            raise ValueError("it holds something else")
+            raise ValueError("it contains something else")
     except ValueError as error:
         raise NpzError(
-            f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options; {bounds.reason(error)}"
+            f"weights {path} are damaged: '{OPTIONS}' must contain one JSON object of options; {bounds.reason(error)}"
         ) from None
     return recorded
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every array by the name of its variable, in the precision of the file; BF16 in FP32."""
+    """Return every array by the name of its variable, in the dtype of the file; BF16 becomes FP32."""
     values = _tensors(path) if path.suffix == SAFETENSORS else _read(path, lambda name: name != OPTIONS)
     odd = [name for name, value in values.items() if value.dtype.kind not in "fiu"]
     if odd:
-        raise NpzError(f"weights {path} are damaged: {short(odd[0])} holds no numbers")
+        raise NpzError(f"weights {path} are damaged: {short(odd[0])} is not numeric")
     return values
 
 
 def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
-    """Write a file of weights, whole or not at all; the same values give the same bytes."""
+    """Write a file of weights atomically; equal values give equal bytes."""
     import numpy as np
 
     text, content = json.dumps(recorded, sort_keys=True), io.BytesIO()
@@ -98,7 +107,7 @@ def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -
 
 @contextmanager
 def open_zip(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file of at most MAX_BYTES, unpacked; ValueError for another or a damaged one."""
+    """Open a zip file of at most MAX_BYTES unpacked. ValueError for a larger or damaged file."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -106,12 +115,12 @@ def open_zip(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
             if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in members):
                 raise ValueError("its members are neither stored nor deflated")
             yield archive
-    except Exception as error:  # zipfile and its libraries raise many kinds for damaged bytes
+    except Exception as error:  # because zipfile raises many kinds for damaged bytes
         raise ValueError(bounds.reason(error)) from None
 
 
 def member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return the bytes of a member, no more than the zip claims."""
+    """Return the bytes of a member, at most as many as the zip file claims."""
     with archive.open(name) as opened:
         return opened.read(archive.getinfo(name).file_size)
 
@@ -122,14 +131,14 @@ def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
             return {short: _array(member(archive, name)) for short, name in names.items() if wants(short)}
     except FileNotFoundError:
-        remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
+        remedy = "; create it with tools/import_weights.py" if path in BUNDLED.values() else ""
         raise NpzError(f"weights {path}: no such file{remedy}") from None
     except (OSError, ValueError) as error:
         raise NpzError(f"weights {path} cannot be read: {bounds.reason(error)}") from None
 
 
 def _array(content: bytes) -> np.ndarray:
-    """Return the array in a .npy file; an error of any kind for a damaged one, and for a header that claims more."""
+    """Return the array in a .npy file. Damaged files raise errors of any kind; ValueError if the header claims more."""
     from numpy.lib import format as npy
 
     file = io.BytesIO(content)
@@ -143,7 +152,10 @@ def _array(content: bytes) -> np.ndarray:
 
 @contextmanager
 def _by_safetensors(path: Path) -> Iterator[Any]:
-    """Give the package safetensors, which refuses arrays that overlap or do not fill the file; NpzError for its faults."""
+    """Yield the package safetensors, and turn its errors into NpzError.
+
+    The package rejects arrays that overlap or do not fill the file.
+    """
     try:
         import safetensors
     except ImportError:
@@ -155,7 +167,7 @@ def _by_safetensors(path: Path) -> Iterator[Any]:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """Return the texts in a .safetensors file."""
+    """Return the metadata of a .safetensors file."""
     with _by_safetensors(path) as package, input_files.open_regular_file(path), package.safe_open(path, "np") as file:
         return file.metadata() or {}
 
@@ -168,7 +180,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
         for name, entry in package.deserialize(input_files.content(path, MAX_BYTES)):
             kind, shape = entry["dtype"], entry["shape"]
             if kind not in _KINDS:
-                raise ValueError(f"{short(name)} has the type {kind}, and only {', '.join(_KINDS)} are read")
+                raise ValueError(f"{short(name)} has the unsupported type {kind}; supported: {', '.join(_KINDS)}")
             bounds.elements(short(name), shape, MAX_BYTES)
             value = np.frombuffer(entry["data"], _KINDS[kind]).reshape(shape)
             found[name] = (value.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else value

@@ -1,5 +1,7 @@
-"""Writes checkpoints: in a folder of their own first, onto the disk, then renamed into place, the index last; so a
-checkpoint that is listed is whole. A writer does it in a thread of its own while training goes on.
+"""Write checkpoints atomically, in a thread of their own while training continues.
+
+The files are written to a temporary folder, flushed to the disk, and renamed into place with the index last. So every
+checkpoint with an index is complete.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 _CHECKPOINT_SUFFIX = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
-STAGING_PREFIX = ".saving-"  # begins the name of a folder with unfinished files
+STAGING_PREFIX = ".saving-"  # the names of folders with unfinished files begin with it
 
 
 class SaveError(Failure):
-    """A checkpoint that could not be written; the earlier ones are as they were."""
+    """A checkpoint could not be written. Earlier ones are unchanged."""
 
 
 def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-    """Write a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
+    """Write a numbered checkpoint, and the file `checkpoint`, in which TensorFlow looks for the newest one."""
     prefix = Path(checkpoint.prefix)
     identity = {ITERATION: checkpoint.updates, RUN_ID: state.get(run_record.RECORDED, {}).get(RUN_ID)}
     write_checkpoint(prefix, values, state, identity)
@@ -54,8 +56,10 @@ def write_checkpoint(
     prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Write a checkpoint of these values, with a state beside them; another one of that name is replaced. `identity`: its
-    run and update, for the manifest."""
+    """Write a checkpoint with these values and state, and replace one with the same name.
+
+    `identity`: its run and update, for the manifest.
+    """
     try:
         with locks.scratch_folder(prefix.parent, STAGING_PREFIX) as staging:
             _write_tensors(staging / prefix.name, values)
@@ -74,15 +78,19 @@ def write_checkpoint(
 
 
 def delete(prefix: Path) -> None:
-    """Remove a checkpoint's files: the index first, without which the others are no checkpoint, and the manifest last, so
-    that leftovers of a killed process can be recognised."""
+    """Delete a checkpoint's files: the index first, because the others are no checkpoint without it.
+
+    Delete the manifest last, so that leftovers of a killed process can be recognised.
+    """
     for file in _files_of(prefix):
         file.unlink(missing_ok=True)
 
 
 def foreign_file(prefix: Path) -> Path | None:
-    """Return a file that a checkpoint of weights only would replace though it is not of such a one, which has a manifest and
-    no training state; None if there is none."""
+    """Return a file that must not be replaced by a checkpoint of weights only; None if there is none.
+
+    Such a checkpoint may replace only its own kind, which has a manifest and no training state.
+    """
     there = _files_of(prefix)
     with_state = any(file.name.endswith((".state.json", ".meta")) for file in there)
     return None if manifest.exists(prefix) and not with_state else next(iter(there), None)
@@ -91,9 +99,12 @@ def foreign_file(prefix: Path) -> Path | None:
 def prune(
     folder: Path, newest: Checkpoint, count: int | None, is_scheduled: Callable[[int], bool], keep_name: str = ""
 ) -> None:  # fmt: skip
-    """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest
-    permanent ones and that of the name `keep_name`. Checkpoints off the schedule, which a run that stopped has saved, go
-    first: the run in one go has none of them."""
+    """After `newest` is written, delete earlier safety checkpoints, and permanent ones except `keep_name` and the `count`
+    newest.
+
+    Checkpoints outside of the schedule are deleted first. They were saved when the run was interrupted, and an
+    uninterrupted run does not have them.
+    """
     earlier = [each for each in find.numbered(folder) if each.updates < newest.updates]
     old_safety = [old for old in earlier if old.updates and not is_scheduled(old.updates) and _is_for_safety(old)]
     permanent = [old for old in earlier if old not in old_safety and old.name != keep_name]
@@ -104,25 +115,25 @@ def prune(
 
 
 def _is_for_safety(checkpoint: Checkpoint) -> bool:
-    """Return whether the next checkpoint replaces this one; not a damaged one, which readers pass over."""
+    """Return whether the next checkpoint replaces this one. A damaged one is kept, because readers skip it."""
     with suppress(CheckpointError):
         return bool(run_record.state(checkpoint).get(run_record.SAFETY))
     return False
 
 
 def _files_of(prefix: Path) -> list[Path]:
-    """A checkpoint's files, in order. Other files with a name like theirs, a backup for instance, are none."""
+    """Return the files of a checkpoint, in order. Other files with the same prefix, such as backups, do not belong to it."""
     files_like_it = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
     return _in_order(file for file in files_like_it if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]))
 
 
 def _in_order(checkpoint_files: Iterable[Path]) -> list[Path]:
-    """The order in which the files of a checkpoint go: the index first, the manifest last."""
+    """Sort the files of a checkpoint for deletion: the index first, the manifest last."""
     return sorted(checkpoint_files, key=lambda file: (file.suffix != ".index", file.name.endswith(".manifest.json")))
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
+    """Delete the unfinished files of a killed process. No other process may be writing to the folder."""
     for parent in (folder, folder / AVERAGES):
         for left in parent.glob(f"{STAGING_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -131,8 +142,10 @@ def remove_unfinished(folder: Path) -> None:
 
 
 class Writer:
-    """Carries out one task at a time in a thread of its own; its error is raised where the next one begins. `latest`: the
-    name of the checkpoint that the run can resume from, which the tasks set."""
+    """Run one task at a time in a thread of its own. The next `submit` raises the error of the previous task.
+
+    `latest`: the name of the checkpoint from which the run can resume; the tasks set it.
+    """
 
     def __init__(self, latest: str | None = None) -> None:
         self.latest, self._resumed = latest, latest
@@ -148,35 +161,35 @@ class Writer:
         except (SaveError, OSError) as save_error:
             if error is None:
                 raise
-            with suppress(OSError):  # the output may be what ends the run
-                print(save_error, flush=True)  # beside the error that ends it
+            with suppress(OSError):  # because a closed output may be what ends the run
+                print(save_error, flush=True)  # in addition to the error that ends the run
         finally:
             self._thread.shutdown()
 
     @property
     def has_saved(self) -> bool:
-        """True once a checkpoint of this call holds its options."""
+        """True if this call has saved a checkpoint, which records its options."""
         return self.latest != self._resumed
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Start a task when the one before it has finished."""
+        """Wait for the previous task, and start this one."""
         self.wait_until_finished()
         self._task = self._thread.submit(task)
 
     def wait_until_finished(self) -> None:
-        """Wait for the present task, and raise its error."""
+        """Wait for the current task, and raise its error."""
         task, self._task = self._task, None
         if task is not None:
             task.result()
 
     def poll(self) -> None:
-        """Raise the present task's error if it has finished; wait for nothing."""
+        """Raise the error of the current task if it has finished, without waiting."""
         if self._task is not None and self._task.done():
             self.wait_until_finished()
 
 
 def fingerprint(values: Mapping[str, np.ndarray]) -> str:
-    """16 hexadecimal digits that two sets of tensors share if names, types, shapes and all bits are the same."""
+    """Return 16 hexadecimal digits that depend on the names, types, shapes and all bits of the tensors."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(values):
         digest.update(f"{name} {values[name].dtype} {values[name].shape}".encode() + values[name].tobytes())
@@ -195,12 +208,12 @@ def _write_tensors(prefix: Path, values: Mapping[str, np.ndarray]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Put a folder's list of names onto the disk, where the system can do that."""
+    """Flush the entries of a folder to the disk, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        pass  # some network file systems cannot
+        pass  # some network file systems cannot do it
     finally:
         os.close(descriptor)
 
@@ -208,4 +221,4 @@ def _sync(folder: Path) -> None:
 def _reason(prefix: Path, values: Mapping[str, np.ndarray], error: Exception) -> str:
     reason = error.strerror if isinstance(error, OSError) else tf_runtime.device_error(error).rsplit("; ", 1)[-1]
     megabytes = sum(value.nbytes for value in values.values()) / 1e6
-    return f"checkpoint {prefix} cannot be written: {reason} (it takes {megabytes:,.1f} MB)"
+    return f"checkpoint {prefix} cannot be written: {reason} (it needs {megabytes:,.1f} MB)"

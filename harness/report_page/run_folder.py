@@ -67,7 +67,7 @@ def read(path: Path) -> RunFolder:
     if its arguments file is damaged."""
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
-        raise OptionError(f"{path} {what}; give a run directory, such as logs/<run>{find.beside(path)}")
+        raise OptionError(f"{path} {what}; give a run directory, such as logs/<run>{find.existing_checkpoints(path)}")
     if not any((path / name).exists() for name in (*TABLES, *ARGUMENTS)):
         raise OptionError(
             f"{path} is not a run directory: it has no training.csv, validation.csv or arguments.json{find.runs_in(path)}"

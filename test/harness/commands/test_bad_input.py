@@ -159,7 +159,7 @@ def test_intact_data_is_accepted(tmp_path):
     [
         *((script, "--restore-path pets", "runs in it: pets/a, pets/b, pets/c, ...") for script in SCRIPTS),
         ("report", "pets", "runs in it: pets/a, pets/b, pets/c, ..."),
-        ("restore", "pets/a/ckpt-9", "give the run folder, pets/a"),
+        ("restore", "pets/a/ckpt-9", "give the run directory, pets/a"),
         ("validation", "pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
         ("train", "--init-path pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
         ("report", "pets/a/ckpt-9", "checkpoints there: ckpt-3, ckpt-20"),
@@ -302,7 +302,7 @@ def test_checkpoint_of_another_network_is_rejected(finished):
     before = tree(finished.folder)
     result = run("validation", "--restore-path", finished.folder, "--model-size", 14, "--log-dir", "new")
     assert result.code == 2
-    assert re.search(r"^validation.py: error: checkpoint \S+ckpt-\d+ does not fit the network asked for: ", result.err)
+    assert re.search(r"^validation.py: error: checkpoint \S+ckpt-\d+ does not fit the network of this call: ", result.err)
     assert tree(finished.folder) == before
 
 
@@ -381,5 +381,5 @@ def test_missing_packages_are_one_line(script, word):
 
 
 def test_later_instance_names_missing_folder(tmp_path):
-    with pytest.raises(CheckpointError, match=r"^--restore-path .*/gone is not a folder; give the run folder"):
+    with pytest.raises(CheckpointError, match=r"^--restore-path .*/gone is not a folder; give the run directory"):
         entry.recorded_options(tmp_path / "gone", ["--restore-path", str(tmp_path / "gone")], "restore")

@@ -113,7 +113,7 @@ def test_stop_before_resume_names_whole_call(unbroken, monkeypatch):
         monkeypatch.setattr(module, name, stopped)
         result = run("restore", *words)
         assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
-        (line,) = re.findall("^Go on: +(.*)", result.out, re.M)
+        (line,) = re.findall("^(?:Go on|Resume): +(.*)", result.out, re.M)
         assert line.endswith(again)
     assert again in (unbroken / "log.txt").read_text()
 

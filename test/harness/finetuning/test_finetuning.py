@@ -177,4 +177,4 @@ def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
     with (logs / "ckpt-0.data-00000-of-00001").open("r+b") as file:
         file.write(bytes(64))
     chosen, _, (warning,) = read.load_network_in(logs)
-    assert chosen.name == "ckpt-2" and "ckpt-0 is damaged and left out" in warning
+    assert chosen.name == "ckpt-2" and "ckpt-0 is damaged and skipped" in warning
