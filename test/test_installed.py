@@ -133,7 +133,7 @@ def test_a_plan_comes_from_the_package_whatever_lies_in_the_working_directory(en
         ("trian", "cnn: error: no command 'trian'; did you mean train?"),
         ("train --modle resnet", "cnn train: error: command line: unknown option --modle"),
         ("restore", "cnn restore: error: --restore-path"),
-        ("predict efficientnet-lite0 --output x.csv", "cnn predict: error: the pictures"),
+        ("predict efficientnet-lite0 --output x.csv", "cnn predict: error: the photos"),
         ("train", "cnn train --config quickstart"),
         ("poprun", "cnn train [option]..."),
         ("poprun python restore.py", "cnn restore"),
@@ -214,7 +214,7 @@ def test_predict_is_validation_with_options():
     named = ["--restore-path", "w.npz", "--predict", "a.jpg", "b"]
     assert words(["w.npz", "a.jpg", "b", "--output", "o.csv"]) == [*named, "--output", "o.csv"]
     assert words(named) == named
-    with pytest.raises(OptionError, match="the pictures are missing"):
+    with pytest.raises(OptionError, match="the photos are missing"):
         words(["w.npz"])
 
 

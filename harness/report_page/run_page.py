@@ -134,7 +134,7 @@ def _results(run: RunFolder) -> Mapping[str, str]:
     rates = [rate for row in run.training if math.isfinite(rate := number(row, "img_per_sec"))]
     figures = (
         ("best validation accuracy", number(best, "val_acc"), "{:.2f} %"),
-        ("its top-5 accuracy", number(best, "top5_acc"), "{:.2f} %"),
+        ("top-5 accuracy at the best checkpoint", number(best, "top5_acc"), "{:.2f} %"),
         ("last validation accuracy", number(last, "val_acc"), "{:.2f} %"),
         ("last validation loss", number(last, "loss"), "{:.4g}"),
         ("last training accuracy", number(trained, "train_acc_avg"), "{:.2f} %"),
