@@ -1,5 +1,5 @@
-"""Data sets, one plug-in a file: `SPECS` describes them, `DATASETS` opens them by the names that --dataset takes.
+"""Data sets, one plug-in per file: `SPECS` describes them, and `DATASETS` opens them by the names of --dataset.
 
-_spec.py is the contract; formats/ reads files, pipeline/ makes the tf.data streams, sources/ opens data. convert.py
-and verify.py start commands of tools/datasets and have neither table.
+_spec.py defines the contract. formats/ reads files, pipeline/ builds the tf.data streams, and sources/ opens data.
+convert.py and verify.py only start commands of tools/datasets.
 """

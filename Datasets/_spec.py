@@ -1,6 +1,6 @@
-"""The contract of data sets: a description, a request to open one, a request for a stream, and the opened source.
+"""The contract of data sets: description, request to open, request for a stream, and opened source.
 
-Nothing here imports TensorFlow: finding and counting data, and every error about it, must answer at once.
+Nothing here imports TensorFlow, so that data are found and counted, and errors reported, without delay.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Sizes and names of a data set, as models and the length of a training need them."""
+    """The description of a data set: sizes, class names and properties of its images."""
 
     name: str
     num_classes: int
-    image_size: int | None  # the records' own side in pixels; None: pictures of any size (the model decides)
+    image_size: int | None  # side of the records' images in pixels; None: any size (the model decides)
     train_images: int
     validation_images: int
     class_names: tuple[str, ...] = ()
-    class_images: tuple[int, ...] = ()  # of training, in each class; () where only the records tell
-    first_label: int = 1  # in the records: that of the first class
-    notes: tuple[str, ...] = ()  # lines for the log, about the files
-    frame: int = 0  # pixels of zeros on each side that the published pictures were given
-    standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
-    precision: str | None = None  # where nobody gives one; None: of the recipes that were published with these data
+    class_images: tuple[int, ...] = ()  # training images per class; (): only the records tell.
+    first_label: int = 1  # label of the first class in the records.
+    notes: tuple[str, ...] = ()  # lines for the log, about the files.
+    frame: int = 0  # pixels of zeros that were added on each side of the published images.
+    standardised: bool = False  # each image has mean 0, deviation 1 in the stream. False: use channel means.
+    precision: str | None = None  # default; None: that of the recipes published with these data.
 
     @property
     def labels(self) -> range:
-        """The labels that records may have, in the order of the classes."""
+        """Return the valid labels of records, in the order of the classes."""
         return range(self.first_label, self.first_label + self.num_classes)
 
 
@@ -45,10 +45,11 @@ class DataSpec:
 class OpenRequest:
     """The place of the data, and the part to use.
 
-    `percentage`: the share of the shards to use, from the first on. `num_classes`: the number of classes, where the files do
-    not have it. `skip_bad`: the number of unusable records and damaged places to pass over, each with a line on
-    standard error and in the run's log. `validation_split`: the part of every class of a folder that validates instead of
-    training. `train_dir`, `validation_dir`: the folders of splits whose folders are classes, in `data_dir` or elsewhere.
+    `percentage`: the share of the shards to use, from the first one.
+    `num_classes`: the number of classes, if the files do not tell it.
+    `skip_bad`: the number of unusable records and damaged places to skip, each with a warning.
+    `validation_split`: the fraction of every class folder that is used for validation instead of training.
+    `train_dir`, `validation_dir`: the folders of the splits, with one folder per class, in `data_dir` or elsewhere.
     """
 
     data_dir: str | None = None
@@ -63,25 +64,26 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """A stream of batches.
+    """A request for a stream of batches.
 
-    `batch_size`: samples of one batch: those of a pass in training (micro-batch x fold x the replicas that share batch
-    norm), a micro-batch in validation.
-    `start`: position of the first sample in the endless epoch order (training only): position p is element
+    `batch_size`: samples per batch. In training, those of a pass: micro-batch x fold x the replicas that share batch
+    norm. In validation, a micro-batch.
+    `start`: position of the first sample in the endless order of epochs (training only). Position p is element
     p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
     `shard_block`, `shard_stride`: with several instances, the stream holds the first `shard_block` of every `shard_stride`
-    positions, counted from `start`; 0 is every position. A block is one micro-batch of each of an instance's replicas; in
+    positions, counted from `start`; 0 means every position. A block is one micro-batch per replica of the instance; in
     validation, one micro-batch.
-    `eight_bit_io`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
-    `hostside_norm` says. Sets whose images are standardised then send them 32 x 32, with "moments".
-    `shuffle_block`: neighbouring records that stay together in the order of an epoch.
-    `augment` False: evaluation preprocessing on the training stream.
-    `policy`: "none", "trivial" or "rand", the last with `magnitude` 0 to 10; `colour_jitter`: the most that brightness,
-    contrast and saturation change, 0 to 1; `random_erasing`: a probability. They change images if `augment` is true.
-    `normalise_input`, `symmetric_input`: which normalisation of photographs; neither subtracts the channel means alone.
-    `image_mean`, `image_std`: of pixels from 0 to 1, red, green and blue; () leaves the choice to the two switches.
-    `fused_preprocessing`: `on_device` pads photographs to four channels, the last one zero.
-    `hostside_norm`: the plug-in normalises in its stream; otherwise `on_device` does.
+    `eight_bit_io`: send images as uint8 (fractions are cut off) and normalise them in `on_device`, regardless of
+    `hostside_norm`. Standardised data sets then send 32 x 32 images with "moments".
+    `shuffle_block`: number of neighbouring records that stay together in the order of an epoch.
+    `augment`: False applies evaluation preprocessing to the training stream.
+    `policy`: "none", "trivial" or "rand"; "rand" uses `magnitude`, 0 to 10. Only if `augment`.
+    `colour_jitter`: largest change of brightness, contrast and saturation, 0 to 1. Only if `augment`.
+    `random_erasing`: a probability. Only if `augment`.
+    `normalise_input`, `symmetric_input`: the normalisation of photos; neither one: subtract the channel means.
+    `image_mean`, `image_std`: for pixels from 0 to 1, red, green and blue; (): use the two switches above.
+    `fused_preprocessing`: `on_device` pads photos to four channels, the last one zero.
+    `hostside_norm`: normalise in the stream rather than in `on_device`.
     """
 
     batch_size: int
@@ -109,51 +111,53 @@ class ReadRequest:
 
 _SAMPLED = 64  # records of a split that its digest reads
 
-# a stage of the input pipeline: name, the stream up to its end, pictures in one element of that stream
+# a stage of the input pipeline: name, function that returns the stream up to this stage, images per element
 InputStage = tuple[str, Callable[[], "tf.data.Dataset"], int]
 
 
 class DataSource(Protocol):
-    """An opened data set, its records counted."""
+    """An opened data set, with its records counted."""
 
     spec: DataSpec
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        """Endless stream of {"image": [batch, side, side, 3] float32, "label": [batch] int32,
-        "position": [batch] int64}; "moments": [batch, 4] float32 where `eight_bit_io` needs it."""
+        """Return an endless stream of {"image": [batch, side, side, 3] float32, "label": [batch] int32,
+        "position": [batch] int64}; standardised images with `eight_bit_io` also have "moments": [batch, 4] float32."""
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        """Every image once, in order; the last batch is filled up with zero images labelled -1."""
+        """Return a stream of every image once, in order. Zero images with label -1 pad the last batch."""
 
     def training_in_order(self) -> DataSource:
-        """Return this data set with the training images in the place of the validation images."""
+        """Return this data set with the training images in place of the validation images."""
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
-        """A stream that ends after each of its stages in turn; the last one is whole."""
+        """Return the stages of the stream; the last one is the complete stream."""
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """The rest of the preprocessing, in the device's graph: float32 [batch, side, side, 3], 4 channels if
+        """Finish the preprocessing in the device's graph: float32 [batch, side, side, 3], or 4 channels with
         `fused_preprocessing`."""
 
 
 class Records(Protocol):
-    """Numbered records that a stream of photographs reads."""
+    """Numbered records, read by a stream of photos."""
 
     def __len__(self) -> int: ...
 
     def name(self, record: int) -> str:
-        """File and number of the record, for messages."""
+        """Return the file and number of a record, for messages."""
 
-    def picture(self, record: int) -> str:
-        """The picture's file, or the record's place where that is not known."""
+    def image_file(self, record: int) -> str:
+        """Return the name of the original image file, or `name` if it is unknown."""
 
     def payload(self, record: int) -> bytes:
-        """A serialised tf.train.Example; a DataError if it cannot be read."""
+        """Return a serialised tf.train.Example; raise DataError if it cannot be read."""
 
 
 def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
-    """12 hex digits over at most _SAMPLED records of each split, a split being its count and a reader of record i: equal for
-    equal data, whatever the files' names."""
+    """Return a digest (12 hex digits) of at most _SAMPLED records per split, independent of file names.
+
+    Each split is its number of records and a function that reads record i.
+    """
     hasher = hashlib.blake2b(digest_size=6)
     for count, read in splits:
         for i in sorted({k * (count - 1) // (_SAMPLED - 1) for k in range(_SAMPLED)} if count else ()):

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary versions. Sizes are counted from the files."""
+"""CIFAR-10 and CIFAR-100 in their binary versions. The sizes are counted from the files."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _open(name: str, request: OpenRequest) -> BinarySource:
 
 
 def _with_note(source: BinarySource) -> BinarySource:
-    """The source, with a note where the files have other numbers of pictures than the published ones."""
+    """Add a note to the source if its number of images differs from the published data set."""
     spec, published = source.spec, SPECS[source.spec.name]
     if (spec.train_images, spec.validation_images) != (published.train_images, published.validation_images):
         note = (
-            f"note: {spec.train_images:,} training and {spec.validation_images:,} validation pictures are in the files; the "
-            f"published {spec.name} has {published.train_images:,} and {published.validation_images:,}"
+            f"note: the files contain {spec.train_images:,} training and {spec.validation_images:,} validation images; "
+            f"the published {spec.name} has {published.train_images:,} and {published.validation_images:,}"
         )
         source.spec = replace(spec, notes=(*spec.notes, note))
     return source

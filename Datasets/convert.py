@@ -1,4 +1,4 @@
-"""`python -m Datasets.convert` starts tools/datasets/convert.py, by name: no import of this folder leads up to the tools."""
+"""Start tools/datasets/convert.py as `python -m Datasets.convert`, without importing it: Datasets is a lower layer."""
 
 if __name__ == "__main__":
     import runpy

@@ -1,6 +1,6 @@
-"""Fashion-MNIST: a balanced selection that comes with the project, and the full set from its IDX files.
+"""Fashion-MNIST: an included balanced selection, and the full set from its IDX files.
 
-Both are expanded once to CIFAR-10's binary records (32 x 32, grey three times), so CIFAR's reader reads them.
+Both are expanded once to CIFAR-10's binary records (32 x 32, three equal channels), so CIFAR's reader reads them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SPECS = {spec.name: spec for spec in (_EMBEDDED, _FULL)}
 
 
 def open_embedded(request: OpenRequest) -> BinarySource:
-    """The selection in the package; with --data-dir the full set that lies there. DATA_DIR is not looked at."""
+    """Open the included selection, or the full set in --data-dir. DATA_DIR is ignored."""
     if request.data_dir:
         if not idx.holds_idx(Path(request.data_dir)):
             raise DataError(
-                f"data set fashion-mnist: --data-dir {request.data_dir} lacks the IDX files ({_idx_names()}); the embedded "
-                "set needs no --data-dir"
+                f"data set fashion-mnist: --data-dir {request.data_dir} lacks the IDX files ({_idx_names()}); leave out "
+                "--data-dir to use the included images"
             )
         return _full(_EMBEDDED, Path(request.data_dir), request.environ)
     build = idx.writer(partial(idx.unpacked, idx.EMBEDDED))
@@ -50,7 +50,7 @@ def open_embedded(request: OpenRequest) -> BinarySource:
 
 
 def open_full(request: OpenRequest) -> BinarySource:
-    """60,000 + 10,000 images from --data-dir, else from DATA_DIR if they are there, else from Debian's package."""
+    """Open the 60,000 + 10,000 images in --data-dir, or else in DATA_DIR or Debian's package."""
     places = [request.data_dir] if request.data_dir else [request.environ.get("DATA_DIR"), str(idx.DEBIAN_FOLDER)]
     folders = [Path(place) for place in places if place]
     for folder in folders:
@@ -58,7 +58,7 @@ def open_full(request: OpenRequest) -> BinarySource:
             return _full(_FULL, folder, request.environ)
     raise DataError(
         f"data set fashion-mnist-full: no IDX files ({_idx_names()}) in {' or '.join(map(str, folders))}; "
-        "apt install dataset-fashion-mnist, or give --data-dir the folder that holds them"
+        "run apt install dataset-fashion-mnist, or give their folder with --data-dir"
     )
 
 
@@ -67,7 +67,7 @@ DATASETS = {"fashion-mnist": open_embedded, "fashion-mnist-full": open_full}
 
 def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySource:
     sources = "".join(input_files.sha256(file) for file in idx.idx_paths(folder))
-    name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # other files, other folder
+    name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # one cache folder per set of files
     return _source(spec, cache.expanded(name, idx.writer(partial(idx.read_idx, folder)), environ))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of one's own: a tree with one folder for each class, or the shards that Datasets.convert writes."""
+"""Your own photos: a tree with one folder per class, or shards written by Datasets.convert."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from Datasets.formats import class_names
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
 from Datasets.sources import image_folder, locate
-from Datasets.sources.photo_source import PhotographSource, open_shards
+from Datasets.sources.photo_source import PhotoSource, open_shards
 
-_LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
-_WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"
+_LOOKED_AT = 20_000  # images whose headers are checked before a run, which takes a few seconds
+_WANTED = f"train/<class>/<images>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"
 
 SPECS = {
     "imagefolder": DataSpec(
@@ -28,29 +28,31 @@ SPECS = {
 }
 
 
-def open_imagefolder(request: OpenRequest) -> PhotographSource:
-    """Shards in the folder itself if there are any, else the pictures of the tree."""
+def open_imagefolder(request: OpenRequest) -> PhotoSource:
+    """Open the shards in the folder if there are any, else the images of the tree."""
     top, *given = _places(request)
     train = part(shards(top, "train"), request.percentage)
     if train and any(given):
         raise DataError(
-            f"data set imagefolder: --train-dir and --validation-dir are for folders of pictures, and {top} has shards; "
-            "leave them out, or give --data-dir the folder of pictures"
+            f"data set imagefolder: --train-dir and --validation-dir need folders of images, but {top} has shards; "
+            "leave them out, or set --data-dir to a folder of images"
         )
     if not train:
         if request.percentage < 100:
             raise DataError(
-                f"data set imagefolder: --dataset-percentage-to-use {request.percentage} takes a part of the shards, and "
-                f"{top} has none; leave it out, or convert the pictures first"
+                f"data set imagefolder: --dataset-percentage-to-use {request.percentage} needs shards, but {top} has none; "
+                "leave it out, or convert the images first"
             )
         return _open_tree(top, *given, request)
     classes = class_names.read(top)
     if not classes:
-        raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
+        raise DataError(
+            f"data set imagefolder: no {class_names.FILE} in {top}; add one that names the classes of the shards"
+        )
     class_names.agree(classes, request.num_classes, str(top / class_names.FILE))
     if request.validation_split:
         raise DataError(
-            f"data set imagefolder: --validation-split {request.validation_split:g} is for folders of pictures, and {top} "
+            f"data set imagefolder: --validation-split {request.validation_split:g} needs folders of images, but {top} "
             "has shards; leave it out, and convert with --validation"
         )
     validation = part(shards(top, "validation"), request.percentage, least=1)
@@ -63,7 +65,7 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
 
 
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
-    """The names of the classes, without counting a picture."""
+    """Return the class names, without counting images."""
     top, *given = _places(request)
     return class_names.read(top) or image_folder.classes_of(top, *given)
 
@@ -73,7 +75,7 @@ CLASS_NAMES = {"imagefolder": names_of_classes}
 
 
 def _places(request: OpenRequest) -> tuple[Path, Path | None, Path | None]:
-    """The folder of the data, and those of its splits that are given."""
+    """Return the data folder, and the given folders of training and validation."""
     data_dir = request.data_dir or request.environ.get("DATA_DIR")
     train, validation = (
         locate.split_folder(given, data_dir, f"data set imagefolder: {option}") if given else None
@@ -83,35 +85,35 @@ def _places(request: OpenRequest) -> tuple[Path, Path | None, Path | None]:
     return top, train, validation
 
 
-def _open_tree(top: Path, train: Path | None, validation: Path | None, request: OpenRequest) -> PhotographSource:
+def _open_tree(top: Path, train: Path | None, validation: Path | None, request: OpenRequest) -> PhotoSource:
     try:
         tree = _split(image_folder.tree(top, train, validation), top, request.validation_split)
     except DataError as error:
         raise DataError(*parts(error, "data set imagefolder: ")) from None
     class_names.agree(tree.classes, request.num_classes, f"the tree {train or top}")
     if not request.skip_bad:
-        _check_pictures([*tree.train, *(tree.validation or ())][:_LOOKED_AT])
+        _check_images([*tree.train, *(tree.validation or ())][:_LOOKED_AT])
     return _source(
         tree.classes, image_folder.FileIndex(tree.train, tree.classes),
         None if tree.validation is None else image_folder.FileIndex(tree.validation, tree.classes),
-        f"no pictures for validation in class folders of {top}; put them in folders of val/ and the others in train/, give "
-        "--validation-dir, or --validation-split, as in 0.2",
+        f"no validation images in class folders of {top}; move some to val/ and the rest to train/, or give "
+        "--validation-dir or --validation-split 0.2",
         Tolerance(request.skip_bad), tree.notes, class_images=tree.class_images(),
     )  # fmt: skip
 
 
 def _split(tree: image_folder.Listing, top: Path, fraction: float) -> image_folder.Listing:
-    """The tree, with a part of its training pictures for validation if so asked: those that Datasets.convert takes, too."""
+    """Move a fraction of the tree's training images to validation: the same images as Datasets.convert would."""
     if not fraction:
         return tree
     if tree.validation:
-        raise DataError(f"{top} has pictures for validation of its own; leave --validation-split out")
+        raise DataError(f"{top} already has validation images; leave out --validation-split")
     return image_folder.split_off(tree, fraction, lambda file: os.path.relpath(file, top), 0, "--validation-split")
 
 
-def _check_pictures(pictures: list[image_folder.Picture]) -> None:
-    """DataError for a file that is named like a picture and cannot be taken for one."""
-    bad = image_folder.damaged(pictures)
+def _check_images(images: list[image_folder.ImageFile]) -> None:
+    """Raise DataError if a file with the name of an image is not a readable image."""
+    bad = image_folder.damaged(images)
     if bad:
         more = f" (and {len(bad) - 1} more file{'s' * (len(bad) > 2)})" if len(bad) > 1 else ""
         raise DataError(
@@ -129,10 +131,10 @@ def _source(
     notes: tuple[str, ...] = (),
     first_label: int = 1,
     class_images: tuple[int, ...] = (),
-) -> PhotographSource:
+) -> PhotoSource:
     spec = DataSpec(
         name="imagefolder", num_classes=len(classes), image_size=None, train_images=len(train),
         validation_images=len(validation or ()), class_names=classes, notes=notes,
         first_label=first_label, class_images=class_images,
     )  # fmt: skip
-    return PhotographSource(spec, train, validation, missing, tolerance)
+    return PhotoSource(spec, train, validation, missing, tolerance)

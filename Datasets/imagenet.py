@@ -1,4 +1,4 @@
-"""ImageNet as TFRecord shards (train-00000-of-01024, validation-00000-of-00128; any number of shards)."""
+"""ImageNet as TFRecord shards (train-00000-of-01024, validation-00000-of-00128, or any other number)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import class_names
 from Datasets.formats.tfrecord import part, shards
 from Datasets.sources import locate
-from Datasets.sources.photo_source import PhotographSource, open_shards
+from Datasets.sources.photo_source import PhotoSource, open_shards
 
 _FOLDER = "imagenet-data"
 _TRAIN = "train-?????-of-?????"
@@ -24,8 +24,8 @@ SPECS = {
 }
 
 
-def open_imagenet(request: OpenRequest) -> PhotographSource:
-    """Shards in the folder itself, in `train/` and `validation/` below it, or in a folder imagenet-data."""
+def open_imagenet(request: OpenRequest) -> PhotoSource:
+    """Open the shards in the folder, in `train/` and `validation/` below it, or in a folder imagenet-data."""
     top = locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
     for folder in _candidates(top):
         train = _shards_in(folder, "train")
@@ -33,13 +33,13 @@ def open_imagenet(request: OpenRequest) -> PhotographSource:
             splits = part(train, request.percentage), part(_shards_in(folder, "validation"), request.percentage, least=1)
             return _source(*splits, folder, request)
     raise DataError(
-        f"data set imagenet: no {_TRAIN} in {top} or {top / 'train'}, nor in a folder named {_FOLDER} below it; give "
-        f"--data-dir the folder that holds {_TRAIN} and {_VALIDATION} (TFRecord shards)"
+        f"data set imagenet: no {_TRAIN} in {top}, {top / 'train'} or a folder named {_FOLDER} below; set --data-dir to "
+        f"the folder with {_TRAIN} and {_VALIDATION} (TFRecord shards)"
     )
 
 
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
-    """The names of a labels.txt beside the shards or above them, without counting a record; () if there is none."""
+    """Return the names in labels.txt, next to the shards or above them, without counting records; () without one."""
     top = locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
     training_folders = ((train, folder) for folder in _candidates(top) if (train := _shards_in(folder, "train")))
     train, folder = next(training_folders, ([], top))
@@ -50,8 +50,8 @@ DATASETS = {"imagenet": open_imagenet}
 CLASS_NAMES = {"imagenet": names_of_classes}
 
 
-def _source(train: list[Path], validation: list[Path], folder: Path, request: OpenRequest) -> PhotographSource:
-    """Sizes are counted from the records; classes are those of a labels.txt beside the shards, if there is one."""
+def _source(train: list[Path], validation: list[Path], folder: Path, request: OpenRequest) -> PhotoSource:
+    """Open the shards. Count the sizes from the records, and read the classes from labels.txt if there is one."""
     classes, file = class_names.beside(train, folder)
     if classes:
         class_names.agree(classes, request.num_classes, str(file))
@@ -63,8 +63,8 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
         train_images=len(index), validation_images=len(held_out or ()),
         notes=notes,
     )  # fmt: skip
-    missing = f"no {_VALIDATION} with records in {folder} or in validation/ below it; put the shards there"
-    return PhotographSource(counted, index, held_out, missing, tolerance)
+    missing = f"no {_VALIDATION} with records in {folder} or {folder / 'validation'}; put the shards there"
+    return PhotoSource(counted, index, held_out, missing, tolerance)
 
 
 def _candidates(top: Path) -> Iterator[Path]:
@@ -73,7 +73,7 @@ def _candidates(top: Path) -> Iterator[Path]:
 
 
 def _shards_in(folder: Path, split: str) -> list[Path]:
-    """The shards of a split from the folder, else from a folder with the split's name below it, or beside a folder train."""
+    """Return the shards of a split: in the folder, in a folder below named after the split, or in one next to `train`."""
     tops = [folder, folder.parent] if folder.name == "train" else [folder]
     names = {"train": ("train",), "validation": ("validation", "val")}[split]
     for place in (folder, *(top / name for top in tops for name in names)):

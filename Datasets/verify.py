@@ -1,4 +1,4 @@
-"""`python -m Datasets.verify` starts tools/datasets/verify.py, by name: no import of this folder leads up to the tools."""
+"""Start tools/datasets/verify.py as `python -m Datasets.verify`, without importing it: Datasets is a lower layer."""
 
 if __name__ == "__main__":
     import runpy

@@ -1,4 +1,4 @@
-"""The limit on unusable records that a run passes over (--skip-bad-records)."""
+"""The limit on unusable records that a run skips (--skip-bad-records)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from base.errors import DataError
 from base.fields import escaped
 
-REMEDY = "mend or remove it, or pass over some with --skip-bad-records NUMBER"
+REMEDY = "repair or remove it, or skip some with --skip-bad-records NUMBER"
 
 
 class Tolerance:
-    """Counts the places passed over, each once, from any thread; with `most` 0 the first is an error."""
+    """Count each skipped place once, from any thread. Up to `most` places are skipped; the next one is an error."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -23,22 +23,24 @@ class Tolerance:
         self._lock = threading.Lock()
 
     def add(self, place: str, reason: str) -> None:
-        """Count a place, and warn of it; DataError beyond `most` places."""
+        """Count a place and warn about it; raise DataError beyond `most` places."""
         with self._lock:
             if place in self._places:
                 return
             self._places.add(place)
             count = len(self._places)
         if count > self.most:
-            beyond = f"; that makes {count}, and --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
+            beyond = f"; it is number {count}, but --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
             raise DataError(f"{place} cannot be used: {reason}{beyond}")
         warning = escaped(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})")
         with self._lock:
             self._warn(warning)
 
     def follow(self, keep: Callable[[str], None], warn: Callable[[str], None]) -> None:
-        """Hand the warnings so far, which were printed on standard error, to `keep`, and each later one to `warn`, from the
-        thread that finds the place."""
+        """Pass all earlier warnings, already printed on standard error, to `keep`, and each later one to `warn`.
+
+        `warn` is called in the thread that finds the place.
+        """
         with self._lock:
             for warning in self._warnings:
                 keep(warning)
@@ -49,5 +51,5 @@ class Tolerance:
         print(warning, file=sys.stderr, flush=True)
 
     def known(self, place: str) -> bool:
-        """Return whether the place is counted already."""
+        """Return whether the place has already been counted."""
         return place in self._places

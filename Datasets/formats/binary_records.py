@@ -1,4 +1,4 @@
-"""Fixed-length binary records, as CIFAR has them: label bytes, then 3 x 32 x 32 pixels; checked and gathered by number."""
+"""Fixed-length binary records as in CIFAR: label bytes, then 3 x 32 x 32 pixels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from base.storage.input_files import Slices
 
 SIDE = 32
 PIXEL_BYTES = 3 * SIDE * SIDE  # planes: red, green, blue
-_TOGETHER = 1024  # records of one read
+_TOGETHER = 1024  # records per read
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """A record: `label_bytes` of labels, the one that counts at `label_at`, then the pixels."""
+    """The layout of a record: `label_bytes` of labels, of which the one at `label_at` is used, then the pixels."""
 
     label_bytes: int
     label_at: int
@@ -32,7 +32,7 @@ class RecordLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryFiles:
-    """The file names of both splits of a data set, the folder that its archive unpacks to, and the layout of a record."""
+    """The files of a data set: names for both splits, the folder in its archive, and the record layout."""
 
     folder: str
     train: tuple[str, ...]
@@ -41,7 +41,7 @@ class BinaryFiles:
 
 
 class RecordFile:
-    """The whole records of a file, read when they are asked for; DataError for those that are gone by then."""
+    """The complete records of a file, read on demand. Reading raises DataError if the file has become shorter."""
 
     def __init__(self, file: Path, layout: RecordLayout) -> None:
         self._file, self._layout = file, layout
@@ -52,14 +52,14 @@ class RecordFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return len(self._content)
 
     def __len__(self) -> int:
         return self.size // self._layout.record_bytes
 
     def rows(self, first: int, count: int = 1) -> np.ndarray:
-        """Return neighbouring records, as bytes [count, record_bytes]."""
+        """Return consecutive records, uint8 [count, record_bytes]."""
         each = self._layout.record_bytes
         try:
             data = self._content[first * each : (first + count) * each]
@@ -68,7 +68,7 @@ class RecordFile:
         return np.frombuffer(data, np.uint8).reshape(-1, each)
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Return all records in their order, some at a time."""
+        """Return all records in order, as blocks."""
         return (self.rows(first, min(_TOGETHER, len(self) - first)) for first in range(0, len(self), _TOGETHER))
 
     def labels(self) -> np.ndarray:
@@ -77,7 +77,7 @@ class RecordFile:
 
 
 class Gatherer:
-    """Records by number: from RAM with `cache`, else from the files."""
+    """Read records by number: from memory with `cache`, else from the files."""
 
     def __init__(self, files: Sequence[RecordFile], layout: RecordLayout, cache: bool) -> None:
         self._files = files
@@ -86,7 +86,7 @@ class Gatherer:
         self._cached = np.concatenate([block for file in files for block in file.blocks()]) if cache else None
 
     def __call__(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels uint8 [n, 32, 32, 3], labels int32 [n]; a number beyond the last record gives zeros and -1."""
+        """Return pixels, uint8 [n, 32, 32, 3], and labels, int32 [n]; zeros and -1 beyond the last record."""
         there = records < self._ends[-1]
         rows = np.zeros((len(records), self._layout.record_bytes), np.uint8)
         if self._cached is not None:
@@ -103,7 +103,7 @@ class Gatherer:
 
 
 def records_digest(files: Sequence[RecordFile]) -> str:
-    """32 hex digits over all records, however they lie in the files."""
+    """Return a digest (32 hex digits) of all records, independent of their division into files."""
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:
         for block in file.blocks():
@@ -112,18 +112,18 @@ def records_digest(files: Sequence[RecordFile]) -> str:
 
 
 def checked(file: Path, layout: RecordLayout, num_classes: int) -> RecordFile:
-    """The file's records, or a DataError that names the fault."""
+    """Return the records of a file; raise DataError if its length or a label is wrong."""
     records, each = RecordFile(file, layout), layout.record_bytes
     if records.size == 0 or records.size % each:
         raise DataError(
-            f"{file} is {records.size} bytes, not a positive multiple of the record length {each}; is it empty or cut "
-            "short? Copy it again"
+            f"{file} has {records.size} bytes, not a positive multiple of the record length {each}; it may be empty or "
+            "truncated, so copy it again"
         )
     labels = records.labels()
     wrong = np.flatnonzero(labels >= num_classes)
     if wrong.size:
         raise DataError(
             f"{file} ({records.size} bytes, record length {each}): record {wrong[0]} has label {labels[wrong[0]]}, "
-            f"outside 0 to {num_classes - 1}; is it another data set's file, or damaged?"
+            f"outside 0 to {num_classes - 1}; it may be damaged or belong to another data set"
         )
     return records

@@ -1,7 +1,7 @@
-"""Class names: labels.txt beside a set's files; and ImageNet's own.
+"""Class names: labels.txt of a data set, and ImageNet's own.
 
-Line i of labels.txt, counted from 1, is the name of label i. Where all lines are NUMBER:NAME, as TF-Slim writes them, the
-number is the label; 0:background is no class."""
+Line i of labels.txt, counted from 1, is the name of label i. If all lines are NUMBER:NAME, as written by TF-Slim, the
+number is the label; 0:background is not a class."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from base.storage import input_files
 from Datasets._spec import DataSpec
 
 FILE = "labels.txt"
-_MAX_BYTES = 16 << 20  # of labels.txt: some hundred thousand classes
+_MAX_BYTES = 16 << 20  # of labels.txt: a few hundred thousand classes
 _IMAGENET = Path(__file__).resolve().parent.parent / "_embedded" / "imagenet_classes.txt"
 IMAGENET_CLASSES = 1000
 _NUMBERED = re.compile(r"\s*(\d{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
 
 
 def normal(name: str) -> str:
-    """Return the one spelling of a name whose accents systems write in two ways."""
+    """Return a name in Unicode's NFC form: systems write accents in two ways."""
     return unicodedata.normalize("NFC", name)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the classes in the order of their labels: by value if all are numbers, else by their characters."""
+    """Return the classes in the order of their labels: by value if all are numbers, else as strings."""
     unique = sorted(set(names))
     values = {name: _number(name) for name in unique}
     if None not in values.values() and len(set(values.values())) < len(unique):
         twice = next((a, b) for a, b in itertools.combinations(unique, 2) if values[a] == values[b])
-        raise DataError(f"classes {twice[0]} and {twice[1]} are one number in two spellings; give them one")
+        raise DataError(f"classes {twice[0]} and {twice[1]} are the same number; use one spelling")
     return tuple(unique if None in values.values() else sorted(unique, key=values.__getitem__))
 
 
 def _number(name: str) -> float | None:
-    """The value of a name that is a number, as people write them without an exponent."""
+    """Return the value of a name that is a number without exponent; None for other names."""
     with suppress(ValueError):
         return None if "e" in name.lower() else decimal_number(name)
     return None
 
 
 def read(folder: Path) -> tuple[str, ...]:
-    """The names in the folder's labels.txt, in the order of the labels; () if it has none."""
+    """Return the names in a folder's labels.txt, in the order of the labels; () without one."""
     return _read(folder)[0]
 
 
 def first_label(folder: Path) -> int:
-    """The label, as records have it, of the first class in the folder's labels.txt; 1 if it has none."""
+    """Return the label, in the records, of the first class in a folder's labels.txt; 1 without one."""
     return _read(folder)[1]
 
 
@@ -64,19 +64,21 @@ def _read(folder: Path) -> tuple[tuple[str, ...], int]:
     except FileNotFoundError:
         return (), 1
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {bounds.reason(error)}; it must hold one class name a line") from None
+        raise DataError(f"{file} cannot be read: {bounds.reason(error)}; it must have one class name per line") from None
     first_seen: dict[str, int] = {}
     for number, name in enumerate(names, 1):
         if not name.strip():
-            raise DataError(f"{file}, line {number} is empty: every line must hold a class name")
+            raise DataError(f"{file}, line {number} is empty, but every line must be a class name")
         if (first := first_seen.setdefault(name, number)) != number:
-            raise DataError(f"{file}: lines {first} and {number} are both {short(name)}; a class has one label")
+            raise DataError(f"{file}: lines {first} and {number} are both {short(name)}; remove one of them")
     return _numbered(names, file) or (tuple(names), 1)
 
 
 def _numbered(names: Sequence[str], file: Path) -> tuple[tuple[str, ...], int] | None:
-    """The names and the first label where all lines are NUMBER:NAME; None for plain names. DataError if the numbers do not
-    follow one another, but for names like 16:9 and 12:30."""
+    """Return the names and the first label if all lines are NUMBER:NAME; None for plain names such as 16:9 and 12:30.
+
+    Raise DataError if the numbers are not consecutive.
+    """
     lines = [_NUMBERED.fullmatch(line) for line in names]
     if None in lines:
         return None
@@ -88,19 +90,18 @@ def _numbered(names: Sequence[str], file: Path) -> tuple[tuple[str, ...], int] |
     if len(numbers) < len(lines) or gap < numbers[-1]:
         if all(_number(line[2]) is not None for line in lines):
             return None
-        fault = f"{gap + 1} has no name" if gap < numbers[-1] else "a number comes twice"
-        raise DataError(f"{file}: its lines are NUMBER:NAME, and {fault}; give each label one line, without a gap")
+        fault = f"{gap + 1} has no name" if gap < numbers[-1] else "a number appears twice"
+        raise DataError(f"{file}: lines are NUMBER:NAME, but {fault}; use each label once, without gaps")
     if by_number[numbers[0]].lower() == "background" and numbers[0] == 0 and len(numbers) > 1:
         numbers = numbers[1:]
     ordered_names = tuple(by_number[number] for number in numbers)
     if len(set(ordered_names)) < len(ordered_names):
-        raise DataError(f"{file}: a name comes twice; a class has one label")
+        raise DataError(f"{file}: a name appears twice; give each class one label")
     return ordered_names, numbers[0]
 
 
 def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]:
-    """The names of the first labels.txt beside the shards or in the folder that they were looked for in, and that file;
-    () if there is none."""
+    """Return the names in the first labels.txt, next to the shards or in `folder`, and its path; () without one."""
     for place in [*(shard.parent for shard in shards[:1]), folder]:
         if names := read(place):
             return names, place / FILE
@@ -108,7 +109,7 @@ def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]
 
 
 def text(names: Iterable[str]) -> str:
-    """The content of labels.txt for these classes, with their labels where the names alone would be read as NUMBER:NAME."""
+    """Return the content of labels.txt. Add the labels if the plain names could be read as NUMBER:NAME."""
     names = tuple(names)
     if names and all(map(_NUMBERED.fullmatch, names)):
         names = tuple(f"{label}:{name}" for label, name in enumerate(names, 1))
@@ -116,16 +117,16 @@ def text(names: Iterable[str]) -> str:
 
 
 def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
-    """Raise DataError if `num_classes` is given and `where` has another number of names."""
+    """Raise DataError if `num_classes` is given and differs from the number of names in `where`."""
     if num_classes is not None and num_classes != len(names):
         raise DataError(
-            f"{num_classes} classes were asked for (--num-classes, or of the run) but {where} names {len(names)}; "
-            "leave --num-classes out, give the folder that belongs to it, or begin another run"
+            f"{num_classes} classes are expected (by --num-classes, or by the run), but {where} names {len(names)}; "
+            "leave out --num-classes, give the matching folder, or start a new run"
         )
 
 
 def for_spec(spec: DataSpec) -> tuple[str, ...]:
-    """The names in the order of the labels; () where neither the set's files nor the project have them."""
+    """Return the class names in the order of the labels; () if neither the data set nor the project has them."""
     if spec.name == "imagenet" and not spec.class_names and spec.num_classes == IMAGENET_CLASSES:
         return tuple(_IMAGENET.read_text(encoding="utf-8").splitlines())
     return spec.class_names

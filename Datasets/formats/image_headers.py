@@ -1,6 +1,6 @@
-"""The header of an image, read by Pillow before anything is decoded: format, size, orientation, and whether it can be read.
+"""Check an image's header with Pillow before decoding: format, size, orientation, and whether it can be read.
 
-Decoders believe a header and take memory at once: a file of a few bytes that promises gigabytes must not reach them.
+Decoders trust headers and allocate memory at once, so a small file that claims gigabytes must be rejected before.
 Nothing here imports TensorFlow.
 """
 
@@ -21,29 +21,35 @@ from base.storage import input_files
 if TYPE_CHECKING:
     from PIL import Image
 
-MAX_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
-MAX_BYTES = 1 << 27  # of a picture's file, and of a record
+MAX_PIXELS = 1 << 27  # 400 MB decoded, enough for cameras of a hundred megapixels
+MAX_BYTES = 1 << 27  # of an image file, and of a record
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WebP")
 _BEGINNINGS = re.compile(
     rb"(?P<JPEG>\xff\xd8\xff)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<GIF>GIF8)|(?P<BMP>BM)|(?P<WebP>RIFF.{4}WEBP)"
-    # formats that are not read
+    # formats that cannot be read
     rb"|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))|(?P<AVIF>.{4}ftypavi[fs])"
     rb"|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)|(?P<PNM>P[1-7]\s)|(?P<PSD>8BPS)",
     re.DOTALL,
 )
 _LONGEST_BEGINNING = 12
-# the frame header of a JPEG that is lossless or hierarchical, or has other than 8 bits
+# the frame header of a JPEG that is lossless or hierarchical, or does not have 8 bits
 _UNREAD_JPEG = re.compile(
     rb"\xff(?:[\xc3\xc5-\xc7\xcb\xcd-\xcf]\0[\x0b\x0e\x11\x14]|[\xc0-\xc2\xc9\xca]\0[\x0b\x0e\x11\x14][^\x08])"
 )
 _END = b"\xff\xd9"  # of a JPEG
 _ORIENTATION = 0x0112  # EXIF's tag
-_TURNING = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # a PNG's chunks, which may follow its pixels
+_TURNING = (
+    b"eXIf",
+    b"Raw profile type exif",
+    b"XML:com.adobe.xmp",
+)  # PNG chunks with an orientation; they may follow the pixels
 
 
 class Header(NamedTuple):
-    """A file's claim: its format, one of FORMATS; the size in pixels as stored; and the orientation, 1 (upright) to 8, by
-    EXIF, or by XMP where EXIF has none."""
+    """An image's format (one of FORMATS), its stored size in pixels, and its orientation.
+
+    The orientation is from 1 (upright) to 8, by EXIF or else by XMP.
+    """
 
     kind: str
     width: int
@@ -52,12 +58,12 @@ class Header(NamedTuple):
 
 
 def header(encoded: bytes) -> Header:
-    """Return the header of a picture's file; DataError ("is ...", "says ...") for one that is not to be decoded."""
+    """Return the header of an encoded image; raise DataError ("is ...", "claims ...") if it must not be decoded."""
     return _header(io.BytesIO(encoded), len(encoded), encoded)
 
 
 def fault(encoded: bytes) -> str | None:
-    """Return why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be."""
+    """Return why an encoded image must not be decoded ("is ...", "claims ..."); None if its header is good."""
     try:
         header(encoded)
     except DataError as error:
@@ -66,7 +72,7 @@ def fault(encoded: bytes) -> str | None:
 
 
 def file_fault(file: Path) -> str | None:
-    """Return why a file cannot be a picture, by its header: nothing behind that is read, where the format allows it."""
+    """Return why a file is not a readable image, by its header; None if it is. Read no more than the header if possible."""
     try:
         with input_files.open_regular_file(file) as raw, io.BufferedReader(raw) as stream:
             _header(stream, os.fstat(raw.fileno()).st_size)
@@ -78,46 +84,46 @@ def file_fault(file: Path) -> str | None:
 
 
 def read(path: str) -> bytes:
-    """Return the bytes of a photograph's file; DataError if they cannot be read or the header promises no image."""
+    """Return the bytes of a photo file; raise DataError if it cannot be read or is not an image by its header."""
     try:
         content = input_files.content(path, MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"photo {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if wrong := fault(content):
-        raise DataError(f"photograph {path} {wrong}")
+        raise DataError(f"photo {path} {wrong}")
     return content
 
 
 def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header:
-    """The header of a file of `size` bytes. Without `encoded`, all of them, nothing behind it is looked at."""
+    """Return the header of a file of `size` bytes. `encoded`: all its bytes; None: check the header only."""
     form = _format(stream.read(_LONGEST_BEGINNING), size)
     stream.seek(0)
     try:
-        with _pillow().open(stream, formats=[form.upper()]) as picture:
+        with _pillow().open(stream, formats=[form.upper()]) as image:
             at = stream.tell()
-            (width, height), turn = picture.size, _orientation(picture, form, encoded)
-    except Exception as error:  # whatever Pillow makes of damage
-        if getattr(error, "errno", None) is not None:  # of the disc
+            (width, height), turn = image.size, _orientation(image, form, encoded)
+    except Exception as error:  # Pillow raises many types of errors for damaged files
+        if getattr(error, "errno", None) is not None:  # a failed read, not damage
             raise
         _refuse_unread_jpeg(form, stream, size)
-        raise DataError(f"is damaged: the header of its {form} cannot be read") from None
+        raise DataError(f"is damaged: its {form} header cannot be read") from None
     _refuse_unread_jpeg(form, stream, at)
     if width * height > MAX_PIXELS:
-        raise DataError(f"says that it is {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
+        raise DataError(f"claims {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
     if size > MAX_BYTES:
-        raise DataError(f"has {size} bytes, more than the {MAX_BYTES} that are decoded")
-    if form == "JPEG" and encoded is not None and encoded.rfind(_END, at) < 0:  # a crop would not need the end
-        raise DataError("is cut short: its JPEG has no end")
+        raise DataError(f"has {size} bytes, more than the limit of {MAX_BYTES}")
+    if form == "JPEG" and encoded is not None and encoded.rfind(_END, at) < 0:  # decoding a crop may not notice this
+        raise DataError("is truncated: the end of its JPEG is missing")
     return Header(form, width, height, turn)
 
 
 def _refuse_unread_jpeg(form: str, stream: BinaryIO, size: int) -> None:
-    """Raise DataError if the first `size` bytes have the frame header of a sound JPEG that the decoders cannot read."""
+    """Raise DataError if the first `size` bytes belong to a valid JPEG of a kind that the decoders cannot read."""
     if form == "JPEG":
         stream.seek(0)
         if _UNREAD_JPEG.search(stream.read(size)):
             raise DataError(
-                "cannot be read: its JPEG is lossless or has other than 8 bits; save it again as a JPEG of 8 bits"
+                "cannot be read: its JPEG is lossless or does not have 8 bits; save it again as a JPEG of 8 bits"
             )
 
 
@@ -129,13 +135,12 @@ def _format(first_bytes: bytes, size: int) -> str:
     if form in FORMATS:
         return form
     known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-    raise DataError(f"is {form}, which is not read; convert it to {known}" if form else f"is no {known} by its first bytes")
+    raise DataError(f"is {form}, which is not supported; convert it to {known}" if form else f"is not a {known} file")
 
 
 @cache
 def _pillow() -> ModuleType:
-    """Pillow, which takes a while to import. Sizes are checked here, and warnings (on tags, on sizes) would come in between
-    the lines of a training."""
+    """Import Pillow, which is slow, and silence it: sizes are checked here, and its warnings would clutter the log."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None
@@ -143,12 +148,12 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _orientation(picture: Image.Image, form: str, encoded: bytes | None) -> int:
-    """The orientation that Pillow turns a picture upright by, as programs with an exported network do; 1 for none."""
-    if encoded is None or (form == "PNG" and not any(word in encoded for word in _TURNING)):  # or Pillow decodes it all
+def _orientation(image: Image.Image, form: str, encoded: bytes | None) -> int:
+    """Return the orientation by which Pillow, and programs with exported networks, turn an image upright; 1 for none."""
+    if encoded is None or (form == "PNG" and not any(word in encoded for word in _TURNING)):  # else Pillow decodes the PNG
         return 1
     try:
-        found = picture.getexif().get(_ORIENTATION, 1)
-    except Exception:  # whatever Pillow makes of damage: a picture without a sound EXIF is one all the same
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # Pillow raises many types; an image with damaged EXIF is still usable
         return 1
     return int(found) if found in range(1, 9) else 1

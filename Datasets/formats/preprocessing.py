@@ -1,6 +1,8 @@
-"""The preparation of one picture for a network: its constants, and its description for programs that do the same without
-this project. No TensorFlow; the arithmetic is in `Datasets/pipeline` (normalisation.py,
-augmentation.py, decoding.py, image_files.py)."""
+"""The preprocessing of one image: constants, and a description for programs that use an exported network.
+
+The arithmetic is in `Datasets/pipeline` (normalisation.py, augmentation.py, decoding.py, image_files.py). Nothing here
+imports TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,19 @@ from typing import Any
 
 from Datasets._spec import DataSpec, ReadRequest
 
-CHANNEL_MEAN = (123.68, 116.78, 103.94)  # of pixels from 0 to 255, red, green and blue
-UNIT_MEAN = (0.485, 0.456, 0.406)  # of pixels from 0 to 1
+CHANNEL_MEAN = (123.68, 116.78, 103.94)  # for pixels from 0 to 255; red, green, blue
+UNIT_MEAN = (0.485, 0.456, 0.406)  # for pixels from 0 to 1
 UNIT_DEVIATION = (0.229, 0.224, 0.225)
 SYMMETRIC_MIDDLE, SYMMETRIC_SCALE = 127.0, 128.0  # of EfficientNet-Lite
-CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
+CENTRAL = 256 / 224  # evaluation: shorter side of the resized image / side of the crop
 
 
 def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
-    """Return the way from a decoded picture, uint8 RGB, to the numbers that the network takes, as an object of JSON: the
-    sides of "resize" in pixels, then "normalisation", value = (pixel - mean) / deviation with pixels from 0 to 255."""
-    resize, normalisation = (_small, _per_picture) if spec.standardised else (_photograph, _constant)
+    """Return the preprocessing of a decoded image (uint8 RGB) as a JSON object.
+
+    "resize" gives sides in pixels. "normalisation" gives value = (pixel - mean) / deviation, for pixels from 0 to 255.
+    """
+    resize, normalisation = (_small, _per_image) if spec.standardised else (_photo, _constant)
     return {
         "resize": resize(spec, request),
         "normalisation": normalisation(request),
@@ -30,18 +34,18 @@ def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
 
 
 def unit_constants(request: ReadRequest) -> tuple[Sequence[float], Sequence[float]] | None:
-    """Return the means and deviations of pixels from 0 to 1 that the request asks for, if it asks for any."""
+    """Return the requested means and deviations, for pixels from 0 to 1; None if the request has none."""
     if request.image_mean:
         return request.image_mean, request.image_std
     return (UNIT_MEAN, UNIT_DEVIATION) if request.normalise_input else None
 
 
-def _photograph(_: DataSpec, request: ReadRequest) -> dict[str, Any]:
+def _photo(_: DataSpec, request: ReadRequest) -> dict[str, Any]:
     return {"shorter_side": int(request.image_size * CENTRAL), "method": "bilinear", "crop": "central"}
 
 
 def _small(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
-    """Sets of small pictures: the largest square in the middle, in the set's frame of zeros."""
+    """Describe sets of small images: the largest central square, in the set's frame of zeros."""
     side = spec.image_size or request.image_size
     return {
         "crop": "largest central square", "square": side - 2 * spec.frame, "method": "area", "frame_of_zeros": spec.frame,
@@ -49,8 +53,8 @@ def _small(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _per_picture(_: ReadRequest) -> dict[str, Any]:
-    return {"kind": "of each picture", "mean": "the picture's", "deviation": "the picture's, at least 1 / sqrt(its numbers)"}
+def _per_image(_: ReadRequest) -> dict[str, Any]:
+    return {"kind": "of each image", "mean": "the image's", "deviation": "the image's, at least 1 / sqrt(its numbers)"}
 
 
 def _constant(request: ReadRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Words for splits in the names of folders and files, in any capitals: Training, test_set, images-val."""
+"""Recognise splits by the names of folders and files, such as Training, test_set or images-val."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDING = re.compile(r"(set|data|images?|imgs?|pictures?|photos?|split)$")  # as
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a name has a word for; None without one, or with words for several."""
+    """Return the split that a name refers to; None if it refers to none or to several."""
     words = (word.lower() for word in _WORD.findall(name))
     found = {_WORDS.get(word) or _WORDS.get(_ENDING.sub("", word)) for word in words} - {None}
     return found.pop() if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Pictures as records: tf.train.Example with ImageNet's feature names."""
+"""Images as records: tf.train.Example with ImageNet's feature names."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ LABEL = "image/class/label"
 TEXT = "image/class/text"
 BOX_EDGES = tuple(f"image/object/bbox/{edge}" for edge in ("ymin", "xmin", "ymax", "xmax"))
 _BYTES_LIST, _INT64_LIST = 1, 3  # fields of tf.train.Feature
-UNPARSED = "it is no tf.train.Example"
-WRONG_LABEL = "its label is"  # begins the reason of `fault`
+UNPARSED = "it is not a tf.train.Example"
+WRONG_LABEL = "its label is"  # prefix of a reason that `fault` returns
 LABEL_REMEDY = (
-    "labels.txt must name every label: line by line from 1, or with their numbers, as 0:NAME, 1:NAME where labels begin "
-    "with 0 (0:background is no class)"
+    "labels.txt must name every label: one name per line, from label 1; or lines 0:NAME, 1:NAME if labels start at 0 "
+    "(0:background is not a class)"
 )
 
 
 class Example(NamedTuple):
-    """Every value of the two features that a good record has one of each: pictures' files, and labels from 1."""
+    """All values of a record's two features, encoded images and labels from 1. A good record has one of each."""
 
     encoded: list[bytes]
     labels: list[int]
 
 
 def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
-    """Return why a record cannot be used: it needs one file, by `image_fault`, and one of the data set's labels."""
+    """Return why a record cannot be used, or None: it needs one image without `image_fault`, and one of the `labels`."""
     example = parse(payload)
     if example is None:
         return UNPARSED
@@ -40,12 +40,15 @@ def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | No
     if label not in labels:
         return f"{WRONG_LABEL} {label}, outside {labels.start} to {labels[-1]}"
     reason = image_fault(example.encoded[0])
-    return f"its picture {reason}" if reason else None
+    return f"its image {reason}" if reason else None
 
 
 def serialised(encoded: bytes, label: int, text: str) -> bytes:
-    """A file's bytes as they are, its label from 1 and the class's name; the same bytes for the same picture, those of
-    protobuf's deterministic serialisation. Written out here, as a look at the data must not wait for TensorFlow."""
+    """Return a record with an image file's bytes, its label (from 1) and the name of its class.
+
+    The result equals protobuf's deterministic serialisation. It is done by hand so that checks of the data need not
+    import TensorFlow.
+    """
     features = {
         LABEL: _field(_INT64_LIST, _field(1, _varint(label))),
         TEXT: _field(_BYTES_LIST, _field(1, text.encode())),
@@ -56,12 +59,12 @@ def serialised(encoded: bytes, label: int, text: str) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protobuf message that holds bytes, a message, or packed numbers."""
+    """Return a field of a protobuf message that contains bytes, a message, or packed numbers."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    """A number from 0 on in protobuf's seven bits a byte, the lowest ones first."""
+    """Return a number of at least 0 as a protobuf varint: seven bits per byte, lowest first."""
     parts = []
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -70,8 +73,11 @@ def _varint(value: int) -> bytes:
 
 
 def parse(payload: bytes) -> Example | None:
-    """Return the values in a record's payload; None if that is no tf.train.Example. Fields that come again, which protobuf
-    merges and the parser of a graph refuses, make a payload longer than its message."""
+    """Return the values in a record's payload; None if it is not a valid tf.train.Example.
+
+    Repeated fields are invalid: protobuf merges them, but TensorFlow's parser rejects them. They show in a payload
+    longer than its parsed message.
+    """
     import tensorflow.compat.v1 as tf
     from google.protobuf.message import DecodeError
 
@@ -86,8 +92,10 @@ def parse(payload: bytes) -> Example | None:
 
 
 def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The features of a record's payload, string [], in a graph: the file, string []; the label, int64 [], -1 without one;
-    the edges of the boxes, float32 [boxes] each."""
+    """Parse a record's payload, string [], in a graph.
+
+    Return the encoded image, string []; the label, int64 [], -1 if missing; and the box edges, float32 [boxes] each.
+    """
     import tensorflow.compat.v1 as tf
 
     features = {

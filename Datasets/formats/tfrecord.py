@@ -1,8 +1,9 @@
-"""TFRecord shards: their numbering, the place of each record, and its bytes.
+"""TFRecord shards: their numbering, and the position and bytes of each record.
 
-A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4). A
-walk reads only the twelve bytes before every payload, and the user's cache keeps its result for large sets. A payload's
-checksum is verified when the payload is read. A damaged length ends the walk: nothing tells where the next record begins.
+A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
+Indexing reads only the twelve bytes before every payload; for large data sets the index is kept in the user's cache.
+A payload's checksum is verified when the payload is read. After a damaged length the rest of the shard is lost, because
+nothing shows where the next record begins.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from Datasets.formats.split_names import split_of
 _SHARD = re.compile(  # train-00000-of-00004, val-00000-of-00008.tfrecord, name-train.tfrecord-00000-of-00064, train.tfrecord
     r"(?P<name>.+?)(?:\.tfrecords?)?-(?P<number>\d+)-of-(?P<total>\d+)(?:\.tfrecords?)?|(?P<single>.+)\.tfrecords?", re.ASCII
 )
-_WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
+_WALKERS = 16  # files indexed at once, because most of the time is spent waiting for the disk
 _NAMED = 5
 _MIN_CACHED = 1 << 30  # bytes of shards
 _LENGTH_BYTES, _HEADER_BYTES, _FOOTER_BYTES = 8, 12, 4
 MAX_SHARDS = 99_999  # five digits
-CUT = "it is cut short, the file ends at byte {size}"
+CUT = "it is truncated: the file ends at byte {size}"
 _COMPRESSIONS = {"gzip": re.compile(rb"\x1f\x8b"), "zlib": re.compile(rb"\x78[\x01\x5e\x9c\xda]")}  # first bytes
 
 
 class LostRecords(DataError):
-    """Damage after which no record of the file can be found. `record`: the first lost one; None for an empty file."""
+    """All records of a file from `record` on cannot be found; None: the file is empty."""
 
     def __init__(self, file: Path, record: int | None, reason: str) -> None:
         self.place = str(file) if record is None else _place_name(file, record)
@@ -51,17 +52,17 @@ class LostRecords(DataError):
 
 
 def shard_names(folder: Path, split: str) -> list[re.Match[str]]:
-    """Return the matches of the file names that are those of a split's shards, in the order of the names."""
+    """Return the matches of a split's shard names in a folder, sorted by name."""
     matches = map(_SHARD.fullmatch, sorted(os.listdir(folder)))
     return [match for match in matches if match and split_of(match["name"] or match["single"]) == split]
 
 
 def shards(folder: Path, split: str) -> list[Path]:
-    """Return all shards of a split, in order; [] when there is none. DataError for an incomplete set."""
+    """Return all shards of a split, in order; [] if there is none. Raise DataError for an incomplete set."""
     matches = shard_names(folder, split)
     sets = sorted({_numbered(match, "?" * len(match["number"] or "")) for match in matches})
     if len(sets) > 1:
-        raise DataError(f"{folder} mixes sets of {split} shards: {', '.join(sets)}; keep one set there")
+        raise DataError(f"{folder} has several sets of {split} shards: {', '.join(sets)}; keep one set there")
     if matches and matches[0]["number"]:
         total, digits = int(matches[0]["total"]), len(matches[0]["number"])
         wanted = [_numbered(matches[0], f"{i:0{digits}d}") for i in range(min(total, MAX_SHARDS))]
@@ -75,19 +76,19 @@ def shards(folder: Path, split: str) -> list[Path]:
 
 
 def _numbered(match: re.Match[str], number: str) -> str:
-    """A shard's name with another number; "*.tfrecord" for one without."""
+    """Return a shard's name with another number; "*.tfrecord" for a name without number."""
     if match["number"] is None:
         return "*.tfrecord"
     return match[0][: match.start("number")] + number + match[0][match.end("number") :]
 
 
 def part(files: list[Path], percentage: int, least: int = 0) -> list[Path]:
-    """The first `percentage` of the shards, `least` of them anyway; DataError if none is left."""
+    """Return the first `percentage` of the shards, but at least `least`; raise DataError if none is left."""
     count = max(len(files) * percentage // 100, least)
     if files and not count:
         raise DataError(
             f"--dataset-percentage-to-use {percentage} of {len(files)} shards "
-            f"({files[0].name} ...) leaves none; give at least {-(-100 // len(files))}"
+            f"({files[0].name} ...) leaves no shard; give at least {-(-100 // len(files))}"
         )
     return files[:count]
 
@@ -99,9 +100,9 @@ def framed(payload: bytes) -> bytes:
 
 
 def payload_places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of every payload of a shard; LostRecords at a damaged length, DataError for a compressed file.
+    """Yield offset and length of every payload of a shard. `file` is named in messages.
 
-    `content`: that of `file`, which the messages name.
+    Raise LostRecords at a damaged length, and DataError for a compressed file.
     """
     at, number, size = 0, 0, len(content)
     if not size:
@@ -112,8 +113,8 @@ def payload_places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
         if len(header) == _HEADER_BYTES and masked_checksum(length) != header[_LENGTH_BYTES:]:
             if not number:
                 _check_compression(file, header)
-            rest = f"{size - at:,} bytes from there on are lost"
-            raise LostRecords(file, number, f"its length is damaged (its checksum does not match), and the {rest}")
+            rest = f"remaining {size - at:,} bytes of the file are lost"
+            raise LostRecords(file, number, f"its length is damaged (its checksum does not match), so the {rest}")
         offset, payload_bytes = at + _HEADER_BYTES, int.from_bytes(length, "little")
         at = offset + payload_bytes + _FOOTER_BYTES
         if len(header) < _HEADER_BYTES or at > size:
@@ -123,9 +124,9 @@ def payload_places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
 
 
 def payload(content: Slices, offset: int, length: int) -> tuple[bytes, str | None]:
-    """Return a record's payload, and why it cannot be used."""
+    """Return a record's payload, and why it cannot be used (None if it can)."""
     if length > MAX_BYTES:
-        return b"", f"it is {length} bytes long, more than the {MAX_BYTES} that a record may have"
+        return b"", f"it has {length} bytes, more than the limit of {MAX_BYTES}"
     found = content[offset : offset + length]
     whole = len(found) == length and masked_checksum(found) == content[offset + length : offset + length + _FOOTER_BYTES]
     return found, None if whole else "its content is damaged (its checksum does not match)"
@@ -139,10 +140,10 @@ def masked_checksum(part: bytes) -> bytes:
 
 
 def _check_compression(file: Path, header: bytes) -> None:
-    """Refuse a compressed file: a record is found by its place in the file."""
+    """Raise DataError for a compressed file, because records are read by their offsets."""
     for name, beginning in _COMPRESSIONS.items():
         if beginning.match(header):
-            raise DataError(f"{file} is compressed ({name}), and TFRecords are read uncompressed; decompress every shard")
+            raise DataError(f"{file} is compressed ({name}), which is not supported; decompress all shards")
 
 
 def _place_name(file: Path, record: int) -> str:
@@ -150,10 +151,9 @@ def _place_name(file: Path, record: int) -> str:
 
 
 class RecordIndex:
-    """The place of every record of a list of shards; records are numbered through all shards, in order.
+    """The position of every record in a list of shards. Records are numbered consecutively through all shards.
 
-    `tolerance`: the limit on places with damaged lengths that are passed over. `environ`: has the place of the user's cache;
-    None caches nothing.
+    `tolerance`: the limit on damaged lengths to skip. `environ`: tells the place of the user's cache; None: no cache.
     """
 
     def __init__(
@@ -175,25 +175,27 @@ class RecordIndex:
         return len(self._offsets)
 
     def counts(self) -> dict[str, int]:
-        """The records of each shard, by the file's name."""
+        """Return the number of records of each shard, by file name."""
         return {file.name: int(number) for file, number in zip(self._files, np.diff(self._ends, prepend=0))}
 
     def name(self, record: int) -> str:
-        """File and the record's number in it, for messages."""
+        """Return the shard and the record's number in it, for messages."""
         return _place_name(*self._place(record))
 
-    def picture(self, record: int) -> str:
-        """The file that the record's picture was converted from, if that is known; otherwise the record's place."""
-        return self._pictures[record] if self._pictures else self.name(record)
+    def image_file(self, record: int) -> str:
+        """Return the image file that the record was converted from, or `name` if it is unknown."""
+        return self._image_files[record] if self._image_files else self.name(record)
 
     @cached_property
-    def _pictures(self) -> tuple[str, ...]:
+    def _image_files(self) -> tuple[str, ...]:
         first = self._files[0]
         return conversion_info.read_names(first.parent, first.name.partition("-")[0], self.counts())
 
     def payload(self, record: int) -> bytes:
-        """Return a record's bytes; DataError if it is damaged. The file is opened anew: a thousand shards would use up the
-        descriptors."""
+        """Return a record's bytes; raise DataError if it is damaged.
+
+        Open the file for each read: a thousand open shards would exhaust the file descriptors.
+        """
         file, _ = self._place(record)
         try:
             with input_files.open_regular_file(file) as stream:
@@ -210,7 +212,7 @@ class RecordIndex:
 
 
 def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
-    """The cache's file for the index of these very files; None for small sets, which are walked as fast."""
+    """Return the cache file for the index of exactly these files; None for small sets, for which no cache is needed."""
     try:
         stats = [file.stat() for file in files]
     except OSError as error:
@@ -222,26 +224,25 @@ def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | Non
 
 
 def _save_index(path: Path, index: tuple[np.ndarray, ...]) -> None:
-    """Best effort: without it the files are walked again."""
     content = io.BytesIO()
     np.savez(content, counts=index[0], offsets=index[1], lengths=index[2])
-    with suppress(OSError):  # the folder may not be entered
+    with suppress(OSError):  # without a cache file, the shards are indexed again
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, content.getbuffer())
 
 
 def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
-    """Counts, offsets and lengths from the cache, int64; None without an intact file."""
+    """Return counts, offsets and lengths from the cache, int64; None if there is no intact file."""
     try:
         with np.load(path) as arrays:
             counts, offsets, lengths = (arrays[name] for name in ("counts", "offsets", "lengths"))
-    except Exception:  # zipfile and NumPy raise many kinds for damaged bytes
+    except Exception:  # zipfile and NumPy raise many types of errors for damaged files
         return None
     return (counts, offsets, lengths) if len(counts) == files and counts.sum() == len(offsets) == len(lengths) else None
 
 
 def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return offsets and lengths of the payloads of one shard, int64, and whether none is lost."""
+    """Return offsets and lengths of a shard's payloads, int64, and whether all records were found."""
     offsets, lengths, whole = array("q"), array("q"), True
     try:
         with input_files.open_regular_file(file) as stream:

@@ -1,5 +1,7 @@
-"""Random crops and mirror images, of small pictures a micro-batch at a time and of photographs one by one, and sizes; every
-draw is keyed by (seed, epoch, record)."""
+"""Random crops, mirroring and resizing: small images by micro-batches, photos one by one.
+
+Every draw is keyed by (seed, epoch, record).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 
-FRAME = 4  # zeros on every side of a small picture before its random crop
+FRAME = 4  # zero pixels added on every side of a small image before its random crop
 
 
 class Cuts(NamedTuple):
-    """The cuts of images: the first row and column of each crop in the framed image, and whether it is mirrored."""
+    """Crops of images: first row and column in the framed image, and whether the image is mirrored."""
 
     top: tf.Tensor
     left: tf.Tensor
@@ -21,7 +23,7 @@ class Cuts(NamedTuple):
 
 
 def random_cuts(record: tf.Tensor, epoch: tf.Tensor, seed: int) -> Cuts:
-    """Any place in the frame, half of the images mirrored."""
+    """Return random crops of the framed images, half of them mirrored."""
     return Cuts(
         top=draws.uniform_below(2 * FRAME + 1, draws.key(seed, "data/crop-top"), epoch, record),
         left=draws.uniform_below(2 * FRAME + 1, draws.key(seed, "data/crop-left"), epoch, record),
@@ -30,15 +32,15 @@ def random_cuts(record: tf.Tensor, epoch: tf.Tensor, seed: int) -> Cuts:
 
 
 def no_cuts(record: tf.Tensor) -> Cuts:
-    """Every image whole and as it is."""
+    """Return cuts that change nothing."""
     middle = tf.fill(tf.shape(record), FRAME)
     return Cuts(top=middle, left=middle, mirrored=tf.zeros_like(record, tf.bool))
 
 
 def flip_and_crop(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
-    """Mirror, frame with zeros, and crop to the old size: images [n, side, side, c] of any type.
+    """Mirror images [n, side, side, c] of any type, add a frame of zeros, and crop to the old size.
 
-    Two gathers do all three: rows first, then columns, counted from the right in a mirrored image.
+    Two gathers do all this: rows first, then columns, counted from the right in mirrored images.
     """
     side = image.shape[1]
     rows = cuts.top[:, None] + tf.range(side)
@@ -49,9 +51,9 @@ def flip_and_crop(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
 
 
 def random_window(shape: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Return a photograph's crop of random place, area and aspect: int32 (top, left, height, width).
+    """Return a photo's crop of random position, area and aspect ratio: int32 (top, left, height, width).
 
-    `shape`: int32 [3]; `boxes`: float32 [1, n, 4], one of which the crop covers by a tenth (none: the whole picture);
+    `shape`: int32 [3]. `boxes`: float32 [1, n, 4]; the crop covers at least a tenth of one (without boxes, of the image).
     `seed`: int32 [2].
     """
     corner, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
@@ -63,15 +65,15 @@ def random_window(shape: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def flipped(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-    """Return a photograph [height, width, 3], mirrored where the draw says so."""
+    """Return a photo [height, width, 3], mirrored if `mirrored`."""
     return tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
 
 
 def sized(image: tf.Tensor, side: int) -> tf.Tensor:
-    """[n, side, side, c]: resized, unless the image has this size already."""
+    """Return images [n, side, side, c], resized unless they have this size already."""
     return image if image.shape[1] == side else resize(image, side, side)
 
 
 def resize(image: tf.Tensor, height: int | tf.Tensor, width: int | tf.Tensor) -> tf.Tensor:
-    """Bilinear, pixel centres at half; [n, h, w, c] of any number type to float32."""
+    """Resize images [n, h, w, c] of any number type to float32: bilinear, with half-pixel centres."""
     return tf.raw_ops.ResizeBilinear(images=image, size=tf.stack([height, width]), half_pixel_centers=True)

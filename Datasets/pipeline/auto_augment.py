@@ -1,8 +1,10 @@
-"""Random changes of one training image: TrivialAugment (Müller and Hutter, arXiv 2103.10158), RandAugment (Cubuk et al.,
-arXiv 1909.13719), colour jitter, random erasing (Zhong et al., arXiv 1708.04896).
+"""Random changes of one training image.
+
+They are TrivialAugment (Müller and Hutter, arXiv 2103.10158), RandAugment (Cubuk et al., arXiv 1909.13719), colour
+jitter and random erasing (Zhong et al., arXiv 1708.04896).
 
 Images are float32 [side, side, 3], 0 to 255. Each draw is a function of (seed, epoch, record), so an image changes in the
-same way in every layout and after a resume. An operation's amount is linear in its magnitude, 0 to 1.
+same way in every layout and after resuming. An operation's amount is linear in its magnitude, 0 to 1.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from Datasets._spec import ReadRequest
 
-FILL = 128.0  # grey, of what a warp uncovers and of erased rectangles
-LEAST_SHARE, MOST_SHARE = 0.02, 0.4  # of the area, that is erased
-STEEPEST = math.log(1 / 0.3)  # of an erased rectangle's height / width, and of its inverse
+FILL = 128.0  # grey, for pixels from outside the image and for erased rectangles.
+LEAST_SHARE, MOST_SHARE = 0.02, 0.4  # erased share of the area.
+STEEPEST = math.log(1 / 0.3)  # largest |log(height / width)| of an erased rectangle.
 RAND_OPERATIONS, TRIVIAL_MAGNITUDES = 2, 31
-_DRAWS = (6, 3, 5)  # for the policy, for jitter and for erasing: fixed, so no option changes another one's draws
+_DRAWS = (6, 3, 5)  # for policy, jitter and erasing; fixed, so that options do not change each other's draws
 _LUMA = (0.299, 0.587, 0.114)
 
 
 def draw(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> tf.Tensor | None:
-    """Return the uniform draws of records [...], float32 [..., 14]; None if the request changes no image."""
+    """Return uniform draws for records [...], float32 [..., 14]; None if the request changes no image."""
     if not request.augment or not (request.policy != "none" or request.colour_jitter or request.random_erasing):
         return None
     key = draws.key(request.seed, "data/policy")
@@ -35,7 +37,7 @@ def draw(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> tf.Tensor
 
 
 def changed(image: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> tf.Tensor:
-    """Return an image with the changes that the request asks for. `drawn`: of `draw`."""
+    """Return an image with the requested changes. `drawn`: the image's row of `draw`."""
     if drawn is None:
         return image
     policy, jitter, erasing = tf.split(drawn, _DRAWS)
@@ -52,8 +54,11 @@ def changed(image: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> 
 
 
 def erased_rectangle(drawn: tf.Tensor, side: int) -> tuple[tf.Tensor, ...]:
-    """Return top, left, height and width in pixels from draws [4]. The share of the area is uniform from LEAST_SHARE to
-    MOST_SHARE, the logarithm of height / width within the bounds with which every rectangle fits into the image."""
+    """Return top, left, height and width of a rectangle in pixels, from draws [4].
+
+    Its share of the area is uniform from LEAST_SHARE to MOST_SHARE. The logarithm of height / width is uniform within
+    limits that keep every rectangle inside the image.
+    """
     area, aspect, top, left = tf.unstack(drawn)
     share = LEAST_SHARE + (MOST_SHARE - LEAST_SHARE) * area
     stretch = tf.exp(tf.minimum(STEEPEST, -tf.math.log(share)) * (aspect - 0.5))
@@ -78,7 +83,7 @@ def _erased(image: tf.Tensor, drawn: tf.Tensor, probability: float) -> tf.Tensor
 
 
 def _one_of_all(image: tf.Tensor, drawn: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """One operation of the table, with a random sign where it has two."""
+    """Apply a random operation of the table, with a random sign if it is signed."""
     table = tuple(OPERATIONS.values())
     which = tf.cast(drawn[0] * len(table), tf.int32)
     least = tf.gather(tf.constant([-each.most if each.signed else each.most for each in table]), which)
@@ -92,43 +97,46 @@ def _one_of_all(image: tf.Tensor, drawn: tf.Tensor, magnitude: tf.Tensor) -> tf.
 
 
 def brightness(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """As PIL's ImageEnhance.Brightness with factor 1 + amount."""
+    """Change the brightness like PIL's ImageEnhance.Brightness with factor 1 + amount."""
     return _away_from(tf.constant(0.0), image, amount)
 
 
 def contrast(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """As PIL's ImageEnhance.Contrast: away from the mean grey. Sums are of whole numbers: no bit depends on threads."""
+    """Change the contrast like PIL's ImageEnhance.Contrast: away from the mean grey.
+
+    The sums are in integers, so the result does not depend on the number of threads.
+    """
     sums = _by_channel(tf.reduce_sum, tf.cast(tf.round(_flat(image)), tf.int32))
     mean = tf.reduce_sum(tf.cast(sums, tf.float32) * _LUMA) / (image.shape[0] * image.shape[1])
     return _away_from(tf.round(mean), image, amount)
 
 
 def colour(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """As PIL's ImageEnhance.Color: away from grey."""
+    """Change the saturation like PIL's ImageEnhance.Color: away from grey."""
     mixing = (1 + amount) * tf.eye(3) - amount * tf.constant(_LUMA)[:, None]
     return tf.clip_by_value(tf.tensordot(image, mixing, 1), 0.0, 255.0)
 
 
 def _sharpness(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """As PIL's ImageEnhance.Sharpness: away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; edges stay."""
+    """Like PIL's ImageEnhance.Sharpness: away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13, except at edges."""
     inner = image[1:-1, 1:-1]
     smooth = (9 * tf.nn.avg_pool2d(image[None], 3, 1, "VALID")[0] + 4 * inner) / 13
     return tf.clip_by_value(image + amount * tf.pad(inner - smooth, [[1, 1], [1, 1], [0, 0]]), 0.0, 255.0)
 
 
 def _posterize(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """Remove this number of bits, rounded."""
+    """Clear the lowest `amount` bits (rounded)."""
     unit = 2 ** tf.round(amount)
     return tf.floor(image / unit) * unit
 
 
 def _solarize(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """Invert values from 256 - amount on."""
+    """Invert values of at least 256 - amount."""
     return image + tf.cast(image >= 256 - amount, tf.float32) * (255 - 2 * image)
 
 
 def _autocontrast(image: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-    """Stretch each channel to 0 to 255."""
+    """Stretch each channel to the range 0 to 255."""
     low, high = (_by_channel(reduce, _flat(image)) for reduce in (tf.reduce_min, tf.reduce_max))
     flat = high <= low
     low, scale = tf.where_v2(flat, 0.0, low), tf.where_v2(flat, 1.0, 255 / (high - low))
@@ -137,7 +145,7 @@ def _autocontrast(image: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
 
 
 def _equalize(image: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-    """As PIL's ImageOps.equalize: each channel by its cumulative histogram."""
+    """Like PIL's ImageOps.equalize: map each channel by its cumulative histogram."""
     places = tf.cast(tf.round(_flat(image)), tf.int32) + np.tile(np.int32([0, 256, 512]), image.shape[1])
     counts = tf.raw_ops.DenseBincount(input=tf.reshape(places, [-1]), size=768, weights=tf.constant([], tf.int32))
     largest = tf.gather(counts, _by_channel(tf.reduce_max, places))
@@ -155,8 +163,7 @@ def _rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
 
 
 def _affine(image: tf.Tensor, x: tuple = (1.0, 0.0), y: tuple = (0.0, 1.0), shift: tuple = (0.0, 0.0)) -> tf.Tensor:
-    """Take each pixel from another place, bilinearly: rows `x` and `y` of a matrix about the image's middle, then `shift`,
-    in parts of the image's side."""
+    """Transform the image bilinearly: a matrix with rows `x` and `y` about the centre, then `shift`, in image sides."""
     side, transform = image.shape[0], []
     for (a, b), by in zip((x, y), shift):
         transform += [a, b, (side - 1) / 2 * (1 - a - b) + by * side]
@@ -171,7 +178,7 @@ def _away_from(other: tf.Tensor, image: tf.Tensor, amount: tf.Tensor) -> tf.Tens
 
 
 def _flat(image: tf.Tensor) -> tf.Tensor:
-    """[side, 3 * side]: TensorFlow reduces and broadcasts whole rows several times as fast as three channels."""
+    """Return the image as [side, 3 * side]: TensorFlow reduces and broadcasts long rows several times as fast."""
     return tf.reshape(image, [image.shape[0], -1])
 
 
@@ -180,7 +187,7 @@ def _by_channel(reduce: Callable, flat: tf.Tensor) -> tf.Tensor:
 
 
 class Operation(NamedTuple):
-    """`most`: the amount at the largest magnitude. `signed`: the amount may be negative as well."""
+    """An operation. `most`: its amount at the largest magnitude. `signed`: whether the amount may be negative too."""
 
     change: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     most: float

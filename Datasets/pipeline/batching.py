@@ -1,7 +1,7 @@
-"""The part common to all streams: positions in the endless epoch order, chunks of micro-batches, and prefetching.
+"""What all streams share: positions in the endless order of epochs, chunks of micro-batches, and prefetching.
 
-A stream is a pure function of its request: no buffer is shuffled and no generator keeps a state, so starting at
-another position gives the later part of the same stream, on any number of threads.
+A stream is a pure function of its request, without shuffle buffers or random state. A stream that starts at a later
+position is therefore the rest of the same stream, on any number of threads.
 
 Streams call Python (`tf.numpy_function`), so they need an initializable iterator in the process that built them.
 """
@@ -16,20 +16,20 @@ from base import draws
 from Datasets._spec import ReadRequest
 
 _ENDLESS = 1 << 60
-_CHUNK_SAMPLES = 256  # below this, per-call overhead outweighs the work on 32 x 32 images
+_CHUNK_SAMPLES = 256  # with fewer, the overhead per call outweighs the work on 32 x 32 images
 _CHUNK_BYTES = 16 << 20
 _PREFETCH = 2
 
 
 def sample_position(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
-    """Position of the stream's `sample`-th sample (works on tensors and on numpy arrays)."""
+    """Return the position of a stream's sample, given its number; works with tensors and numpy arrays."""
     if not request.shard_stride:
         return request.start + sample
     return request.start + sample // request.shard_block * request.shard_stride + sample % request.shard_block
 
 
 def validation_micro_batches(request: ReadRequest, size: int) -> int:
-    """Micro-batches of `size` samples in this process's share."""
+    """Return the number of micro-batches in this process's share of `size` samples."""
     total = -(-size // request.batch_size)
     if not request.shard_stride:
         return total
@@ -37,16 +37,16 @@ def validation_micro_batches(request: ReadRequest, size: int) -> int:
 
 
 def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
-    """Endless vectors of `chunk` positions, int64."""
+    """Return an endless stream of vectors with `chunk` positions, int64."""
     samples = tf.data.Dataset.range(0, _ENDLESS, chunk)
     return samples.map(lambda first: sample_position(request, first + tf.range(chunk, dtype=tf.int64)))
 
 
 def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) -> tuple[tf.Tensor, tf.Tensor]:
-    """The record out of `size` at each position [n], and its epoch; both int64 [n].
+    """Return the record (of `size` records) at each position [n], and its epoch; both int64 [n].
 
-    `block` neighbouring records stay together: whole blocks are permuted, and the records that fill no block are put in
-    after a random one of them.
+    Blocks of `block` neighbouring records are permuted as a whole. The last, incomplete block follows a random one of
+    them.
     """
     epoch, index = position // size, position % size
     key, block = draws.key(seed, "data/order"), min(block, size)
@@ -54,26 +54,26 @@ def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) 
         return draws.permuted(index, epoch, size, key), epoch
     blocks, rest = divmod(size, block)
     before = block * tf.cast(draws.uniform_below(blocks + 1, draws.key(seed, "data/order-rest"), epoch), tf.int64)
-    index_in_blocks = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without those that fill no block
+    index_in_blocks = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without the incomplete block
     record = draws.permuted(index_in_blocks // block, epoch, blocks, key) * block + index_in_blocks % block
     in_rest = tf.logical_and(index >= before, index < before + rest)
     return tf.where_v2(in_rest, blocks * block + index - before, record), epoch
 
 
 def micro_batches_per_chunk(request: ReadRequest) -> int:
-    """Micro-batches prepared by one call; no result depends on the number."""
+    """Return the number of micro-batches per call, which does not affect the results."""
     sample_bytes = 4 * 3 * request.image_size**2
     samples = min(_CHUNK_SAMPLES, _CHUNK_BYTES // sample_bytes)
     return max(1, samples // request.batch_size)
 
 
 def num_parallel_calls(request: ReadRequest) -> int:
-    """Parallel calls: the request's, at most one for each processor."""
+    """Return the requested number of parallel calls, at most one per processor."""
     return max(1, min(request.pipeline_num_parallel, os.cpu_count() or 1))
 
 
 def split_chunks(stream: tf.data.Dataset, per_chunk: int, batch_size: int) -> tf.data.Dataset:
-    """Elements of [per_chunk * batch_size, ...] as micro-batches of [batch_size, ...]."""
+    """Split elements [per_chunk * batch_size, ...] into micro-batches [batch_size, ...]."""
     if per_chunk == 1:
         return stream
 
@@ -84,5 +84,5 @@ def split_chunks(stream: tf.data.Dataset, per_chunk: int, batch_size: int) -> tf
 
 
 def prefetched(stream: tf.data.Dataset) -> tf.data.Dataset:
-    """The stream with a small buffer: the next micro-batch is prepared while the device works on this one."""
+    """Add a small buffer, so that the next micro-batch is prepared while the device works on this one."""
     return stream.prefetch(_PREFETCH)

@@ -1,4 +1,4 @@
-"""Files of photographs to uint8 pixels: whole, a random crop alone, or the central crop of an evaluation."""
+"""Decode photos to uint8 pixels: the whole image, only a random crop, or the central crop for evaluation."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from base.storage import input_files
 from Datasets.formats import image_headers, preprocessing
 from Datasets.pipeline import augmentation
 
-LONGEST = 32  # times the shorter side: a longer picture is cropped before its resizing
+LONGEST = 32  # longer side / shorter side; a longer image is cropped before it is resized
 
 
 class Decoder:
-    """The decoder of training, for every command that asks whether a picture can be used; any number of threads may."""
+    """The decoder used in training, for commands that check images. Thread-safe."""
 
     def __init__(self) -> None:
         with tf.Graph().as_default() as graph:
             self._encoded = tf.placeholder(tf.string, [])
             self._size = tf.shape(whole(self._encoded))
             self._session = tf.Session(graph=graph)
-            atexit.register(self._session.close)  # one that is left to Python's collector can end up waiting for itself
+            atexit.register(self._session.close)  # closing it in garbage collection can deadlock
 
     def fault(self, encoded: bytes) -> str | None:
-        """Why a picture cannot be decoded ("is ...", "says ..."); None for one that can."""
+        """Return why an image cannot be decoded ("is ...", "claims ..."); None if it can."""
         wrong = image_headers.fault(encoded)
         if wrong:
             return wrong
@@ -41,7 +41,7 @@ class Decoder:
         return None
 
     def file_fault(self, file: Path) -> str | None:
-        """Why a file cannot be read or decoded."""
+        """Return why a file cannot be read or decoded; None if it can."""
         reason = image_headers.file_fault(file)
         try:
             return reason or self.fault(input_files.content(file, image_headers.MAX_BYTES))
@@ -50,8 +50,10 @@ class Decoder:
 
 
 def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3]; `boxes`, `seed`: as of
-    `augmentation.random_window`."""
+    """Decode only a crop of random position, area and aspect ratio, uint8 [height, width, 3].
+
+    `boxes`, `seed`: see `augmentation.random_window`.
+    """
 
     def from_jpeg() -> tf.Tensor:
         cut = augmentation.random_window(tf.image.extract_jpeg_shape(encoded), boxes, seed)
@@ -67,7 +69,7 @@ def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def whole(encoded: tf.Tensor) -> tf.Tensor:
-    """The picture of a file, uint8 [height, width, 3]: the first frame, upright by EXIF or XMP, without transparency."""
+    """Decode an image, uint8 [height, width, 3]: the first frame, upright by EXIF or XMP, without transparency."""
     encoded, orientation = _checked_header(encoded)
     stored = tf.cond(
         tf.image.is_jpeg(encoded),
@@ -78,8 +80,10 @@ def whole(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _checked_header(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The file's bytes, once its header has passed: decoders believe a header and take memory at once; and the
-    orientation, int32 from 1 to 8."""
+    """Return an encoded image and its orientation, int32 from 1 to 8, after a check of its header.
+
+    Decoders trust the header and allocate memory at once.
+    """
     orientation = tf.ensure_shape(tf.numpy_function(_checked_orientation, [encoded], tf.int32), [])
     with tf.control_dependencies([orientation]):
         return tf.identity(encoded), orientation
@@ -89,11 +93,11 @@ def _checked_orientation(encoded: bytes) -> np.int32:
     try:
         return np.int32(image_headers.header(encoded).orientation)
     except DataError as error:
-        raise DataError(f"the picture {error}") from None
+        raise DataError(f"the image {error}") from None
 
 
 def _upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """A picture [height, width, 3], or a crop of it, that is stored in one of EXIF's orientations, turned or mirrored."""
+    """Turn or mirror an image or crop [height, width, 3] from its stored orientation, as in EXIF, to upright."""
     turned = partial(tf.numpy_function, _turned, [image, orientation], tf.uint8)
     return tf.ensure_shape(tf.cond(orientation > 1, turned, lambda: image), [None, None, 3])
 
@@ -105,26 +109,29 @@ def _turned(image: np.ndarray, orientation: np.int32) -> np.ndarray:
 
 
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
-    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, has black for the transparent pixels of a
-    GIF instead of their colour, as PNG has, and decodes every frame of a WebP; so Pillow decodes these three."""
+    """Decode an image, uint8 [height, width, 3]: BMP, GIF and WebP with Pillow, other formats with TensorFlow.
+
+    TensorFlow's decoder ignores the colour table of a BMP, makes transparent pixels of a GIF black, unlike those of a
+    PNG, and decodes every frame of a WebP.
+    """
     start = tf.strings.substr(encoded, 0, 2)
-    picture = tf.cond(
+    pixels = tf.cond(
         tf.reduce_any(tf.equal(start, [b"BM", b"GI", b"RI"])),
         lambda: tf.numpy_function(_by_pillow, [encoded], tf.uint8),
         lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
     )
-    return tf.ensure_shape(picture, [None, None, 3])
+    return tf.ensure_shape(pixels, [None, None, 3])
 
 
 def _by_pillow(encoded: bytes) -> np.ndarray:
     from PIL import Image
 
-    with Image.open(io.BytesIO(encoded), formats=["BMP", "GIF", "WEBP"]) as picture:
-        return np.asarray(picture.convert("RGB"))
+    with Image.open(io.BytesIO(encoded), formats=["BMP", "GIF", "WEBP"]) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
-    """float32 [side, side, 3]: from the middle of the picture, resized to a shorter side of 256/224 of the crop's."""
+    """Return the central crop, float32 [side, side, 3], of the image resized to a shorter side of 256/224 x `side`."""
     image = _bounded_aspect(image)
     shape = tf.shape(image)[:2]
     shorter = tf.reduce_min(shape)
@@ -135,7 +142,7 @@ def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def _bounded_aspect(image: tf.Tensor) -> tf.Tensor:
-    """The middle of a picture longer than LONGEST times its width: one pixel by a million, resized, fits in no memory."""
+    """Cut an image to an aspect ratio of at most LONGEST. Resized, an image of 1 x 1,000,000 pixels would fill memory."""
     shape = tf.shape(image)[:2]
     extent = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
     top, left = tf.unstack((shape - extent) // 2)

@@ -1,4 +1,4 @@
-"""Photographs in files of their own, or in arrays, prepared as a data set prepares its validation pictures."""
+"""Preprocess image files or arrays like the validation images of a data set."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from Datasets.pipeline import augmentation, decoding, normalisation
 
 
 def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadRequest) -> np.ndarray:
-    """[n, side, side, 3] float32, as the validation stream delivers it to the device; uint8 with `eight_bit_io`. `images`:
-    paths, or decoded images, uint8 [height, width, 3].
+    """Return images [n, side, side, 3] as in the validation stream: float32, or uint8 with `eight_bit_io`.
 
-    A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle,
-    in the set's frame unless the file is a picture of the set's records, frame and all.
+    `images`: paths, or decoded images, uint8 [height, width, 3].
+
+    For photos, take the central crop. For data sets of small standardised images, take the largest central square, and
+    add the data set's frame unless the image already has the size of its records.
     """
     with tf.Graph().as_default(), tf.Session() as session:
         encoded, pixels = tf.placeholder(tf.string, []), tf.placeholder(tf.uint8, [None, None, 3])
@@ -30,29 +31,29 @@ def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadReques
         else:
             ready = decoding.central_crop(pixels, request.image_size)
         ready = tf.cast(ready, tf.uint8) if request.eight_bit_io else ready
-        pictures = []
+        prepared = []
         for k, given in enumerate(images):
             name, decoded = f"image {k}", given
             if isinstance(given, str):
-                name, content = f"photograph {given}", image_headers.read(given)
+                name, content = f"photo {given}", image_headers.read(given)
                 try:
                     decoded = session.run(image, {encoded: content})
-                except tf.errors.OpError:  # a bitmap fails in Pillow
+                except tf.errors.OpError:  # also raised if Pillow fails
                     raise DataError(f"{name} cannot be decoded: it is damaged") from None
             _check_shape(name, *decoded.shape[:2])
-            pictures.append(session.run(ready, {pixels: decoded}))
-    return np.stack(pictures)
+            prepared.append(session.run(ready, {pixels: decoded}))
+    return np.stack(prepared)
 
 
 def _check_shape(name: str, height: int, width: int) -> None:
     if max(height, width) > decoding.LONGEST * min(height, width):
         raise DataError(
-            f"{name} is {width} x {height} pixels: no side may be longer than {decoding.LONGEST} times the other; crop it"
+            f"{name} has {width} x {height} pixels, but no side may exceed {decoding.LONGEST} times the other; crop it"
         )
 
 
 def _framed(image: tf.Tensor, side: int, frame: int) -> tf.Tensor:
-    """[side, side, 3]: the square in a frame of zeros; a picture of side x side as it is."""
+    """Return the central square in a frame of zeros, [side, side, 3]. An image of side x side is unchanged."""
     whole = tf.reduce_all(tf.equal(tf.shape(image)[:2], side))
     inner = _square(image, side - 2 * frame)
     framed = tf.pad(inner, [[frame, frame], [frame, frame], [0, 0]])
@@ -60,7 +61,7 @@ def _framed(image: tf.Tensor, side: int, frame: int) -> tf.Tensor:
 
 
 def _square(image: tf.Tensor, side: int) -> tf.Tensor:
-    """The largest square in the middle, averaged down to whole numbers [side, side, 3]."""
+    """Return the largest central square, averaged down to whole numbers [side, side, 3]."""
     height, width = tf.unstack(tf.shape(image)[:2])
     edge = tf.minimum(height, width)
     top, left = (height - edge) // 2, (width - edge) // 2

@@ -1,7 +1,7 @@
-"""Mixup (Zhang et al., arXiv 1710.09412) and cutmix (Yun et al., arXiv 1905.04899) of the pictures of one micro-batch.
+"""Mixup (Zhang et al., arXiv 1710.09412) and cutmix (Yun et al., arXiv 1905.04899) of the images of a micro-batch.
 
-Every draw is a function of (seed, sample position) or (seed, place of the micro-batch in the training order), so that host
-and device, any fold and any restart mix the same pictures in the same parts.
+Every draw is a function of (seed, sample position) or (seed, number of the micro-batch in training). Host and device,
+any fold and any restart therefore mix images identically.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import tensorflow.compat.v1 as tf
 from base import draws
 
 _CANDIDATES = 8
-_SMALLEST_ALPHA = 1e-300  # already no mixing, and its draws' logarithms are numbers that can be subtracted
-_CUTMIX_TAIL = math.exp(-4.0)  # version 1: the least part that is kept is 1 + ln(exp(-4)) / 4 = 0
+_SMALLEST_ALPHA = 1e-300  # no mixing even at this value, and logarithms of draws stay finite
+_CUTMIX_TAIL = math.exp(-4.0)  # version 1: the smallest kept part is 1 + ln(exp(-4)) / 4 = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """Mixes the pictures of each micro-batch among themselves.
+    """Mixes the images of each micro-batch.
 
-    `mixup_alpha`: both parameters of mixup's Beta distribution, 0 for no mixup. `cutmix_lambda`: the share of a picture's
-    area that stays, 1 for no cutmix; in `cutmix_version` 1 it varies. `micro_batch_size`: pictures, at least 2.
+    `mixup_alpha`: both parameters of mixup's Beta distribution; 0: no mixup.
+    `cutmix_lambda`: the kept share of an image's area; 1: no cutmix. In `cutmix_version` 1 it varies.
+    `micro_batch_size`: number of images, at least 2.
     """
 
     mixup_alpha: float
@@ -34,8 +35,10 @@ class Mixing:
     seed: draws.Seed
 
     def __call__(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Features of whole micro-batches: "image" [batch, side, side, 3] mixed, and beside "label", which stays,
-        "labels" [batch, n] int32 and "shares" [batch, n] float32, each label's part of the picture; a row adds up to 1."""
+        """Return the features of whole micro-batches, with mixed images [batch, side, side, 3].
+
+        Add "labels", int32 [batch, n], and "shares", float32 [batch, n], which sum to 1 for each image.
+        """
         image = self._by_micro_batch(features["image"])
         position = self._by_micro_batch(features["position"])
         labels, shares = [self._by_micro_batch(features["label"])], [tf.ones_like(position, tf.float32)]
@@ -53,23 +56,23 @@ class Mixing:
         return {**features, **{name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in mixed.items()}}
 
     def _by_micro_batch(self, x: tf.Tensor) -> tf.Tensor:
-        """[batch, ...] -> [micro-batches, pictures, ...]"""
+        """Reshape [batch, ...] to [micro-batches, images, ...]."""
         return tf.reshape(x, [-1, self.micro_batch_size, *x.shape[1:]])
 
     def _key(self, what: str) -> draws.Key:
         return draws.key(self.seed, f"mixing/{what}")
 
     def _mixup_lambda(self, position: tf.Tensor) -> tf.Tensor:
-        """The larger of m and 1 - m, m ~ Beta(alpha, alpha), for each position; float32."""
+        """Return the larger of m and 1 - m, m ~ Beta(alpha, alpha), for each position; float32."""
         one, other = (self._log_gamma_draw(position, f"mixup/{k}") for k in range(2))
         m = tf.sigmoid(one - other)
         return tf.cast(tf.maximum(m, 1 - m), tf.float32)
 
     def _log_gamma_draw(self, position: tf.Tensor, what: str) -> tf.Tensor:
-        """The logarithm of a Gamma(alpha) draw for each position, float64; of small alphas the draw itself underflows.
+        """Return the logarithm of a Gamma(alpha) draw for each position, float64. For small alphas the draw underflows.
 
-        Marsaglia and Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000): a Gamma(alpha + 1) draw,
-        times u^(1 / alpha). Eight candidates are enough, as at least 95 in 100 are accepted.
+        The method is a Gamma(alpha + 1) draw times u^(1 / alpha): Marsaglia and Tsang, "A simple method for generating
+        gamma variables", ACM TOMS 26 (2000). At least 95 % of the candidates are accepted, so eight are enough.
         """
 
         def uniform(use: str, candidate: tf.Tensor | int) -> tf.Tensor:
@@ -89,8 +92,8 @@ class Mixing:
         return math.log(d) + tf.gather(log_v, first, batch_dims=2) + power
 
     def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return for each micro-batch where the partner is pasted, bool [n, 1, side, side, 1], and the exact share that
-        stays, float32 [n, 1]."""
+        """Return for each micro-batch the mask of pasted pixels, bool [n, 1, side, side, 1], and the exact kept share,
+        float32 [n, 1]."""
         cut = tf.sqrt(1 - self._cutmix_lambda(index)) * side
         cut = tf.cast(tf.round(cut), tf.int32)
         inside = []
@@ -102,7 +105,7 @@ class Mixing:
         return box, (1 - tf.cast(cut * cut, tf.float32) / side**2)[:, None]
 
     def _cutmix_lambda(self, index: tf.Tensor) -> tf.Tensor:
-        """The share of area that the pictures of each micro-batch keep, float32 [n]."""
+        """Return the share of area that each micro-batch's images keep, float32 [n]."""
         if self.cutmix_version == 2:
             return tf.fill(tf.shape(index), tf.constant(self.cutmix_lambda, tf.float32))
         keeps_all = draws.uniform(self._key("cutmix/whole"), index) < 1.55 * self.cutmix_lambda - 0.96
@@ -110,6 +113,5 @@ class Mixing:
         return tf.where_v2(keeps_all, tf.ones_like(v), 1 + tf.math.log(v) / 4)
 
 
-def _per_pixel(per_picture: tf.Tensor) -> tf.Tensor:
-    """[micro-batches, pictures] -> [micro-batches, pictures, 1, 1, 1]"""
-    return per_picture[:, :, None, None, None]
+def _per_pixel(per_image: tf.Tensor) -> tf.Tensor:
+    return per_image[:, :, None, None, None]

@@ -1,9 +1,11 @@
-"""Streams of photographs from TFRecords: read, parse, crop and decode, flip, resize, normalise.
+"""Streams of photos from records: read, parse, crop and decode, mirror, resize, normalise.
 
-A record that cannot be read or decoded stops the stream with a DataError (inside TensorFlow's error) that names
-file and record. TensorFlow's decoders know neither: failed elements are left out, and the first gap in the positions of a
-complete micro-batch identifies the record. Where bad records are tolerated, the next good record replaces one in training
-and an uncounted zero picture one in validation: no other picture's place changes.
+A record that cannot be read or decoded stops the stream with a DataError (inside TensorFlow's error) that names file
+and record. TensorFlow's decoders know neither. Failed elements are therefore dropped, and the first gap in the positions
+of a complete micro-batch identifies the record.
+
+If bad records are tolerated, the next good record replaces a bad one in training, and an uncounted zero image replaces
+it in validation. All other images keep their positions.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from Datasets.formats.bad_records import Tolerance
 from Datasets.pipeline import augmentation, auto_augment, batching, decoding, normalisation, record_reader
 
 _READ_TOGETHER = 32  # payloads per call into Python
-_READERS = 4  # such calls at once: the time goes into waiting for the disc
+_READERS = 4  # such calls at once, because most of the time is spent waiting for the disk
 _MAX_REPLACEMENTS = 8  # records tried after a bad one
 
 Element = dict[str, tf.Tensor]
 
 
 def train_stream(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> tf.data.Dataset:
-    """Endless micro-batches of augmented crops, or of central ones if the request says so."""
+    """Return an endless stream of micro-batches with random crops, or central ones without `augment`."""
     size = len(index)
     prepare = partial(_prepared, request=request, labels=labels, augment=request.augment)
     if not tolerance.most:
@@ -61,11 +63,11 @@ def train_stream(index: Records, request: ReadRequest, labels: range, tolerance:
 
 
 def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
-    """Endless payloads in the order of the epochs, _READ_TOGETHER in one element."""
+    """Return an endless stream of payloads in the order of the epochs, _READ_TOGETHER per element."""
 
     def read(position: tf.Tensor) -> Element:
         record, epoch = batching.record_and_epoch(position, size, request.seed, request.shuffle_block)
-        drawn = _drawn(record, epoch, request)  # for many at once
+        drawn = _drawn(record, epoch, request)  # here rather than per record: one operation draws for many
         order = {"expected": record, "record": record, "epoch": epoch, "position": position}
         return {"payload": load(record), **order, **drawn}
 
@@ -73,7 +75,7 @@ def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor
 
 
 def stages(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> list[InputStage]:
-    """The training stream up to reading, decoding, augmenting and batching."""
+    """Return the stages of the training stream: read, decode, augment, batch."""
 
     def read() -> tf.data.Dataset:
         return _training_records(len(index), request, record_reader.loader(index, request.dataset_cache))
@@ -93,7 +95,7 @@ def stages(index: Records, request: ReadRequest, labels: range, tolerance: Toler
 
 
 def validation_stream(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> tf.data.Dataset:
-    """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
+    """Return a stream of every image once, in file order. Zero images with label -1 pad the last micro-batch."""
     size = len(index)
     count = batching.validation_micro_batches(request, size)
     place = partial(batching.sample_position, request)
@@ -112,7 +114,7 @@ def validation_stream(index: Records, request: ReadRequest, labels: range, toler
         return tf.data.Dataset.from_tensors({**_blank(element["position"], request), "expected": element["expected"]})
 
     decoded = _decoded_with_replacements(single, prepare, request, replacement if tolerance.most else None)
-    # one micro-batch more than fills the last one: a gap at the very end would leave the last batch incomplete, and unseen
+    # one micro-batch more than needed: otherwise a gap at the end would leave the last batch incomplete and undetected
     filling = tf.data.Dataset.range(num_images, (count + 1) * request.batch_size).map(place)
     filling = filling.map(partial(_blank, request=request))
     check = _Check(index, prepare, labels, place, place, tolerance, False)
@@ -125,7 +127,7 @@ def _decoded_with_replacements(
     request: ReadRequest,
     replacement: Callable[[Element], tf.data.Dataset] | None,
 ) -> tf.data.Dataset:
-    """Records prepared in parallel, in order; failures are left out, or replaced by the first good replacement."""
+    """Prepare records in parallel, in order. Drop failures, or replace them by the first good replacement."""
 
     def original_or_replacement(element: Element) -> Element:
         original = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
@@ -138,7 +140,7 @@ def _decoded_with_replacements(
 
 @dataclass(frozen=True)
 class _Check:
-    """Requires complete micro-batches: a gap in the positions is the error of the missing record."""
+    """Checks that micro-batches are complete, and raises the error of a missing record."""
 
     index: Records
     prepare: record_reader.Prepare
@@ -149,7 +151,7 @@ class _Check:
     training: bool
 
     def __call__(self, number: np.ndarray, position: np.ndarray, expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
-        """The positions, int64 [batch]; `expected`, `actual`: the records by the order and by the images, -1 for none."""
+        """Return the positions, int64 [batch]. `expected`, `actual`: records by order and by image, -1 for padding."""
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
@@ -160,7 +162,7 @@ class _Check:
                     self._tolerate(record)
                 if actual_record < 0 <= record and self.training:
                     raise DataError(
-                        f"{self.index.name(record)} cannot be used, nor can the {_MAX_REPLACEMENTS} records after it"
+                        f"{self.index.name(record)} cannot be used, and neither can the {_MAX_REPLACEMENTS} records after it"
                     )
         return position
 
@@ -168,13 +170,13 @@ class _Check:
         place = self.index.name(record)
         if not self.tolerance.known(place):
             reason = record_reader.fault(self.index, record, self.prepare, self.labels)
-            if reason and reason.startswith(f"{tf_example.WRONG_LABEL} 0,"):  # of a whole set, as a rule
+            if reason and reason.startswith(f"{tf_example.WRONG_LABEL} 0,"):  # usually a problem of the whole data set
                 raise DataError(f"{place} cannot be used: {reason}; {tf_example.LABEL_REMEDY}")
             self.tolerance.add(place, reason or "it could not be read at first")
 
 
 def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest) -> tf.data.Dataset:
-    """Batches whose positions have no gap."""
+    """Return batches, after a check that their positions have no gap."""
 
     def checked(number: tf.Tensor, element: Element) -> Element:
         records = [element[name] for name in ("position", "expected", "record")]
@@ -197,12 +199,15 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
 
 
 def _prepared(element: Element, request: ReadRequest, labels: range, augment: bool, cropped: bool = True) -> Element:
-    """Return one record's image [side, side, 3], float32 from 0 to 255, and label from 0; not `cropped`: decoded only."""
+    """Return a record's image, float32 [side, side, 3] from 0 to 255, and its label from 0.
+
+    `cropped`: False decodes only.
+    """
     parsed = tf_example.in_graph(element["payload"])
-    stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
+    stored = parsed[tf_example.LABEL]  # int64, because an invalid label may look valid in 32 bits
     good = tf.logical_and(stored >= labels.start, stored < labels.stop)
-    # the operation alone: tf.Assert would wrap a branch around it, for every record
-    said = [f"{tf_example.LABEL} must be from {labels.start} to {labels[-1]}, not", stored, "(-1: the record has none)"]
+    # the raw operation, because tf.Assert adds a branch for every record
+    said = [f"{tf_example.LABEL} must be {labels.start} to {labels[-1]}, not", stored, "(-1: the record has none)"]
     stop = tf.raw_ops.Assert(condition=good, data=said)
     with tf.control_dependencies([stop]):
         label = tf.cast(stored - labels.start, tf.int32)
@@ -217,7 +222,7 @@ def _prepared(element: Element, request: ReadRequest, labels: range, augment: bo
 
 
 def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element:
-    """The draws of records [n]: the seed of the crop, int32 [n, 2], the flip, bool [n], and those of `policies` if any."""
+    """Draw for records [n]: crop seed, int32 [n, 2]; flip, bool [n]; and changes by `auto_augment`, if any."""
     drawn = {
         "seed": draws.seed_pairs(draws.key(request.seed, "data/box"), epoch, record),
         "flip": tf.equal(draws.uniform_below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
@@ -227,12 +232,12 @@ def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element
 
 
 def _boxes(parsed: Element) -> tf.Tensor:
-    """The boxes round objects, as fractions of the picture: float32 [1, n, 4] of ymin, xmin, ymax, xmax."""
+    """Return the bounding boxes as fractions of the image: float32 [1, n, 4] of ymin, xmin, ymax, xmax."""
     return tf.clip_by_value(tf.stack([parsed[edge] for edge in tf_example.BOX_EDGES], axis=-1)[None], 0.0, 1.0)
 
 
 def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:
-    """Mirrored or not, and resized to the square."""
+    """Mirror the crop if drawn, and resize it to a square."""
     image = augmentation.flipped(image, element["flip"])
     return augmentation.resize(image[None], request.image_size, request.image_size)[0]
 

@@ -1,4 +1,4 @@
-"""Payloads of records in a stream, and the reason why a record failed."""
+"""Load records in a stream, and find out why a record failed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from Datasets.formats import tf_example
 from Datasets.formats.bad_records import REMEDY
 from Datasets.pipeline import batching, decoding
 
-_CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
+_CACHE_SHARE = 4  # the cache uses at most 1 / _CACHE_SHARE of the memory that the process may use
 
 Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
 def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function from record numbers int64 [n] to payloads, string [n]; `cache` keeps them while memory allows."""
+    """Return a function from record numbers, int64 [n], to payloads, string [n]. `cache`: keep them while memory allows."""
     cached: dict[int, bytes] = {}
     free_bytes = _cache_bytes() if cache else 0
     lock = threading.Lock()
@@ -36,7 +36,7 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
         try:
             payload = index.payload(record)
         except DataError:
-            return b""  # cannot be parsed, so it leaves a gap, and `fail` reads it again to say why
+            return b""  # parsing it fails and leaves a gap; `fail` then reads it again for the reason
         with lock:
             if len(payload) <= free_bytes:
                 cached[record] = payload
@@ -55,7 +55,7 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def check(index: Records, record: int, prepare: Prepare, labels: range) -> None:
-    """Raise if one record cannot be used: a set of which none can would otherwise be searched for ever."""
+    """Raise DataError if a record cannot be used. Without this check, a set without any usable record loops forever."""
     reason = fault(index, record, prepare, labels)
     if reason:
         remedy = tf_example.LABEL_REMEDY if reason.startswith(tf_example.WRONG_LABEL) else REMEDY
@@ -63,7 +63,7 @@ def check(index: Records, record: int, prepare: Prepare, labels: range) -> None:
 
 
 def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str | None:
-    """Return why a record cannot be used; None for a good one."""
+    """Return why a record cannot be used; None if it can."""
     try:
         payload = index.payload(record)
     except DataError as error:
@@ -72,13 +72,13 @@ def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str |
 
 
 def fail(index: Records, record: int, prepare: Prepare, labels: range) -> NoReturn:
-    """Raise the error of a record that left a gap."""
+    """Raise the error of a record that failed in a stream."""
     check(index, record, prepare, labels)
-    raise DataError(f"{index.name(record)} could not be used, but can be now; is its file being written?")
+    raise DataError(f"{index.name(record)} could not be used, but now it can; another process may be writing its file")
 
 
 def record_at(position: int, size: int, request: ReadRequest) -> int:
-    """The record number at a position, outside any stream."""
+    """Return the number of the record at a position, without a stream."""
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
         return int(session.run(batching.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
@@ -90,7 +90,7 @@ def _decoder() -> decoding.Decoder:
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:
-    """TensorFlow's error when the payload alone is prepared; None without one."""
+    """Prepare a single payload; return TensorFlow's error message, or None."""
     with tf.Graph().as_default(), tf.Session() as session:
         zero = tf.constant(0, tf.int64)
         element = dict.fromkeys(("expected", "record", "epoch", "position"), zero)
@@ -100,7 +100,7 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
             session.run(prepared)
         except tf.errors.OpError as error:
             return tf_runtime.telling_line(error)
-        except UnicodeDecodeError:  # TensorFlow quotes the record in its message, which is no text
+        except UnicodeDecodeError:  # TensorFlow's message quotes the record, which is not text
             return tf_example.UNPARSED
     return None
 

@@ -17,7 +17,7 @@ Element = dict[str, tf.Tensor]
 
 
 def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
-    """Endless augmented micro-batches (or plainly preprocessed ones, when the request says so)."""
+    """Return an endless stream of micro-batches, augmented if requested."""
     per_chunk = batching.micro_batches_per_chunk(request)
 
     def read(position: tf.Tensor) -> Element:
@@ -33,7 +33,7 @@ def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dat
 
 
 def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
-    """Every image once, in file order; the last micro-batch is filled up with zeros labelled -1."""
+    """Return a stream of every image once, in file order. Zeros with label -1 pad the last micro-batch."""
     per_chunk = batching.micro_batches_per_chunk(request)
     chunk = per_chunk * request.batch_size
 
@@ -56,7 +56,7 @@ def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _changed(pixels: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> tf.Tensor:
-    """Bytes [n, side, side, 3], each image changed by `policies`."""
+    """Apply the changes of `auto_augment` to each image; uint8 [n, side, side, 3]."""
     if drawn is None:
         return pixels
 
@@ -67,7 +67,7 @@ def _changed(pixels: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -
 
 
 def _preprocessed(pixels: tf.Tensor, cuts: augmentation.Cuts | None, request: ReadRequest) -> Element:
-    """Images standardised, then flipped and cropped, then resized; or bytes with the moments for the same on the device."""
+    """Standardise, mirror, crop and resize images; with `eight_bit_io`, return uint8 and moments for the device instead."""
     if request.eight_bit_io:
         image = augmentation.flip_and_crop(pixels, cuts) if cuts else pixels
         return {"image": image, "moments": normalisation.moments(pixels, cuts or augmentation.no_cuts(pixels[:, 0, 0, 0]))}

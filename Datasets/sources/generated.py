@@ -1,6 +1,6 @@
-"""Data without files: one random image and one label for every sample, from the host's stream or in the device's graph.
+"""Data without files: the same random image and label for every sample, in a host stream or in the device's graph.
 
-Both imitate the description of another data set.
+Shapes and normalisation are those of another data set.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _DEVIATION = 60.0
 
 
 def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the one generated sample for each position [n], in the device's graph: float32 images [n, side, side, 3] as a
-    stream without `eight_bit_io` delivers them, so that `on_device` comes next, and labels [n].
+    """Return the generated sample for each position [n], in the device's graph: images and labels [n].
+
+    The images are float32 [n, side, side, 3], like those of a stream without `eight_bit_io`; apply `on_device` next.
     """
     import tensorflow.compat.v1 as tf
 
@@ -55,7 +56,7 @@ class GeneratedSource:
         return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """The normalisation of the imitated data set."""
+        """Normalise like the imitated data set."""
         from Datasets.pipeline import normalisation
 
         if self.spec.standardised:
@@ -81,9 +82,9 @@ class GeneratedSource:
 
 
 def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
-    """The image [side, side, 3] as a stream delivers it, and the label: both functions of the seed alone.
+    """Return an image [side, side, 3] as in a stream, and a label. Both depend only on the seed.
 
-    The last class of several never occurs, as in the original.
+    The last class never occurs, as in the original harness.
     """
     import tensorflow.compat.v1 as tf
 
@@ -94,7 +95,7 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     drawn = tf.random.stateless_truncated_normal(
         [1, side, side, 3], draws.stateless_seed(request.seed, "data/generated-image"), _MEAN, _DEVIATION
     )
-    image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, so that eight bits hold them
+    image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, which fit into eight bits
     drawn_from = max(1, spec.num_classes - 1)
     sample = {"label": draws.uniform_below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
     if request.eight_bit_io:

@@ -1,7 +1,7 @@
-"""The files of pictures in a tree of folders: which names count, and which files are pictures.
+"""Find image files in a tree of folders.
 
-Names that begin with a dot are left out, and so are the folders that systems add, and files with neither the suffix nor the
-first bytes of a picture (Thumbs.db, readme.txt).
+Names that begin with a dot and folders added by systems are ignored. A file is an image if its suffix or its header is
+that of an image; Thumbs.db and readme.txt are not.
 """
 
 from __future__ import annotations
@@ -24,36 +24,35 @@ _SYSTEM_FOLDERS = frozenset(  # folders with copies, thumbnails or deleted files
 )  # fmt: skip
 
 
-def pictures_below(folder: Path) -> list[Path]:
-    """Return every picture in a folder and the folders below, in the order of the paths, whatever they are called. DataError
-    for a folder that cannot be read."""
-    return sorted(file for file in files(folder) if is_picture(file))
+def images_below(folder: Path) -> list[Path]:
+    """Return all images in a folder and below, sorted by path; raise DataError if a folder cannot be read."""
+    return sorted(file for file in files(folder) if is_image(file))
 
 
 def filled(folder: Path) -> list[str]:
-    """Return the folders in a folder that hold pictures; links to a folder around it are none of them."""
+    """Return the folders in a folder that have images, except links to a parent folder."""
     real, found = folder.resolve(), names(folder, folders=True)
     inside = [name for name in found if not real.is_relative_to((folder / name).resolve())]
-    return [name for name in inside if holds_pictures(folder / name)]
+    return [name for name in inside if holds_images(folder / name)]
 
 
-def holds_pictures(folder: Path) -> bool:
-    """Return whether a file in the folder or below counts as a picture."""
-    return any(is_picture(file) for file in files(folder))
+def holds_images(folder: Path) -> bool:
+    """Return whether the folder, or one below, has an image."""
+    return any(is_image(file) for file in files(folder))
 
 
 def named_below(folder: Path) -> bool:
-    """Return whether a folder in this one holds a file that is named like a picture; opens none."""
+    """Return whether a folder in this one has a file named like an image, without opening files."""
     return any(has_suffix(file.name) for name in names(folder, folders=True) for file in files(folder / name))
 
 
 def has_loose(folder: Path) -> bool:
-    """Return whether a file in the folder itself counts as a picture."""
-    return any(is_picture(folder / name) for name in names(folder, folders=False))
+    """Return whether the folder itself has an image."""
+    return any(is_image(folder / name) for name in names(folder, folders=False))
 
 
 def names(folder: Path, *, folders: bool) -> list[str]:
-    """Return the folders, or the files, in a folder itself."""
+    """Return the names of the folders, or of the files, directly in a folder."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() == folders and not _is_hidden(entry.name))
@@ -62,8 +61,10 @@ def names(folder: Path, *, folders: bool) -> list[str]:
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below, through links too, but for links to a folder around it. A folder that is
-    reached twice counts once, so every walk ends."""
+    """Yield the files in a folder and below, also through links, except links to a parent folder.
+
+    Each folder is visited once, so cycles end.
+    """
     real = os.path.realpath(folder)
     entered = {real, *map(str, Path(real).parents), os.path.realpath(folder.parent)}
     for here, folders, found in os.walk(folder, onerror=_raise_unreadable, followlinks=True):
@@ -76,13 +77,13 @@ def files(folder: Path) -> Iterator[Path]:
         yield from (Path(here, name) for name in sorted(found) if not _is_hidden(name))
 
 
-def is_picture(file: Path) -> bool:
-    """Return whether a file counts as a picture: by its suffix, or else by its first bytes."""
+def is_image(file: Path) -> bool:
+    """Return whether a file is an image, by its suffix or else by its header."""
     return has_suffix(file.name) or image_headers.file_fault(file) is None
 
 
 def has_suffix(name: str) -> bool:
-    """Return whether a file is named like a picture."""
+    """Return whether a file is named like an image."""
     return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 

@@ -1,6 +1,6 @@
-"""The place of the data: names inferred from paths, DATA_DIR, and the walk through a folder tree.
+"""Locate the data: infer the data set from a path, and search folders for its files.
 
-No guesses: an error names the files that are missing, and the folders that were searched.
+Errors name the missing files and the searched folders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from base.errors import DataError
 from Datasets._spec import OpenRequest
 
-MAX_FOLDERS = 20_000  # that are walked through
+MAX_FOLDERS = 20_000  # searched at most
 _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
     ("imagenet", "imagenet"),
     ("cifar100", "cifar-100"),
@@ -23,7 +23,7 @@ _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
 
 
 def infer(data_dir: str, source: str = "--data-dir") -> str:
-    """The data set's name: a folder of class folders whatever it is called, else from the text of the path."""
+    """Return the data set's name: imagefolder for a folder with class folders, else by words in the path."""
     from Datasets.formats import tfrecord
     from Datasets.sources import image_tree
 
@@ -35,24 +35,24 @@ def infer(data_dir: str, source: str = "--data-dir") -> str:
             return name
     known = ", ".join(text for text, _ in _NAMES_IN_PATHS)
     raise DataError(
-        f"no data set can be inferred from {source} {data_dir} (none of: {known}) and it holds no class "
-        "folders with pictures; give --dataset"
+        f"no data set can be inferred from {source} {data_dir}: its name has none of {known}, and it has no class "
+        "folders with images; give --dataset"
     )
 
 
 def folder_given(name: str, wanted: str, request: OpenRequest) -> Path:
-    """The folder of --data-dir, else of DATA_DIR."""
+    """Return the folder given by --data-dir, else by DATA_DIR."""
     given = request.data_dir or request.environ.get("DATA_DIR")
     if not given:
-        raise DataError(f"data set {name} needs its files ({wanted}): give --data-dir or set DATA_DIR")
+        raise DataError(f"data set {name} needs files ({wanted}); give --data-dir or set DATA_DIR")
     if not Path(given).is_dir():
         source = "--data-dir" if request.data_dir else "DATA_DIR"
-        raise DataError(f"data set {name}: {source} {given} is not a folder; looked there for {wanted}")
+        raise DataError(f"data set {name}: {source} {given} is not a folder; give the folder with {wanted}")
     return Path(given)
 
 
 def split_folder(given: str, data_dir: str | None, option: str) -> Path:
-    """The folder that --train-dir or --validation-dir gives: in the data's folder, or else as it is given."""
+    """Return the folder given by --train-dir or --validation-dir: relative to the data folder, or else as given."""
     places = [Path(data_dir or "", given), Path(given)]
     for place in places:
         if place.is_dir():
@@ -61,7 +61,7 @@ def split_folder(given: str, data_dir: str | None, option: str) -> Path:
 
 
 def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> Path:
-    """`top` if it holds one of `files`, else a folder called `folder` below it that does."""
+    """Return `top` if it has one of `files`, else a folder named `folder` below it that does."""
     for here in (top, *folders_called(folder, top)):
         if any((here / file).is_file() for file in files):
             missing = [file for file in files if not (here / file).is_file()]
@@ -69,24 +69,22 @@ def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> P
                 raise DataError(f"data set {name}: {here} lacks {', '.join(missing)} (needed: {', '.join(files)})")
             return here
     raise DataError(
-        f"data set {name}: no {files[0]} in {top}, nor in a folder named {folder} below it; give --data-dir the "
-        f"folder that holds {', '.join(files)}"
+        f"data set {name}: no {files[0]} in {top} or in a folder named {folder} below; set --data-dir to the folder "
+        f"with {', '.join(files)}"
     )
 
 
 def folders_called(name: str, top: Path) -> Iterator[Path]:
-    """Every folder of that name below `top`, in sorted order, through links; DataError beyond `MAX_FOLDERS`."""
+    """Yield the folders of that name below `top`, sorted, also through links; raise DataError beyond `MAX_FOLDERS`."""
     seen: set[str] = set()
     for here, below, _ in os.walk(top, followlinks=True):
         real = os.path.realpath(here)
-        if real in seen:  # a link back up the tree would be walked for ever
+        if real in seen:  # a link to a parent folder would loop forever
             below.clear()
             continue
         seen.add(real)
         if len(seen) > MAX_FOLDERS:
-            raise DataError(
-                f"no folder named {name} among the first {MAX_FOLDERS} folders below {top}; give --data-dir the data's own"
-            )
+            raise DataError(f"no folder named {name} in the first {MAX_FOLDERS} folders below {top}; set --data-dir to it")
         below.sort()
         if os.path.basename(here) == name and Path(here) != top:
             yield Path(here)

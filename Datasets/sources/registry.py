@@ -1,7 +1,9 @@
 """The tables of all data set plug-ins, by data set.
 
-`DATASETS`: functions from an `OpenRequest` to a `DataSource`. `SPECS`: a `DataSpec` with the published sizes. `CLASS_NAMES`:
-functions from an `OpenRequest` to the names of the classes. `BINARY_FILES`: `BinaryFiles`, which Datasets.verify checks.
+`DATASETS`: functions from an `OpenRequest` to a `DataSource`.
+`SPECS`: the `DataSpec` with the published sizes.
+`CLASS_NAMES`: functions from an `OpenRequest` to the class names.
+`BINARY_FILES`: `BinaryFiles`, checked by Datasets.verify.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from Datasets._spec import DataSpec
 
 
 def table(name: str) -> dict[str, Any]:
-    """The rows of one table by data set, from every plug-in that has the table."""
+    """Return a table by data set, merged from all plug-ins that have it."""
     rows: dict[str, Any] = {}
     for plugin in plugins.names("Datasets"):
         rows |= getattr(plugins.load("Datasets", plugin), name, {})
@@ -22,8 +24,8 @@ def table(name: str) -> dict[str, Any]:
 
 
 def published_spec(dataset: str) -> DataSpec:
-    """A data set's description with its published sizes; reads no files. DataError for an unknown name."""
+    """Return a data set's description with its published sizes, without reading files; raise DataError if unknown."""
     specs = table("SPECS")
     if dataset not in specs:
-        raise DataError(f"no data set {dataset!r}; there are {', '.join(sorted(specs))}")
+        raise DataError(f"no data set {dataset!r}; available: {', '.join(sorted(specs))}")
     return specs[dataset]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class BinarySource:
-    """Data of fixed-length records; the sizes of its `spec` are counted from the files. `missing`: the error of a validation
-    without pictures."""
+    """A data set of fixed-length records, whose sizes are counted from the files. `missing`: the error if there are no
+    validation images."""
 
     def __init__(
         self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: RecordLayout, missing: str = ""
@@ -55,8 +55,10 @@ class BinarySource:
         return whole_stream(self, request, training)
 
     def digest(self) -> str:
-        """The digest of all records, to compare with another host's, and with those of a run that goes on: nothing else
-        notices that files without checksums have changed."""
+        """Return a digest of all records, to compare the data with another host's or with those of a resumed run.
+
+        These files have no checksums, so nothing else would detect a change.
+        """
         return hashlib.blake2b("".join(self._digests).encode(), digest_size=16).hexdigest()
 
     def validation_digest(self) -> str:
@@ -64,12 +66,14 @@ class BinarySource:
 
     @cached_property
     def _digests(self) -> tuple[str, str]:
-        """Digests of all training records and of all validation records: a resume asks for them several times."""
+        """Return the digests of training and validation records; cached, because resuming needs them several times."""
         return records_digest(self._train), records_digest(self._validation)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """float32 [n, side, side, 3]: bytes are standardised here, as whole images without `moments`; float images were
-        standardised on the host, before padding and cropping."""
+        """Return float32 [n, side, side, 3]. Standardise uint8 images here; without `moments`, as uncropped images.
+
+        Float images were standardised on the host, before padding and cropping.
+        """
         from Datasets.pipeline import normalisation
 
         return normalisation.standardised_on_device(image, request, moments)

@@ -1,7 +1,7 @@
-"""The folders of training and validation in a tree of pictures, found by structure and by name.
+"""Find the training and validation folders in a tree of images, by structure and by name.
 
-A split is a folder with folders of classes in it and a word for a split in its name, in any capitals: Training, test_set,
-images-val. A folder that holds nothing but one folder of folders is entered.
+A split is a folder with class folders in it and a word for a split in its name, such as Training, test_set or
+images-val. If a folder has only one folder of folders, the search continues there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from Datasets.formats.class_names import normal
 from Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
 from Datasets.sources import image_tree
 
-SPLITS_HINT = "give --train-dir and --validation-dir the folders of the splits"
-CLASSES_HINT = "where these are classes, give --train-dir the folder around them"
+SPLITS_HINT = "set --train-dir and --validation-dir to the folders of the splits"
+CLASSES_HINT = "if these are classes, set --train-dir to the folder around them"
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The folders whose folders are the classes; `apart`: a folder that is no class of training, though it may lie among
-    them; `notes`: the log's lines about other folders."""
+    """The split folders, whose folders are the classes.
+
+    `apart`: a folder that is not a training class even if it is next to them. `notes`: log lines about other folders.
+    """
 
     train: Path
     validation: Path | None
@@ -31,15 +33,19 @@ class Splits:
 
     @property
     def class_folders(self) -> list[str]:
-        """The folders of training's classes, those without pictures too."""
+        """Return the class folders of training, including those without images."""
         return _besides(image_tree.names(self.train, folders=True), self.train, self.apart)
 
 
 def find(top: Path, train: Path | None = None, validation: Path | None = None) -> Splits:
-    """Return the splits of a tree, of which `train` and `validation` may be given. DataError where a folder may be a class
-    or a split."""
+    """Return the splits of a tree; `train` and `validation` may be given.
+
+    Raise DataError if a folder may be either a class or a split.
+    """
     if train and validation and train.resolve() == validation.resolve():
-        raise DataError(f"--train-dir and --validation-dir are both {train}: validation needs other images; leave one out")
+        raise DataError(
+            f"--train-dir and --validation-dir are both {train}, but validation needs other images; leave one out"
+        )
     if train:
         return Splits(train, validation, validation)
     here, filled = _entered(top, validation)
@@ -55,19 +61,19 @@ def find(top: Path, train: Path | None = None, validation: Path | None = None) -
         chosen = by_split[VALIDATION] or by_split[TEST]
         validation = here / _only(chosen, here, "validation") if chosen else None
         if chosen and chosen == by_split[TEST]:
-            notes += (f"validation is on {validation}: no other folder is for it",)
+            notes += (f"validation uses {validation}, because no other folder is named for it",)
     train = here / _only(by_split[TRAIN], here, "training")
     others = [name for name in by_split[None] if not split_of(name)]
     unused = [name for name in (*by_split[VALIDATION], *by_split[TEST], *others) if here / name != validation]
     train, validation = _same_inside(train), validation and _same_inside(validation)
     if others and not (validation and _classes_in(train) & _classes_in(validation)):
         raise DataError(
-            f"{here} has pictures in {listed(others)}, and in folders below {train.name}: {train.name} may be a class, or "
-            f"all of the training; {SPLITS_HINT}, or move the other classes into {train.name}"
+            f"{here} has images in {listed(others)} and in folders of {train.name}, so {train.name} may be a class or the "
+            f"training set; {SPLITS_HINT}, or move the other classes into {train.name}"
         )
     if unused:
         are = "are" if len(unused) > 1 else "is"
-        notes += (f"{listed(unused)} {are} left out: training is on {train}, validation on {validation}",)
+        notes += (f"{listed(unused)} {are} ignored: training uses {train}, validation uses {validation}",)
     return Splits(train, validation, validation, notes)
 
 
@@ -76,19 +82,19 @@ def _classes_in(split: Path) -> set[str]:
 
 
 def _entered(top: Path, apart: Path | None) -> tuple[Path, list[str]]:
-    """The first folder from `top` on that holds more than one folder of folders, and its folders with pictures."""
+    """Return the first folder, from `top` down, that has more than one folder of folders; and its folders with images."""
     here = top
     while True:
         filled = _besides(image_tree.filled(here), here, apart)
         if len(filled) != 1 or image_tree.has_loose(here) or not image_tree.filled(here / filled[0]):
             return here, filled
         if split_of(filled[0]) in (VALIDATION, TEST):
-            raise DataError(f"{here} has pictures in {filled[0]} alone, and none for training; {SPLITS_HINT}")
+            raise DataError(f"{here} has images only in {filled[0]}, so none for training; {SPLITS_HINT}")
         here /= filled[0]
 
 
 def _same_inside(split: Path) -> Path:
-    """A split's folder, or the one of the same split that is all of it, as in train/train."""
+    """Return a split's folder, or the inner one of nested folders such as train/train."""
     filled = image_tree.filled(split)
     if len(filled) == 1 and split_of(filled[0]) == split_of(split.name) and image_tree.filled(split / filled[0]):
         return _same_inside(split / filled[0])
@@ -96,7 +102,7 @@ def _same_inside(split: Path) -> Path:
 
 
 def _besides(folders: list[str], here: Path, apart: Path | None) -> list[str]:
-    """The folders in `here` that are not `apart`, nor around it if there are others."""
+    """Return the folders in `here` without `apart`, and without parents of it if others remain."""
     if apart is None:
         return folders
     real = apart.resolve()
@@ -111,13 +117,15 @@ def _only(names: list[str], here: Path, purpose: str) -> str:
 
 
 def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str | None, list[str]]) -> None:
-    """DataError for folders that would count as classes, and hold splits or look like some. `inner`: the folders with
-    pictures in each."""
+    """Raise DataError if folders that would be classes have splits in them or look like splits.
+
+    `inner`: the folders with images in each.
+    """
     for name, below in inner.items():
         splits = {split_of(each) for each in below} - {None}
         if TRAIN in splits and len(splits) > 1:
             raise DataError(
-                f"{here / name} holds splits ({listed(below)}), which must lie around the classes, as train/{name}; move "
+                f"{here / name} has splits ({listed(below)}), but they must be above the classes, as in train/{name}; move "
                 f"them, or {CLASSES_HINT}"
             )
     named = [*by_split[VALIDATION], *by_split[TEST]]
@@ -126,17 +134,17 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
     for name in named:
         if len(named) > 1 or known & {*inner[name]}:
             raise DataError(
-                f"{here} has folders of classes in {listed(named)}, and none for training; {SPLITS_HINT}; {CLASSES_HINT}"
+                f"{here} has class folders in {listed(named)}, but none for training; {SPLITS_HINT}; {CLASSES_HINT}"
             )
     widest = max(map(set, inner.values()), key=len, default=set())
     alike = len(inner) > 1 and len(widest) > 1 and all(len(widest & {*each}) > 1 for each in inner.values())
     if alike and not any(image_tree.has_loose(here / name) for name in inner):
         raise DataError(
-            f"{listed([*inner])} in {here} hold folders of the same names ({listed(sorted(widest))}): for splits "
+            f"{listed([*inner])} in {here} have folders of the same names ({listed(sorted(widest))}); if these are splits, "
             f"{SPLITS_HINT}; {CLASSES_HINT}"
         )
 
 
 def listed(names: list[str] | tuple[str, ...]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first five names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -55,7 +55,7 @@ def list_photographs(given: Sequence[str]) -> Photographs:
             image_headers.read(path)
             paths.append(path)
             continue
-        faults = {str(file): image_headers.file_fault(file) for file in image_tree.pictures_below(Path(path))}
+        faults = {str(file): image_headers.file_fault(file) for file in image_tree.images_below(Path(path))}
         sound = [file for file, fault in faults.items() if not fault]
         warnings += [f"warning: photograph {file} {fault}: left out" for file, fault in faults.items() if fault]
         if not sound:

@@ -19,7 +19,7 @@ from base.storage import input_files
 from Datasets.formats import image_headers
 from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources import image_folder
-from Datasets.sources.image_folder import BadFile, Listing, Picture
+from Datasets.sources.image_folder import BadFile, ImageFile, Listing
 
 if TYPE_CHECKING:
     from Datasets.pipeline import decoding
@@ -89,7 +89,7 @@ class Survey:
         return next((group[0] for group in self.copies if len({labels[file] for file in group}) > 1), None)
 
     @property
-    def _images(self) -> list[Picture]:
+    def _images(self) -> list[ImageFile]:
         return [*self.listing.train, *(self.listing.validation or ())]
 
 

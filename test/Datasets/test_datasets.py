@@ -193,8 +193,8 @@ def test_other_numbers_than_the_published_are_noted_and_validation_may_lack(cifa
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda d: (d / "data_batch_3.bin").write_bytes(b""), "data_batch_3.bin is 0 bytes"),
-        (lambda d: (d / "data_batch_3.bin").write_bytes(b"x" * 4000), "data_batch_3.bin is 4000 bytes"),
+        (lambda d: (d / "data_batch_3.bin").write_bytes(b""), "data_batch_3.bin has 0 bytes"),
+        (lambda d: (d / "data_batch_3.bin").write_bytes(b"x" * 4000), "data_batch_3.bin has 4000 bytes"),
         (lambda d: (d / "test_batch.bin").write_bytes(b"\x0b" * 6146), "test_batch.bin .*record 0 has label 11"),
         (lambda d: (d / "data_batch_1.bin").unlink(), "lacks data_batch_1.bin"),
         (lambda d: [file.unlink() for file in d.iterdir()], "data_batch_1.bin"),
@@ -286,7 +286,7 @@ def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with pytest.raises(DataError, match="apt install dataset-fashion-mnist"):
         opened("fashion-mnist-full", None, environ)
-    with pytest.raises(DataError, match="needs no --data-dir"):
+    with pytest.raises(DataError, match="leave out --data-dir"):
         opened("fashion-mnist", tmp_path, environ)
     for name, shape in zip(idx.IDX_FILES, ((30, 28, 28), (30,), (20, 28, 28), (20,)), strict=True):
         header = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
@@ -295,7 +295,7 @@ def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
         spec = opened(name, tmp_path, environ).spec
         assert (spec.name, spec.train_images, spec.validation_images) == (name, 30, 20)
     (tmp_path / idx.IDX_FILES[1]).write_bytes(header + b"cut")
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError, match="truncated"):
         opened("fashion-mnist-full", tmp_path, environ)
 
 
@@ -303,7 +303,7 @@ def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
     ("images", "labels", "named"),
     [
         ((40, 28, 28), [1] * 39, "39 labels"),
-        ((0, 28, 28), [], "no pictures"),
+        ((0, 28, 28), [], "no images"),
         ((2, 32, 32), [0, 1], "32 x 32"),
         ((2, 28, 28), [0, 25], "label 25"),
     ],

@@ -79,7 +79,7 @@ def test_what_is_cut_short_is_found_wherever_a_crop_lies(form):
 def test_training_names_a_bomb_or_goes_past_it(tmp_path, memory, capsys):
     good = encoded(Image.effect_noise((40, 40), 50).convert("RGB"), "PNG")
     photos.write_shards(tmp_path, "train", [photos.example(data, 1) for data in (good, photos.BOMB, good, good)], 1)
-    with pytest.raises(tf.errors.OpError, match="record 1 cannot be used: its picture says that it is 20000 x 20000"):
+    with pytest.raises(tf.errors.OpError, match="record 1 cannot be used: its image claims 20000 x 20000"):
         take(lambda: opened("imagenet", tmp_path).train(request(batch_size=4)), 1)
     assert len(take(lambda: opened("imagenet", tmp_path, skip_bad=1).train(request(batch_size=4)), 1)) == 1
     assert "record 1 is skipped" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_nothing_waits_for_a_pipe(make, tmp_path):
     make(shard)
     result = run("train", "--dataset", "imagenet", "--data-dir", tmp_path, "--model-size", 18, "--dry-run")
     assert (result.code, result.err.count("\n")) == (2, 1) and f"{shard} cannot be read" in result.err
-    with pytest.raises(DataError, match=f"photograph {shard} cannot be read"):
+    with pytest.raises(DataError, match=f"photo {shard} cannot be read"):
         image_files.load([str(shard)], published_spec("imagenet"), request())
 
 

@@ -58,7 +58,7 @@ def places(top: Path, names: str) -> Path:
         ("train1/a,train2/a,test/a", "", "", "train1, train2!"),
         ("test/a,test/b", "", "", "test!"),
         ("a,b,test/a,test/b", "", "", "test!"),
-        ("a/train,a/test,b/train,b/test", "", "", "a holds splits!"),
+        ("a/train,a/test,b/train,b/test", "", "", "a has splits!"),
     ],
 )
 def test_splits_are_found_by_structure_and_name(names, classes, validation, note, tmp_path):
@@ -159,7 +159,7 @@ def test_folders_and_files_beside_the_pictures_do_not_count(tmp_path):
     os.mkfifo(tmp_path / "bee" / "waits")
     after = image_folder.tree(tmp_path)
     assert (after.classes, after.train) == (before.classes, before.train)
-    assert "export, logs" in after.notes[0] and ": 3, as" in after.notes[-1]
+    assert "export, logs" in after.notes[0] and ": 3, for example" in after.notes[-1]
     shutil.copyfile(tmp_path / "ant/0.JPEG", tmp_path / "export/picture")
     assert image_folder.tree(tmp_path).classes == ("ant", "bee", "export") == image_folder.classes_of(tmp_path)
 
@@ -183,7 +183,7 @@ def test_linked_folders_of_a_class_count_once(tmp_path):
         (lambda top: shutil.rmtree(top / "train"), "no classes"),
         (lambda top: (top / "train/bee/1.JPEG").write_bytes(b""), "bee/1.JPEG is empty"),
         (lambda top: (top / "train/bee/1.TIF").write_bytes(b"II*\0"), "bee/1.TIF is TIFF"),
-        (lambda top: (top / "train/bee/1.JPEG").write_bytes(photos.BOMB), "bee/1.JPEG says that it is 20000 x 20000"),
+        (lambda top: (top / "train/bee/1.JPEG").write_bytes(photos.BOMB), "bee/1.JPEG claims 20000 x 20000"),
     ],
 )
 def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, named):
@@ -232,7 +232,7 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         spec = opened(name, tmp_path).spec
         assert (spec.name, spec.num_classes, spec.class_names) == (name, 2, ("a", "b"))
         assert opened(name, tmp_path, num_classes=2).spec == spec
-        with pytest.raises(DataError, match="3 classes were asked for .*labels.txt names 2"):
+        with pytest.raises(DataError, match="3 classes .*labels.txt names 2"):
             opened(name, tmp_path, num_classes=3)
         asked = cli.parse(
             f"--model-size 18 --dataset {name} --data-dir {tmp_path} --num-classes 2".split(), "train", environ={}
@@ -267,7 +267,7 @@ def test_numbers_before_names_are_the_labels_of_the_records(tmp_path, text, name
 @pytest.mark.parametrize(
     ("text", "fault"),
     [("", "line 1"), ("a\n\nb\n", "line 2"), ("a\nb\na\n", "lines 1 and 3"), ("1:a\n3:c\n", "2 has no name"),
-     ("1:a\n1:b\n", "number comes twice"), ("1:a\n2:a\n", "name comes twice")],
+     ("1:a\n1:b\n", "number appears twice"), ("1:a\n2:a\n", "name appears twice")],
 )  # fmt: skip
 def test_ambiguous_class_names_are_refused(text, fault, tmp_path):
     (tmp_path / "labels.txt").write_text(text)

@@ -1,10 +1,10 @@
-"""Turns pictures of one's own into TFRecord shards with a labels.txt, for --dataset imagefolder or imagenet.
+"""Convert images to TFRecord shards with a labels.txt, for --dataset imagefolder or imagenet.
 
-python -m Datasets.convert PICTURES TARGET            PICTURES/<class>/*, or PICTURES/train/<class>/* with val/ beside it
-python -m Datasets.convert LIST.csv TARGET            rows of path, label and maybe train or validation
-python -m Datasets.convert PICTURES TARGET --validation 0.1 --shards 64
+python -m Datasets.convert IMAGES TARGET            a tree: IMAGES/<class>/*, or the same in IMAGES/train and IMAGES/val
+python -m Datasets.convert LIST.csv TARGET          a list: rows of path, label and optionally train or validation
+python -m Datasets.convert IMAGES TARGET --validation 0.1 --shards 64
 
-Files are stored as they are: JPEG, PNG, GIF, BMP or WebP. An interrupted conversion begins again when the call is repeated.
+JPEG, PNG, GIF, BMP and WebP files are stored unchanged. To restart an interrupted conversion, run the same command again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tools.datasets import listings, shard_writer
 
 
 def main(argv: list[str]) -> int:
-    """parse -> list -> test -> plan -> write."""
+    """Convert: parse the options, list the images, test them, plan the shards, write them."""
     arguments = _parse(argv)
     source, target = Path(arguments.source), Path(arguments.target)
     if arguments.train_dir and source.is_file():
-        raise DataError(f"--train-dir is for a tree, and {source} is a list; leave it out")
+        raise DataError(f"--train-dir needs a folder as SOURCE, but {source} is a list; leave it out")
     train, validation = (
         locate.split_folder(given, source, option) if given else None
         for option, given in (("--train-dir", arguments.train_dir), ("--validation-dir", arguments.validation_dir))
@@ -50,45 +50,45 @@ def main(argv: list[str]) -> int:
         listing = image_folder.split_off(listing, arguments.validation, relative_path, arguments.seed, "--validation")
     planned = shard_writer.plan(listing, relative_path, arguments.seed, arguments.shards)
     shard_writer.write(target, planned, listing.classes, relative_path, min(arguments.jobs, len(planned)))
-    for split, pictures in listing.splits().items():
+    for split, images in listing.splits().items():
         shards = sum(name.startswith(f"{split}-") for name in planned)
-        print(f"{split}: {len(pictures)} pictures in {shards} shard{'s' * (shards > 1)}")
+        print(f"{split}: {len(images)} image{'s' * (len(images) > 1)} in {shards} shard{'s' * (shards > 1)}")
     print(f"{len(listing.classes)} classes, named in {target / 'labels.txt'}")
     if len(listing.classes) > 1:
         print(f"Train with --dataset imagefolder --data-dir {commands.in_shell([command_line.as_value(target)])}")
     else:
-        print("warning: with one class there is nothing to learn; training needs two or more")
+        print("warning: there is only one class; training needs at least two")
     return 0
 
 
 def _listing(source: Path, train: Path | None, validation: Path | None, fraction: float | None) -> Listing:
-    """The pictures of the source, and of a folder for validation."""
+    """Return the images of the source, and of a folder for validation if given."""
     listing = listings.read(source, train, validation)
     if listing.validation and (fraction is not None or (validation and source.is_file())):
-        raise DataError(f"{source} has pictures for validation of its own; leave --validation and --validation-dir out")
+        raise DataError(f"{source} already has validation images; leave out --validation and --validation-dir")
     if validation and source.is_file():
-        listing = replace(listing, validation=image_folder.pictures_by_class(validation, listing.classes)[0])
+        listing = replace(listing, validation=image_folder.images_by_class(validation, listing.classes)[0])
     if validation and not listing.validation:
-        raise DataError(f"--validation-dir {validation} holds no pictures in folders named like the classes")
+        raise DataError(f"--validation-dir {validation} has no images in folders named like the classes; add some")
     for note in listing.notes:
         print(note)
     return listing
 
 
 def _without_bad_files(listing: Listing, skip: bool) -> Listing:
-    """The pictures that training can decode; DataError for others unless they are to be skipped."""
+    """Return the images that training can decode; raise DataError for others unless `skip`."""
     good, bad = listings.without_bad_files(listing)
     if bad and not skip:
-        number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be taken"
+        number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be used"
         raise DataError(
             f"{number}: {bad[0].file} {bad[0].reason}; remove or replace it, or give --skip-bad-files", _lines(bad)
         )
     if bad:
-        print(f"Left out {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
-    with_some = {picture.label for picture in good.train}
+        print(f"Skipped {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
+    with_some = {image.label for image in good.train}
     for label, name in enumerate(good.classes, 1):
         if label not in with_some:
-            raise DataError(f"class {name} has no picture for training left; add one or remove the class")
+            raise DataError(f"class {name} has no training images left; add some or remove the class")
     return good
 
 
@@ -101,7 +101,7 @@ def _check_target(read: list[Path], target: Path) -> None:
         raise DataError(f"{target} is a file; give a new or empty folder")
     for folder in read:
         if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{target} lies in {folder}, where it would count as pictures; give a folder elsewhere")
+            raise DataError(f"{target} is inside {folder}, the folder with the images; give a folder elsewhere")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -109,18 +109,20 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         prog="python -m Datasets.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add, whole = parser.add_argument, command_line.int_between
-    add("source", metavar="SOURCE", help="a tree with one folder for each class, or a CSV file")
-    add("target", metavar="TARGET", help="a new or empty folder, or one of an interrupted conversion")
-    add("--shards", type=whole(1, tfrecord.MAX_SHARDS), metavar="N", help="training files (default: 128 MiB each)")
+    add("source", metavar="SOURCE", help="a tree with one folder per class, or a CSV file")
+    add("target", metavar="TARGET", help="a new or empty folder, or that of an interrupted conversion")
+    add(
+        "--shards", type=whole(1, tfrecord.MAX_SHARDS), metavar="N", help="number of training shards (default: 128 MiB each)"
+    )
     validation = parser.add_mutually_exclusive_group()
     fraction = command_line.number(0, 1, ends=False)
-    validation.add_argument("--validation", type=fraction, metavar="FRACTION", help="part of every class for validation")
-    validation.add_argument("--validation-dir", metavar="DIR", help="the folder whose folders are the classes of validation")
-    add("--train-dir", metavar="DIR", help="the same of training, in SOURCE or elsewhere")
+    validation.add_argument("--validation", type=fraction, metavar="FRACTION", help="fraction of every class for validation")
+    validation.add_argument("--validation-dir", metavar="DIR", help="validation images, with one folder per class")
+    add("--train-dir", metavar="DIR", help="training images, with one folder per class, in SOURCE or elsewhere")
     add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
     seed = whole(0, 2**31 - 1)
-    add("--seed", type=seed, metavar="S", default=0, help="of the order and of --validation (default 0)")
-    add("--skip-bad-files", action="store_true", help="list and leave out files that cannot be taken for pictures")
+    add("--seed", type=seed, metavar="S", default=0, help="seed for the order and for --validation (default 0)")
+    add("--skip-bad-files", action="store_true", help="skip files that cannot be read as images, and list them")
     return parser.parse_args(argv)
 
 

@@ -1,6 +1,6 @@
-"""Writes TFRecord shards of a listing: the same bytes every time.
+"""Write TFRecord shards of a listing, deterministically.
 
-A mark lies in the folder until every file is on the disk, so that an interrupted conversion is recognised and begun again.
+A marker file remains in the folder until every file is on disk, so that an interrupted conversion is recognised.
 """
 
 from __future__ import annotations
@@ -21,43 +21,45 @@ from base.process.progress import Progress
 from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, tf_example, tfrecord
 from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.sources.image_folder import Listing, Picture, shuffled
+from Datasets.sources.image_folder import ImageFile, Listing, shuffled
 
 _SHARD = re.compile(r"(train|validation)-\d{5}-of-\d{5}", re.ASCII)
-_SHARD_BYTES = 128 << 20  # of a shard by default: few files, and enough of them to work on several at once
+_SHARD_BYTES = 128 << 20  # default size of a shard: few files, but enough for parallel work
 
-Shards = dict[str, list[Picture]]  # the pictures of each shard in their order, by the shard's name
+Shards = dict[str, list[ImageFile]]  # shard name -> its images in order
 
 
 def plan(listing: Listing, relative_path: Callable[[Path], str], seed: int, shards: int | None) -> Shards:
-    """Return the pictures of each shard. `relative_path`: of a file from the source's top, so that the place of the source
-    does not count; `shards`: of training, None for _SHARD_BYTES each."""
+    """Return the images of each shard.
+
+    `relative_path`: maps a file to its path in the source, so that the order does not depend on the source's location.
+    `shards`: number of training shards; None: _SHARD_BYTES each.
+    """
     planned: Shards = {}
-    for split, pictures in listing.splits().items():
-        count = shards if split == "train" else shards and max(1, round(shards * len(pictures) / len(listing.train)))
+    for split, images in listing.splits().items():
+        count = shards if split == "train" else shards and max(1, round(shards * len(images) / len(listing.train)))
         if count is None:
-            size = sum(picture.file.stat().st_size for picture in pictures)
-            count = max(1, min(len(pictures), tfrecord.MAX_SHARDS, -(-size // _SHARD_BYTES)))
-        if count > len(pictures):
-            raise DataError(
-                f"--shards {count} is more than the {len(pictures)} pictures for {split}; give at most that many"
-            )
-        ordered = shuffled(pictures, relative_path, f"{seed} order")
-        ends = [k * len(pictures) // count for k in range(count + 1)]
+            size = sum(image.file.stat().st_size for image in images)
+            count = max(1, min(len(images), tfrecord.MAX_SHARDS, -(-size // _SHARD_BYTES)))
+        if count > len(images):
+            raise DataError(f"--shards {count} is more than the {len(images)} images for {split}; give at most that many")
+        ordered = shuffled(images, relative_path, f"{seed} order")
+        ends = [k * len(images) // count for k in range(count + 1)]
         planned |= {f"{split}-{k:05d}-of-{count:05d}": ordered[ends[k] : ends[k + 1]] for k in range(count)}
     return planned
 
 
 def write(target: Path, planned: Shards, classes: tuple[str, ...], relative_path: Callable[[Path], str], jobs: int) -> None:
-    """Write the shards, `jobs` at once, and the files beside them; the first failure stops all. DataError for a folder that
-    holds anything but an interrupted conversion."""
+    """Write the shards, `jobs` at once, and their accompanying files. The first failure stops all.
+
+    Raise DataError if the folder has anything except an interrupted conversion.
+    """
     stop = threading.Event()
     count = sum(map(len, planned.values()))
-    with _marked(target), Progress("pictures", count) as progress, ThreadPoolExecutor(jobs) as pool:
+    with _marked(target), Progress("images", count) as progress, ThreadPoolExecutor(jobs) as pool:
         try:
             writing = [
-                pool.submit(_write_shard, target / name, pictures, classes, progress, stop)
-                for name, pictures in planned.items()
+                pool.submit(_write_shard, target / name, images, classes, progress, stop) for name, images in planned.items()
             ]
             for each in wait(writing, return_when=FIRST_EXCEPTION).done:
                 each.result()
@@ -66,24 +68,24 @@ def write(target: Path, planned: Shards, classes: tuple[str, ...], relative_path
             pool.shutdown(cancel_futures=True)
         _write_text(target / class_names.FILE, class_names.text(classes))
         for split in ("train", "validation"):
-            pictures = [each for name, part in planned.items() if name.startswith(split) for each in part]
-            if pictures:
-                names = conversion_info.names_text(relative_path(picture.file) for picture in pictures)
+            images = [each for name, part in planned.items() if name.startswith(split) for each in part]
+            if images:
+                names = conversion_info.names_text(relative_path(image.file) for image in images)
                 _write_text(target / conversion_info.names_file(split), names)
-        records = {name: len(pictures) for name, pictures in planned.items()}
+        records = {name: len(images) for name, images in planned.items()}
         _write_text(target / conversion_info.FILE, json.dumps({"records": records}, indent=1) + "\n")
 
 
 @contextmanager
 def _marked(target: Path) -> Iterator[None]:
-    """Lock and mark a new or empty folder, or one of an interrupted conversion, whose files are removed."""
+    """Lock and mark a new or empty folder, or that of an interrupted conversion after deleting its files."""
     target.mkdir(parents=True, exist_ok=True)
     mark, there = target / conversion_info.UNFINISHED, os.listdir(target)
     ours = {mark.name, class_names.FILE, conversion_info.FILE, *map(conversion_info.names_file, ("train", "validation"))}
     others = [name for name in sorted(there) if name not in ours and not _SHARD.fullmatch(name)]
     if others or (there and mark.name not in there):
         raise DataError(
-            f"{target} holds other things already: {(others or sorted(there))[0]}; give a new or empty folder, or one of an "
+            f"{target} is not empty: it has {(others or sorted(there))[0]}; give a new or empty folder, or that of an "
             "interrupted conversion"
         )
     with mark.open("ab") as lock:
@@ -98,14 +100,14 @@ def _marked(target: Path) -> Iterator[None]:
 
 
 def _write_shard(
-    file: Path, pictures: list[Picture], classes: tuple[str, ...], progress: Progress, stop: threading.Event
+    file: Path, images: list[ImageFile], classes: tuple[str, ...], progress: Progress, stop: threading.Event
 ) -> None:
     with _written(file) as stream:
-        for picture in pictures:
-            if stop.is_set():  # another shard has failed, or a signal has come
+        for image in images:
+            if stop.is_set():  # another shard failed, or a signal came
                 return
-            content = input_files.content(picture.file, MAX_BYTES)
-            stream.write(tfrecord.framed(tf_example.serialised(content, picture.label, classes[picture.label - 1])))
+            content = input_files.content(image.file, MAX_BYTES)
+            stream.write(tfrecord.framed(tf_example.serialised(content, image.label, classes[image.label - 1])))
             progress.advance()
 
 
@@ -116,7 +118,7 @@ def _write_text(file: Path, text: str) -> None:
 
 @contextmanager
 def _written(file: Path) -> Iterator[BinaryIO]:
-    """Open a new file, whose bytes are on the disk in the end."""
+    """Open a new file, and sync it to disk at the exit."""
     with files.naming(file), file.open("xb") as stream:
         yield stream
         stream.flush()

@@ -1,10 +1,11 @@
-"""Reads a whole data set and names every damaged record: a converted folder or ImageNet's shards, a tree of pictures,
-CIFAR's binary files.
+"""Read a whole data set and report every damaged record.
 
-python -m Datasets.verify DIR                 decodes every picture, as training would
-python -m Datasets.verify DIR --no-decode     lengths, checksums and labels alone
+The data set is a converted folder, ImageNet's shards, a tree of images, or CIFAR's binary files.
 
-Exit code 0: all is well. 1: something is damaged. 2: wrong input.
+python -m Datasets.verify DIR                 decode every image, as in training
+python -m Datasets.verify DIR --no-decode     check only lengths, checksums and labels
+
+Exit code 0: no damage. 1: something is damaged. 2: wrong input.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ from Datasets.sources import image_folder, locate, registry
 if TYPE_CHECKING:
     from Datasets.pipeline import decoding
 
-_stop = threading.Event()  # set by a signal, when a file may be long
+_stop = threading.Event()  # set by a signal, because checking a file may take long
 
 
 class Checked(NamedTuple):
-    """The number of records of a file, whole and damaged ones, and a line on each damage."""
+    """The number of records of a file, including damaged ones, and a message for each damage."""
 
     records: int
     findings: list[str]
 
 
 class Work(NamedTuple):
-    """The files of a data set, their check, the findings about the set as a whole, and notes."""
+    """The files of a data set, how to check one, findings about the whole data set, and notes."""
 
     kind: str
     files: list[Path]
     check: Callable[[Path], Checked]
     findings: list[str]
     notes: tuple[str, ...] = ()
-    folder: Path | None = None  # of conversion.json
+    folder: Path | None = None  # folder with conversion.json
 
 
 def main(argv: list[str]) -> int:
-    """parse -> find -> check every file -> count."""
+    """Verify: parse the options, find the files, check each, and count the damage."""
     arguments = _parse(argv)
     work = find(Path(arguments.folder), arguments.num_classes, arguments.decode)
     for line in (*work.notes, *work.findings):
@@ -88,15 +89,17 @@ def main(argv: list[str]) -> int:
 
 
 def find(folder: Path, num_classes: int | None, decode: bool) -> Work:
-    """Return the checks of a folder's data set; DataError if there is none. `num_classes`: the number of labels, where
-    labels.txt does not name them."""
+    """Return the checks of the data set in a folder; raise DataError if there is none.
+
+    `num_classes`: the number of labels, if there is no labels.txt.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     work = _shards(folder, num_classes, decode) or _binaries(folder) or _tree(folder, decode)
     if work is None:
         raise DataError(
-            f"no data set in {folder}: looked for TFRecord shards train-?????-of-????? (also in train/ and validation/), "
-            "for CIFAR's binary files (data_batch_1.bin, train.bin), and for a tree with one folder for each class"
+            f"no data set in {folder}; give a folder with TFRecord shards train-?????-of-????? (or with train/ and "
+            "validation/), CIFAR's binary files (data_batch_1.bin, train.bin), or one folder per class"
         )
     return work
 
@@ -116,7 +119,7 @@ def _shards(folder: Path, num_classes: int | None, decode: bool) -> Work | None:
     first = class_names.first_label(named_in.parent)
     labels = range(first, first + (len(names) or num_classes or class_names.IMAGENET_CLASSES))
     decoder = _decoder()
-    check = partial(check_shard, labels=labels, picture_fault=decoder.fault if decode else lambda _: None)
+    check = partial(check_shard, labels=labels, image_fault=decoder.fault if decode else lambda _: None)
     return Work("TFRecord shards", files, check, findings + damaged, folder=None if damaged else files[0].parent)
 
 
@@ -128,8 +131,8 @@ def _error_of(read: Callable[[], object]) -> list[str]:
     return []
 
 
-def check_shard(file: Path, labels: range, picture_fault: Callable[[bytes], str | None]) -> Checked:
-    """Return the damage to a shard, up to the first damaged length."""
+def check_shard(file: Path, labels: range, image_fault: Callable[[bytes], str | None]) -> Checked:
+    """Return the damage in a shard, up to the first damaged length."""
     findings: list[str] = []
     count = 0
     try:
@@ -139,7 +142,7 @@ def check_shard(file: Path, labels: range, picture_fault: Callable[[bytes], str 
                 if _stop.is_set():
                     break
                 payload, damage = tfrecord.payload(content, offset, length)
-                if reason := damage or tf_example.fault(payload, labels, picture_fault):
+                if reason := damage or tf_example.fault(payload, labels, image_fault):
                     findings.append(f"{file}: record {count}: {reason}")
                 count += 1
     except tfrecord.LostRecords as lost:
@@ -165,7 +168,7 @@ def _binaries(folder: Path) -> Work | None:
 
 
 def check_binary(file: Path, layout: RecordLayout, classes: int) -> Checked:
-    """Return the wrong lengths and labels of a file, as it has no checksums."""
+    """Return wrong lengths and labels in a file, which has no checksums."""
     try:
         records = RecordFile(file, layout)
         labels = records.labels()
@@ -174,8 +177,7 @@ def check_binary(file: Path, layout: RecordLayout, classes: int) -> Checked:
     if not records.size:
         return Checked(0, [f"{file}: is empty"])
     findings = [
-        f"{file}: record {k}: its label is {labels[k]}, outside 0 to {classes - 1}"
-        for k in np.flatnonzero(labels >= classes)
+        f"{file}: record {k}: its label {labels[k]} is outside 0 to {classes - 1}" for k in np.flatnonzero(labels >= classes)
     ]
     cut = bool(records.size % layout.record_bytes)
     if cut:
@@ -193,8 +195,8 @@ def _tree(folder: Path, decode: bool) -> Work | None:
         reason = fault(file)
         return Checked(1, [f"{file}: {reason}"] if reason else [])
 
-    files = [picture.file for picture in (*tree.train, *(tree.validation or ()))]
-    return Work("tree of pictures", files, check, [], tree.notes)
+    files = [image.file for image in (*tree.train, *(tree.validation or ()))]
+    return Work("tree of images", files, check, [], tree.notes)
 
 
 def _decoder() -> decoding.Decoder:
@@ -210,8 +212,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     add, whole = parser.add_argument, command_line.int_between
     add("folder", metavar="DIR", help="the data set")
-    add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every picture (default)")
-    labels = "labels are from 1 to N (default: labels.txt, else 1000)"
+    add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every image (default)")
+    labels = "number of classes, with labels from 1 to N (default: by labels.txt, else 1000)"
     add("--num-classes", type=whole(1, 2**31 - 1), metavar="N", help=labels)
     add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
     return parser.parse_args(argv)

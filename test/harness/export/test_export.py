@@ -106,7 +106,7 @@ def test_labels_and_preprocessing_are_exported(trained):
     assert texts["labels.txt"].splitlines()[:2] == ["T-shirt/top", "Trouser"]
     about = json.loads(texts["preprocessing.json"])
     assert about["checkpoint"] == "ckpt-60" and about["input"]["shape"] == [None, 32, 32, 3]
-    assert about["done_inside"]["normalisation"]["kind"] == "of each picture"
+    assert about["done_inside"]["normalisation"]["kind"] == "of each image"
     assert {name: (folder / "saved_model/assets.extra" / name).read_text() for name in texts} == texts
     with zipfile.ZipFile(folder / "model.tflite") as archive:
         assert {name: archive.read(name).decode() for name in texts} == texts

@@ -114,7 +114,7 @@ def test_one_class_or_no_validation_is_reported(tmp_path):
         1,
         True,
     )
-    unseen = "no pictures for validation in "
+    unseen = "no validation images in "
     told = run("train", *words, "--dry-run").out
     assert f"warning: data set imagefolder: {unseen}" in told and "or train with --no-validation" in told
     assert unseen not in run("train", *words, "--dry-run", "--no-validation").out
