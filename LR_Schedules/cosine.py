@@ -1,4 +1,4 @@
-"""Cosine: half a period of a cosine from the peak down to 0 at the end of the run."""
+"""Cosine schedule: half a period of a cosine, from the peak to 0 at the end of the run."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from LR_Schedules._schedule import ScheduledRun, ramp, warmup_epochs, warmup_ite
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The warm-up alone: the curve follows from the run's length."""
+    """The warm-up is the only option, because the curve depends only on the run's length."""
 
     warmup_epochs: float = warmup_epochs()
 
@@ -19,7 +19,7 @@ class Options:
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
-    """Learning rate of update i: peak × (1 + cos(π i / iterations)) / 2."""
+    """Return the learning rate of update i: peak × (1 + cos(π i / iterations)) / 2."""
 
     def rate(i: int) -> float:
         return run.peak * (1 + math.cos(math.pi * i / run.iterations)) / 2

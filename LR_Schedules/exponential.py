@@ -1,4 +1,4 @@
-"""Exponential: the rate is multiplied by a constant at equal intervals, a given number of times in the run."""
+"""Exponential schedule: the rate is multiplied by a constant, a given number of times at equal intervals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,10 @@ from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A factor, and how often it is applied. EfficientNet: 0.97, 146 times in 350 epochs."""
+    """The factor and how often it is applied. EfficientNet: 0.97, 146 times in 350 epochs."""
 
-    lr_decay_rate: float | None = opt(
-        None, "factor of the learning rate at each drop (default: the model's)", check=above(0)
-    )
-    lr_drops: int | None = opt(None, "drops over the whole run (default: the model's)", check=at_least(0))
+    lr_decay_rate: float | None = opt(None, "factor of the learning rate at each drop (default: by model)", check=above(0))
+    lr_drops: int | None = opt(None, "number of drops in the run (default: by model)", check=at_least(0))
     warmup_epochs: float = warmup_epochs()
 
     def __post_init__(self) -> None:
@@ -22,15 +20,15 @@ class Options:
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
-    """Learning rate of update i: peak × lr_decay_rate ^ floor(epoch of i ÷ (epochs ÷ lr_drops))."""
+    """Return the learning rate of update i: peak × lr_decay_rate ^ floor(epoch of i ÷ (epochs ÷ lr_drops))."""
     missing = [name for name in ("lr_decay_rate", "lr_drops") if getattr(options, name) is None]
     if missing:
         raise ValueError(
-            f"{' and '.join(missing)} not given and the model has no default: the exponential schedule needs both, "
-            "such as lr_decay_rate 0.97 and lr_drops 146 for EfficientNet over 350 epochs"
+            f"{' and '.join(missing)} not given, and the model has no default; the exponential schedule needs both, "
+            "for example lr_decay_rate 0.97 and lr_drops 146 for EfficientNet in 350 epochs"
         )
 
-    # The run's updates may be less than its epochs, whose last part of a batch is left out: both must not be mixed up.
+    # Computed from exact epochs, not from `iterations`: incomplete batches are dropped, so these may be fewer.
     drops = run.epochs_per_update * options.lr_drops / run.epochs
 
     def rate(i: int) -> float:

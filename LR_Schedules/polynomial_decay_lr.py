@@ -1,7 +1,7 @@
-"""Polynomial decay: a straight warm-up to the peak, then (1 - share of the rest behind)^power down to an end value.
+"""Polynomial schedule: a linear warm-up to the peak, then decay by (1 - completed share)^power to an end value.
 
-In the first releases the curve had no warm-up, the power 1, and rates of its own. Their spellings still select that
-curve; the options of today change it.
+In the first releases the curve had no warm-up, power 1, and other default rates. The option spellings of these releases
+still select that curve; current options change it.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,27 +15,26 @@ from LR_Schedules._schedule import ScheduledRun, exactly, warmup_epochs, warmup_
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The end of the curve and its power.
+    """The end and the power of the curve.
 
-    The start is the run's own learning rate: `poly_lr_initial_lr` is an older spelling of `abs_learning_rate`,
-    which is not an option of a schedule.
+    The start is the run's learning rate: `poly_lr_initial_lr` is an older spelling of `abs_learning_rate`.
     """
 
     poly_lr_early: bool = opt(
         False,
-        "the first releases' curve, as with --poly-lr-initial-lr, --poly-lr-end-lr and --poly-lr-decay-steps: without "
-        "warm-up, power 1, from 0.0012 down to 0.0001, where nothing else is given; log rows tell the rate of their first "
-        "update instead of their last",
+        "the curve of the first releases; implied by --poly-lr-initial-lr, --poly-lr-end-lr and --poly-lr-decay-steps. "
+        "Defaults: no warm-up, power 1, from 0.0012 down to 0.0001. Log rows show the rate of their first update, not "
+        "their last",
     )
     poly_lr_decay_steps: int | None = opt(
-        None, "weight updates after which the last learning rate is reached (default: the run's)", check=at_least(1)
+        None, "number of updates until the last learning rate is reached (default: the whole run)", check=at_least(1)
     )
 
     warmup_epochs: float = warmup_epochs()
-    poly_lr_decay_power: float = opt(2.0, "power of the decay; 1 is a straight line", check=above(0))
+    poly_lr_decay_power: float = opt(2.0, "power of the decay; 1 is linear", check=above(0))
     poly_lr_end_ratio: float = opt(1e-5, "last learning rate as a fraction of the peak", check=at_least(0))
     abs_end_learning_rate: float | None = opt(
-        None, "last learning rate itself, instead of poly_lr_end_ratio", aliases=("poly_lr_end_lr",), check=at_least(0)
+        None, "last learning rate, instead of poly_lr_end_ratio", aliases=("poly_lr_end_lr",), check=at_least(0)
     )
 
     def __post_init__(self) -> None:
@@ -43,7 +42,7 @@ class Options:
 
     @property
     def logs_first_rate(self) -> bool:
-        """True if log rows tell the learning rate of their first update."""
+        """Return whether log rows show the learning rate of their first update."""
         return self.poly_lr_early
 
 
@@ -53,9 +52,9 @@ OTHER_SPELLINGS = {"abs_learning_rate": "base_learning_rate_exponent", "abs_end_
 
 
 def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The older spelling in `spelled` (option: spelling), "" for none, and its values for options that were not given.
+    """Return the older spelling in `spelled` ("" if there is none) and the values that it implies for other options.
 
-    `values`: of the options given.
+    `spelled`: option -> spelling used. `values`: the given options.
     """
     early_spellings = [spelling for spelling in EARLY if spelling in spelled.values()]
     if not early_spellings or values.get("poly_lr_early") is False:
@@ -65,7 +64,7 @@ def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[s
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
-    """Learning rate of update i: peak × i / warmup, then (peak - end) × (1 - (i - warmup) / rest)^power + end."""
+    """Return the learning rate of update i: peak × i / warmup, then (peak - end) × (1 - (i - warmup) / rest)^power + end."""
     updates = options.poly_lr_decay_steps or run.iterations
     relative = options.abs_end_learning_rate is None
     last = options.poly_lr_end_ratio if relative else options.abs_end_learning_rate
@@ -73,11 +72,11 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     if options.poly_lr_decay_steps and warmup >= updates:
         raise ValueError(
             f"poly_lr_decay_steps is {updates}, which leaves none after a warm-up of {warmup} updates "
-            f"({options.warmup_epochs:g} epochs): give more steps, or fewer warmup_epochs"
+            f"({options.warmup_epochs:g} epochs); increase it or reduce warmup_epochs"
         )
 
-    # Past the end the base would be negative. A warm-up as long as the run leaves no rest to divide by, but its clamped
-    # index never leaves the first branch.
+    # i is clamped because the base would be negative after the end. If the warm-up is as long as the run, the first
+    # branch always returns, so the division below cannot be by 0.
     def rate(i: int) -> float:
         i = min(i, updates)
         if i <= warmup and warmup:

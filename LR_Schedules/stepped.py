@@ -1,4 +1,4 @@
-"""Stepped: the rate is multiplied by a constant each time a given fraction of the run is behind."""
+"""Stepped schedule: the rate is multiplied by a constant after given fractions of the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import pairwise
 from base.fields import above, check_fields, decimal_number, exact, opt
 from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
 
-_RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
+_RULE = "must be comma-separated numbers between 0 and 1 in increasing order, for example 0.5,0.75"
 
 
 def _broken(text: str | None) -> str | None:
@@ -23,12 +23,12 @@ def _broken(text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A factor, and the fractions of the run after which it is applied."""
+    """The factor, and the fractions of the run after which it is applied."""
 
     learning_rate_decay: float = opt(0.1, "factor of the learning rate at each drop", check=above(0))
     learning_rate_schedule: str | None = opt(
         None,
-        "fractions of the run at which the rate drops, comma-separated; 1 is its end (default: the model's)",
+        "fractions of the run at which the rate drops, comma-separated; 1 is the end (default: by model)",
         check=_broken,
     )
     warmup_epochs: float = warmup_epochs()
@@ -38,12 +38,12 @@ class Options:
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
-    """Learning rate of update i: peak × decay ^ (drops behind update i)."""
+    """Return the learning rate of update i: peak × decay ^ (drops before update i)."""
     if options.learning_rate_schedule is None:
-        raise ValueError("learning_rate_schedule is not given and the model has no default: it " + _RULE)
+        raise ValueError("learning_rate_schedule is not given, and the model has no default; it " + _RULE)
     drops = [int(exact(f) * run.iterations) for f in parse_fractions(options.learning_rate_schedule)]
 
-    # Counting the drops behind i, instead of remembering the last one, makes a resumed run equal the unbroken one.
+    # Count the drops before i rather than keep state, so that a resumed run has the same rates.
     def rate(i: int) -> float:
         behind = sum(i > drop for drop in drops)
         return exactly(lambda peak, decay: peak * decay**behind, run.peak, options.learning_rate_decay)
@@ -52,5 +52,5 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
 
 
 def parse_fractions(text: str) -> tuple[float, ...]:
-    """ "0.5,0.75" → (0.5, 0.75)"""
+    """Return the fractions in a text: "0.5,0.75" → (0.5, 0.75)."""
     return tuple(decimal_number(part.strip(" ")) for part in text.split(","))

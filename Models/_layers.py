@@ -1,7 +1,8 @@
-"""The layer vocabulary that models are written in. No TensorFlow here: two readers implement it.
+"""The layer vocabulary in which models are written, without TensorFlow.
 
-`TensorLayers` (emulator/layers/tensor_layers.py) builds the graph; `CountingLayers` (emulator/plan/trace.py) counts
-parameters, multiply-adds and activations. A model never decides a precision or a device.
+`TensorLayers` (emulator/layers/tensor_layers.py) implements it to build the graph. `CountingLayers`
+(emulator/plan/trace.py) implements it to count parameters, multiply-adds and activations. Models choose neither precision
+nor device.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from Models._norms import GroupNorm, Norm
 class Initial:
     """Initial values of a kernel: variance scaling as in He et al. 2015 (arXiv 1502.01852).
 
-    Variance = scale / n with n = fan_in, fan_out or their mean ("fan_avg"); "truncated_normal" cuts at two
-    deviations and keeps that variance, "uniform" has the same variance. Mode "fixed": variance = scale.
+    Variance = scale / n with n = fan_in, fan_out or their mean ("fan_avg"). In mode "fixed", variance = scale.
+    "truncated_normal" is cut off at two deviations. All distributions have exactly this variance.
     """
 
     scale: float
@@ -29,14 +30,14 @@ class Initial:
     distribution: str = "truncated_normal"
 
 
-# the rows of a proxy variable, [6, 1, 1, channels]; gradients move those that are no statistics
+# the rows of a proxy variable, [6, 1, 1, channels]; gradients change all rows except the statistics
 PROXY_ROWS = ("beta", "gamma", "mean", "inverse_deviation", "extra_beta", "extra_gamma")
 TRAINED_PROXY_ROWS = ("beta", "gamma", "extra_beta", "extra_gamma")
 
 
 @dataclass(frozen=True)
 class ProxyRule:
-    """The parameters of a proxy variable's statistics: the activation, and the number that is added to the variance."""
+    """Parameters of a proxy variable's statistics: the activation, and the epsilon added to the variance."""
 
     activation: str  # "relu", "relu6" or "swish"
     epsilon: float
@@ -44,10 +45,10 @@ class ProxyRule:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable: its full name, shape, and initial values (a constant or a kernel's).
+    """A variable: full name, shape, and initial values (a constant or a distribution).
 
-    With a `decay` it is a moving statistic, which batches move and gradients do not:
-    value -= (1 - decay) * (value - the batch's). With a `proxy` rule two of its rows follow from the others
+    With a `decay` it is a moving statistic, updated by batches instead of gradients:
+    value -= (1 - decay) * (value - batch value). With a `proxy` rule, two of its rows are computed from the others
     (emulator/layers/proxy_norm.py).
     """
 
@@ -59,17 +60,17 @@ class Variable:
 
     @property
     def trainable(self) -> bool:
-        """True if gradients move it."""
+        """Return whether gradients change it."""
         return self.decay is None
 
     @property
     def elements(self) -> int:
-        """Numbers in it."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def fans(self) -> tuple[int, int]:
-        """fan_in and fan_out of a kernel [.., in, out]."""
+        """Return fan_in and fan_out of a kernel [.., in, out]."""
         receptive = math.prod(self.shape[:-2])
         return receptive * self.shape[-2], receptive * self.shape[-1]
 
@@ -78,8 +79,8 @@ GLOROT = Initial(1.0, "fan_avg", "uniform")
 
 
 class Tensor(Protocol):
-    """The values between layers, as a reader of the vocabulary has them: tensors [batch, height, width, channels] in a
-    graph, or their shapes where a network is counted. A model hands them from layer to layer."""
+    """The values that models pass between layers: tensors [batch, height, width, channels], or only their shapes if the
+    network is counted."""
 
 
 class Layers(ABC):
@@ -90,7 +91,7 @@ class Layers(ABC):
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Variables made inside are named below `name`."""
+        """Inside, prefix the names of variables with `name`."""
         self._scopes.append(name)
         try:
             yield
@@ -98,19 +99,19 @@ class Layers(ABC):
             self._scopes.pop()
 
     def path(self, *names: str) -> str:
-        """The full name of something in the present scope."""
+        """Return a full name in the current scope."""
         return "/".join([*self._scopes, *names])
 
-    def begin_segment(self, name: str) -> None:  # noqa: B027 - most readers need not know
-        """Called before each segment of a model."""
+    def begin_segment(self, name: str) -> None:  # noqa: B027 - most implementations do not need it
+        """Mark the beginning of a segment of the model."""
 
     @abstractmethod
     def channels(self, x: Tensor) -> int:
-        """The number of channels of x."""
+        """Return the number of channels of x."""
 
     @abstractmethod
     def side(self, x: Tensor) -> int:
-        """The height of x in pixels."""
+        """Return the height of x in pixels."""
 
     @abstractmethod
     def conv(
@@ -125,32 +126,37 @@ class Layers(ABC):
         bias: bool = False,
         padding: str = "SAME",
     ) -> Tensor:
-        """Convolution with SAME padding, or SYMMETRIC: alike on both sides, as in PyTorch. `groups` equal to the channels
-        makes it depthwise."""
+        """Apply a convolution. It is depthwise if `groups` equals the number of channels.
+
+        `padding`: "SAME", or "SYMMETRIC": equal on both sides, as in PyTorch.
+        """
 
     @abstractmethod
     def norm(self, x: Tensor, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Tensor:
-        """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
+        """Normalise, with a trained scale and offset (`centre`) if wanted. `zero_gamma`: the scale starts at zero."""
 
     def norm_activation(self, x: Tensor, norm: Norm, activation: str) -> Tensor:
-        """Normalisation with scale and offset, then the activation: "relu", "relu6" or "swish"."""
+        """Normalise with scale and offset, then apply the activation: "relu", "relu6" or "swish"."""
         return getattr(self, activation)(self.norm(x, norm))
 
     @abstractmethod
     def proxy_norm_activation(self, x: Tensor, norm: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Tensor, Tensor]:
-        """Normalisation, affine map, activation, less the proxy's mean; and the proxy's inverse deviation [1, 1, 1,
-        channels], multiplied in if `scaled` (proxy normalisation, Labatie et al., arXiv 2106.03743)."""
+        """Apply proxy normalisation (Labatie et al., arXiv 2106.03743).
+
+        Normalise, apply an affine map and the activation, and subtract the proxy's mean. Return the result and the
+        proxy's inverse deviation [1, 1, 1, channels]; if `scaled`, multiply the result by it.
+        """
 
     @abstractmethod
     def relu(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
     def relu6(self, x: Tensor) -> Tensor:
-        """relu cut off at 6."""
+        """Apply relu, limited to 6."""
 
     @abstractmethod
     def swish(self, x: Tensor) -> Tensor:
-        """x * sigmoid(x)."""
+        """Return x * sigmoid(x)."""
 
     @abstractmethod
     def sigmoid(self, x: Tensor) -> Tensor: ...
@@ -160,38 +166,42 @@ class Layers(ABC):
 
     @abstractmethod
     def gate(self, x: Tensor, factor: Tensor) -> Tensor:
-        """x * factor, the factor [batch, 1, 1, channels] being the same for every pixel."""
+        """Return x * factor, with a factor [batch, 1, 1, channels]."""
 
     @abstractmethod
     def concat(self, x: Tensor, y: Tensor) -> Tensor:
-        """The channels of x, then those of y."""
+        """Concatenate the channels of x and y."""
 
     @abstractmethod
     def max_pool(self, x: Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> Tensor:
-        """Maximum over kernel x kernel pixels, of values that are not negative if the padding is SYMMETRIC."""
+        """Return the maximum over kernel x kernel pixels. SYMMETRIC padding needs values of at least 0."""
 
     @abstractmethod
     def global_mean(self, x: Tensor) -> Tensor:
-        """Mean over the pixels: [batch, 1, 1, channels]."""
+        """Return the mean over the pixels, [batch, 1, 1, channels]."""
 
     @abstractmethod
     def subsample(self, x: Tensor, stride: int, channels: int) -> Tensor:
-        """Every stride-th pixel, padded with zero channels to `channels`: the parameter-free shortcut
-        (option A of He et al. 2015, arXiv 1512.03385)."""
+        """Return every stride-th pixel, padded with zero channels to `channels`.
+
+        This is the shortcut without parameters (option A of He et al. 2015, arXiv 1512.03385).
+        """
 
     @abstractmethod
     def dense(self, x: Tensor, units: int) -> Tensor:
-        """Fully connected with bias on all of a sample's numbers; gives [batch, units]."""
+        """Apply a fully connected layer with bias to all values of each sample; return [batch, units]."""
 
     @abstractmethod
     def flatten(self, x: Tensor) -> Tensor:
-        """[batch, all of a sample's numbers]."""
+        """Return [batch, all values of a sample]."""
 
     @abstractmethod
     def dropout(self, x: Tensor, rate: float) -> Tensor:
-        """Zero elements with probability `rate` in training, and divide the rest by 1 - rate."""
+        """In training, zero elements with probability `rate`, and divide the rest by 1 - rate."""
 
     @abstractmethod
     def drop_path(self, x: Tensor, survival: float) -> Tensor:
-        """Zero whole samples with probability 1 - survival in training, and divide the rest by it (stochastic depth, Huang
-        et al. 2016, arXiv 1603.09382)."""
+        """In training, zero whole samples with probability 1 - survival, and divide the rest by `survival`.
+
+        This is stochastic depth (Huang et al. 2016, arXiv 1603.09382).
+        """

@@ -1,5 +1,7 @@
-"""Residual networks: the segments that ResNet and ResNeXt share (He et al., arXiv 1512.03385; the stride of a
-bottleneck unit sits on its 3x3 convolution, "v1.5")."""
+"""Residual networks: the segments shared by ResNet and ResNeXt (He et al., arXiv 1512.03385).
+
+The stride of a bottleneck unit is in its 3x3 convolution ("v1.5").
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the table of sizes: units per stage and the kind of unit."""
+    """A network size: the kind of unit and the number of units per stage."""
 
     block: str  # "basic" or "bottleneck"
     units: tuple[int, ...]
@@ -40,38 +42,38 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualNetwork:
-    """Everything the segments need: a variant with its widths and options filled in."""
+    """A variant with widths and options, as needed by the segments."""
 
     variant: Variant
-    large_stem: bool  # 7x7 stride 2 and max-pool, for ImageNet-sized pictures
+    large_stem: bool  # 7x7 stride 2 and max-pool, for ImageNet-sized images
     stem_width: int
-    widths: tuple[int, ...]  # of the narrow convolutions, per stage; bottleneck units put out four times that
+    widths: tuple[int, ...]  # of the narrow convolutions, per stage; outputs of bottleneck units are four times wider
     norm: Norm
     num_classes: int
-    padding: str  # of windows of stride two
-    projection: bool  # basic units begin a stage with a 1x1 convolution (else option A)
+    padding: str  # of windows of stride 2
+    projection: bool  # whether the shortcut of a stage's first basic unit is a 1x1 convolution (else option A)
     conv_groups: int = 1
-    grouped_width: int | None = None  # of the first stage's 3x3 in bottleneck units, if not that of `widths`
+    grouped_width: int | None = None  # of the 3x3 convolutions in the first stage's bottleneck units; None: that of `widths`
 
 
 def imagenet_variants(block: str, rows: dict[int, tuple[int, ...]]) -> dict[int, Variant]:
-    """{size: units per stage} as variants."""
+    """Return the variants for {size: units per stage}."""
     return {size: Variant(block, units) for size, units in rows.items()}
 
 
 def cifar_variants(block: str, per_stage: tuple[int, ...]) -> dict[int, Variant]:
-    """Three equal stages: size 6n + 2 (basic) or 9n + 2 (bottleneck) for n units in each."""
+    """Return variants of three stages with n units each: size 6n + 2 (basic) or 9n + 2 (bottleneck)."""
     layers = {"basic": 6, "bottleneck": 9}[block]
     return {layers * n + 2: Variant(block, (n, n, n)) for n in per_stage}
 
 
 def image_size(options: NormOptions, family: str) -> int:
-    """The side of the pictures in pixels."""
+    """Return the side of the images in pixels."""
     return IMAGE_SIZES[family]
 
 
 def segments(network: ResidualNetwork) -> list[Segment]:
-    """b0, then b<stage>/<unit> and b<stage>/<unit>/relu, reduce_mean, fc1."""
+    """Return the segments: b0, then b<stage>/<unit> and b<stage>/<unit>/relu, reduce_mean, fc1."""
     segments = [Segment("b0", partial(_stem, network=network))]
     unit_function = {"basic": _basic_unit, "bottleneck": _bottleneck_unit}[network.variant.block]
     for stage, units in enumerate(network.variant.units):
@@ -113,7 +115,9 @@ def _conv_norm(
     stride: int = 1,
     zero_gamma: bool = False,
 ) -> Tensor:
-    x = layers.conv(x, filters, kernel, KERNEL, stride=stride)  # of a stride for kernels of one pixel alone
+    x = layers.conv(
+        x, filters, kernel, KERNEL, stride=stride
+    )  # only 1x1 kernels have a stride here, so padding does not matter
     return layers.norm(x, network.norm, zero_gamma=zero_gamma)
 
 

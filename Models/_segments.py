@@ -1,4 +1,4 @@
-"""A model is a flat list of segments; a pipeline stage begins with one of them."""
+"""Models as flat lists of segments. Each pipeline stage begins with a segment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from Models._layers import Layers, Tensor
 
 @dataclass(frozen=True)
 class Segment:
-    """A named function of the model: `apply(layers, x)` returns the next x.
+    """A named part of a model: `apply(layers, x)` returns the next x.
 
-    The name is what `--pipeline-splits` and the summary speak of; variables take their names from the scopes
-    that `apply` opens, below the scope "all".
+    `--pipeline-splits` and the summary use the name. Variables get their names from the scopes that `apply` opens, below
+    the scope "all".
     """
 
     name: str
@@ -21,7 +21,7 @@ class Segment:
 
 
 def run(segments: list[Segment], layers: Layers, x: Tensor) -> Tensor:
-    """All segments in order inside the scope "all"; works for any reader of the vocabulary."""
+    """Apply all segments in order, inside the scope "all"."""
     with layers.scope("all"):
         for segment in segments:
             layers.begin_segment(segment.name)

@@ -1,6 +1,8 @@
-"""EfficientNet B0-B7 and a size for CIFAR (Tan and Le, arXiv 1905.11946), with group convolutions of any width
-(Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640). EfficientNet-Lite0, 1 and 2
-are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm."""
+"""EfficientNet B0-B7 and a size for CIFAR (Tan and Le, arXiv 1905.11946).
+
+Group convolutions may have any group width (Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640).
+EfficientNet-Lite0, 1 and 2 are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SE_RATIO = 0.25  # of the block's input channels
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A row of the paper's table."""
+    """A stage, as in the paper's table."""
 
     kernel: int
     repeats: int
@@ -68,7 +70,7 @@ SIZES = {
 
 
 def _size_name(text: str) -> str:
-    """0..7 are read as B0..B7."""
+    """Return B0..B7 for 0..7, and other names unchanged."""
     return f"B{text}" if text.isascii() and text.isdigit() else text
 
 
@@ -82,15 +84,15 @@ class Options(NetworkOptions):
     BN_decay: float = opt(0.97, "decay of batch norm's moving statistics", check=between(0, 1))
     dropout_rate: float | None = opt(None, "dropout before the classifier (default by size)", check=between(0, 0.99))
     block_survival_prob: float = opt(0.8, "survival probability of the last block (drop-connect)", check=between(0.01, 1))
-    se: bool = opt(True, "squeeze and excitation; --no-se leaves it out")
-    depth_divisor: int = opt(CHANNEL_MULTIPLE, "channels are rounded to multiples of this", check=at_least(1))
-    top_width: int = opt(1280, "width of the last 1x1 convolution before scaling; 0 leaves it out", check=at_least(0))
+    se: bool = opt(True, "squeeze and excitation; --no-se removes it")
+    depth_divisor: int = opt(CHANNEL_MULTIPLE, "round numbers of channels to multiples of this", check=at_least(1))
+    top_width: int = opt(1280, "width of the last 1x1 convolution before scaling; 0 removes it", check=at_least(0))
     use_relu: bool = opt(False, "relu instead of swish")
-    use_relu6: bool = opt(False, "relu cut off at 6 instead of swish")
+    use_relu6: bool = opt(False, "relu6 instead of swish")
     fix_stem_head: bool = opt(
-        False, "the coefficients spare the first convolution (32), the top width, and the repeats of first and last stage"
+        False, "do not scale the first convolution (width 32), the top width, and the repeats of the first and last stage"
     )
-    expand_ratio: int = opt(6, "expansion of the blocks from the second stage on", check=at_least(1))
+    expand_ratio: int = opt(6, "expansion ratio of the blocks after the first stage", check=at_least(1))
     group_dim: int = opt(1, "channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
     width_coefficient: float | None = opt(None, "scaling of the widths (default by size)", check=between(0.01, 100))
     depth_coefficient: float | None = opt(None, "scaling of the depths (default by size)", check=between(0.01, 100))
@@ -101,21 +103,21 @@ class Options(NetworkOptions):
     def __post_init__(self) -> None:
         if self.proxy_norm and (self.batch_norm or self.group_norm is False):
             raise ValueError(
-                "--proxy-norm corrects group norm; give --group-norm, or leave out --proxy-norm (--no-proxy-norm where a "
-                "configuration or a record gives it)"
+                "--proxy-norm needs group norm; give --group-norm, or leave out --proxy-norm (--no-proxy-norm if a "
+                "configuration or record sets it)"
             )
         if self.use_relu and self.use_relu6:
             raise ValueError(
-                "--use-relu and --use-relu6 exclude each other; give one of them, or --no-use-relu, or --no-use-relu6"
+                "--use-relu and --use-relu6 exclude each other; give only one, or --no-use-relu or --no-use-relu6"
             )
 
     @property
     def activation(self) -> str:
-        """The name of the activation in the layer vocabulary."""
+        """Return the name of the activation in the layer vocabulary."""
         return "relu6" if self.use_relu6 else "relu" if self.use_relu else "swish"
 
 
-# the recipes, by family of data: defaults of options, and variables excluded from weight decay
+# the recipes by family of data: defaults of options, and variables without weight decay
 DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "model_size": "B0", "group_norm": True, "batch_norm": False, "micro_batch_size": 4,
@@ -134,18 +136,18 @@ NOT_DECAYED = {"imagenet": ("beta", "gamma", "proxy"), "cifar": ()}
 
 
 def image_size(options: Options, family: str) -> int:
-    """The side of the pictures in pixels: the size's own, on CIFAR-sized data 32."""
+    """Return the side of the images in pixels: 32 for CIFAR-sized data, else by model size."""
     return 32 if family == "cifar" else SIZES[options.model_size].image
 
 
 def sizes(family: str) -> tuple[str, ...]:
-    """Every model size there is."""
+    """Return all model sizes."""
     return tuple(SIZES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec:
-    """A block with its numbers filled in; `survival`: the share of samples whose drop-connect keeps it."""
+    """A block after scaling. `survival`: the probability that drop-connect keeps the block for a sample."""
 
     name: str
     kernel: int
@@ -157,13 +159,13 @@ class BlockSpec:
 
     @property
     def skips(self) -> bool:
-        """True if the block has an identity shortcut, and so is one segment."""
+        """Return whether the block has an identity shortcut, and is therefore a single segment."""
         return self.stride == 1 and self.channels_in == self.channels_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSettings:
-    """The choices that every block shares."""
+    """The settings shared by all blocks."""
 
     norm: Norm
     activation: str
@@ -172,15 +174,18 @@ class BlockSettings:
     padding: str = "SAME"
 
     def activate(self, layers: Layers, x: Tensor) -> Tensor:
-        """The activation of the whole network."""
+        """Apply the activation of the network."""
         return getattr(layers, self.activation)(x)
 
     def norm_for(self, channels: int) -> Norm:
-        """The norm, where a layer has few channels, too."""
+        """Return the norm for a layer with this number of channels."""
         return self.norm.at_most(channels)
 
     def normalise(self, layers: Layers, x: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor]:
-        """Norm and activation, and with proxy norm its factor, which is multiplied in if `scaled`."""
+        """Apply norm and activation; return the result and the factor of proxy norm (None without).
+
+        `scaled`: multiply the result by the factor.
+        """
         norm = self.norm_for(layers.channels(x))
         if not self.has_proxy:
             return layers.norm_activation(x, norm, self.activation), None
@@ -188,12 +193,12 @@ class BlockSettings:
 
     @property
     def has_proxy(self) -> bool:
-        """True if proxy norm follows the norm."""
+        """Return whether the norm is followed by proxy norm."""
         return getattr(self.norm, "proxy", None) is not None
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
-    """The network's segments: block0, the blocks, Top."""
+    """Return the network's segments: block0, the blocks, Top."""
     size = SIZES[options.model_size]
     width = options.width_coefficient or size.width
     settings = BlockSettings(
@@ -216,7 +221,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
 
 
 def blocks(options: Options) -> list[BlockSpec]:
-    """Every block of the network; names block<stage><letter>."""
+    """Return all blocks of the network, named block<stage><letter>."""
     size = SIZES[options.model_size]
     width = options.width_coefficient or size.width
     repeats = _repeats(options.depth_coefficient or size.depth, options)
@@ -242,22 +247,20 @@ def blocks(options: Options) -> list[BlockSpec]:
 
 
 def notes(options: Options) -> list[str]:
-    """Return log lines on group convolutions whose channels do not divide as --group-dim has it."""
+    """Return log lines about group convolutions whose channels are not divisible into groups of --group-dim."""
     uneven: dict[str, list[str]] = {}
     for block in blocks(options):
         channels = block.channels_in * block.expand
         exact, groups = _wanted_groups(channels, options.group_dim), _conv_groups(channels, options.group_dim)
         if groups != exact:
             division = f"{groups} group{'s' * (groups > 1)} of {channels // groups}"
-            note = (
-                f"{channels} channels do not divide into the {exact} groups of --group-dim {options.group_dim}: {division}"
-            )
+            note = f"{channels} channels cannot form {exact} groups of --group-dim {options.group_dim}: {division} used"
             uneven.setdefault(note, []).append(f"{block.name}/b")
     return [f"{', '.join(names)}: {note}" for note, names in uneven.items()]
 
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
-    """EfficientNet-<size>_bs<batch>_<norm>."""
+    """Return EfficientNet-<size>_bs<batch>_<norm>."""
     return f"EfficientNet-{options.model_size}_bs{micro}{accumulation}{replicas}_{_norm_policy(options, False).label()}"
 
 
@@ -266,7 +269,7 @@ def _wanted_groups(channels: int, group_dim: int) -> int:
 
 
 def _conv_groups(channels: int, group_dim: int) -> int:
-    """Groups of about `group_dim` channels: as many as divide the channels evenly, at least one."""
+    """Return the largest number of equal groups with at least `group_dim` channels each."""
     return next(groups for groups in range(_wanted_groups(channels, group_dim), 0, -1) if channels % groups == 0)
 
 
@@ -276,23 +279,23 @@ def _norm_policy(options: Options, two_pass: bool) -> Norm:
 
 
 def _letters(unit: int) -> str:
-    """a, b, ... z, aa, ab, ..."""
+    """Return a, b, ..., z, aa, ab, ..."""
     return ("" if unit < 26 else _letters(unit // 26 - 1)) + chr(ord("a") + unit % 26)
 
 
 def _repeats(depth: float, options: Options) -> list[int]:
-    """The number of blocks of every stage."""
+    """Return the number of blocks of each stage."""
     scaled = [math.ceil(depth * stage.repeats) for stage in STAGES]
     return [STAGES[0].repeats, *scaled[1:-1], STAGES[-1].repeats] if options.fix_stem_head else scaled
 
 
 def _end_width(channels: int, coefficient: float, options: Options) -> int:
-    """The width of the first or the last convolution."""
+    """Return the width of the first or the last convolution."""
     return channels if options.fix_stem_head else _round_width(channels, coefficient, options)
 
 
 def _round_width(channels: int, coefficient: float, options: Options) -> int:
-    """Scaled and rounded to a multiple of the divisor, but not below 90 % of the target."""
+    """Return the scaled width, rounded to a multiple of the divisor, but at least 90 % of the target."""
     divisor = options.depth_divisor
     target = channels * coefficient
     rounded = max(divisor, int(target + divisor / 2) // divisor * divisor)
@@ -300,9 +303,9 @@ def _round_width(channels: int, coefficient: float, options: Options) -> int:
 
 
 def _block_segments(block: BlockSpec, settings: BlockSettings) -> list[Segment]:
-    """Return one segment for a block with a shortcut, or one for each part of a block without."""
+    """Return one segment for a block with a shortcut, or one for each part of other blocks."""
     steps = [("", _expand)] if block.expand > 1 else []
-    if settings.se and settings.has_proxy:  # the proxy's factor goes from one to the other
+    if settings.se and settings.has_proxy:  # the first part passes the proxy's factor to the second
         steps.append(("/b", _spatial_and_gate))
     else:
         steps += [("/b", _spatial)] + ([("/SE", _squeeze_excite)] if settings.se else [])
@@ -344,7 +347,7 @@ def _spatial(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSett
 
 
 def _spatial_and_gate(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
-    """Apply both steps with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
+    """Apply both parts with proxy norm. Its factor multiplies the gate, not the input from which the gate is computed."""
     with layers.scope(block.name), layers.scope("b"):
         x, factor = settings.normalise(layers, _spatial_conv(layers, x, block, settings), scaled=False)
     return _squeeze_excite(layers, x, block=block, settings=settings, factor=factor)
@@ -353,7 +356,7 @@ def _spatial_and_gate(layers: Layers, x: Tensor, *, block: BlockSpec, settings: 
 def _squeeze_excite(
     layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings, factor: Tensor | None = None
 ) -> Tensor:
-    """A gate per channel from the picture's mean (Hu et al., arXiv 1709.01507), times `factor`."""
+    """Apply a gate per channel, computed from the image's mean (Hu et al., arXiv 1709.01507), times `factor`."""
     channels = layers.channels(x)
     with layers.scope(block.name), layers.scope("SE"):
         gate = layers.global_mean(x)
@@ -368,7 +371,7 @@ def _squeeze_excite(
 def _project(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
     with layers.scope(block.name), layers.scope("c"):
         x = layers.conv(x, block.channels_out, 1, CONV)
-        # no activation follows, so there is nothing for a proxy to correct: a scale is all that the method keeps
+        # without an activation there is no proxy norm; the method keeps only the scale
         return layers.norm(x, settings.norm_for(block.channels_out), centre=not settings.has_proxy)
 
 

@@ -1,4 +1,4 @@
-"""ResNet for ImageNet-sized and CIFAR-sized pictures (He et al., arXiv 1512.03385)."""
+"""ResNet for ImageNet-sized and CIFAR-sized images (He et al., arXiv 1512.03385)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ VARIANTS = {
         **imagenet_variants("basic", {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}),
         **imagenet_variants("bottleneck", _residual.BOTTLENECKS),
     },
-    # 56 is both 6 x 9 + 2 and 9 x 6 + 2; the bottleneck network has the name
+    # 56 is both 6 x 9 + 2 and 9 x 6 + 2; here it means the bottleneck network
     "cifar": {
         **cifar_variants("basic", (1, 2, 3, 5, 7, 9, 18)),
         **cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
     },
 }
-# the recipes, by family of data: defaults of options, and variables excluded from weight decay
+# the recipes by family of data: defaults of options, and variables without weight decay
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
 DEFAULTS: dict[str, dict[str, Value]] = {
@@ -40,12 +40,12 @@ class Options(NetworkOptions):
 
 
 def sizes(family: str) -> tuple[int, ...]:
-    """Every model size there is."""
+    """Return all model sizes."""
     return tuple(sorted(VARIANTS[family]))
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
-    """The network's segments, in order."""
+    """Return the network's segments in order."""
     widths = _residual.WIDTHS[family]
     network = ResidualNetwork(
         variant=VARIANTS[family][options.model_size],
@@ -61,6 +61,6 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
 
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
-    """RN<size>_bs<batch>_<norm>_<precision>."""
+    """Return RN<size>_bs<batch>_<norm>_<precision>."""
     norm = _norms.of_residual(options, False).label()
     return f"RN{options.model_size}_bs{micro}{replicas}{accumulation}_{norm}_{precision}"

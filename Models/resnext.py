@@ -17,7 +17,7 @@ VARIANTS = {
     "cifar": cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
 }
 WIDTHS = {**_residual.WIDTHS, "widenet": (64, 128, 256)}
-# the recipes, by family of data: defaults of options, and variables excluded from weight decay
+# the recipes by family of data: defaults of options, and variables without weight decay
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
 DEFAULTS: dict[str, dict[str, Value]] = {
@@ -33,16 +33,16 @@ class Options(NetworkOptions):
     model_size: int | None = opt(None, "number of layers: 14 26 50 101 152 (ImageNet), 11 29 38 47 56 65 (CIFAR)")
     convolution_groups: int = opt(32, "groups of the 3x3 convolutions", check=at_least(1))
     group_dim: int = opt(4, "channels per convolution group at the first stage's width", check=at_least(1))
-    widenet: bool = opt(False, "CIFAR: 64-wide first stage")
+    widenet: bool = opt(False, "first stage with a width of 64 (only for CIFAR-sized data)")
 
 
 def sizes(family: str) -> tuple[int, ...]:
-    """Every model size there is."""
+    """Return all model sizes."""
     return tuple(sorted(VARIANTS[family]))
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
-    """The network's segments, in order."""
+    """Return the network's segments in order."""
     widths = WIDTHS["widenet" if options.widenet and family == "cifar" else family]
     network = ResidualNetwork(
         variant=VARIANTS[family][options.model_size],
@@ -54,13 +54,13 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
         padding=options.padding,
         projection=True,
         conv_groups=options.convolution_groups,
-        # so that the first stage's 3x3 is group_dim x convolution_groups wide, and later ones in proportion
+        # width of the 3x3 convolutions in the first stage; later stages are wider in proportion
         grouped_width=options.group_dim * options.convolution_groups,
     )
     return segments(network)
 
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
-    """RNX<size>_bs<batch>_<norm>_<precision>."""
+    """Return RNX<size>_bs<batch>_<norm>_<precision>."""
     norm = _norms.of_residual(options, False).label()
     return f"RNX{options.model_size}_bs{micro}{replicas}{accumulation}_{norm}_{precision}"

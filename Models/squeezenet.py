@@ -1,4 +1,4 @@
-"""SqueezeNet (Iandola et al., arXiv 1602.07360): fire modules, no normalisation, no bias."""
+"""SqueezeNet (Iandola et al., arXiv 1602.07360): fire modules, without norms and biases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSIFIER = Initial(0.01**2, "fixed")
 
 @dataclass(frozen=True)
 class Fire:
-    """A fire module: a 1x1 squeeze, then 1x1 and 3x3 expansions side by side."""
+    """A fire module: a 1x1 squeeze, then 1x1 and 3x3 expansions in parallel."""
 
     name: str
     squeeze: int
@@ -46,7 +46,7 @@ class Options:
     use_bypass: bool = opt(False, "add the input of every second fire module to its output")
 
 
-# the recipes, by family of data: options that nobody gives, and what weight decay spares
+# the recipes by family of data: defaults of options, and variables without weight decay
 DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "micro_batch_size": 2,
@@ -68,17 +68,17 @@ NOT_DECAYED = {"imagenet": ("beta", "gamma"), "cifar": ()}
 
 
 def image_size(options: Options, family: str) -> int:
-    """The side of the pictures in pixels."""
+    """Return the side of the images in pixels."""
     return {"imagenet": 224, "cifar": 32}[family]
 
 
 def sizes(family: str) -> tuple[int, ...]:
-    """Return no sizes, as there is one only."""
+    """Return no sizes, because there is only one."""
     return ()
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
-    """conv1, the fire modules with pools between them, and the head."""
+    """Return the segments: conv1, the fire modules with pools between them, and the head."""
     segments = [Segment("conv1", _stem)]
     for module in MODULES:
         if isinstance(module, Fire):
@@ -91,7 +91,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
 
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
-    """SN_bs<batch>_<precision>."""
+    """Return SN_bs<batch>_<precision>."""
     return f"SN_bs{micro}{replicas}{accumulation}_{precision}"
 
 
@@ -124,6 +124,6 @@ def _convolution_head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
 
 
 def _dense_head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
-    # twice as many units as classes, and relu on them, as the original harness has it
+    # twice as many units as classes, and a relu on the logits, as in the original harness
     with layers.scope("fc"):
         return layers.relu(layers.dense(layers.dropout(x, 0.5), 2 * num_classes))
