@@ -1,11 +1,11 @@
-"""The package cnn_harness, as which this folder is installed; in a checkout, nothing imports this file.
+"""The installed package cnn_harness. In a checkout, nothing imports this file.
 
-`cnn_harness.load`, `train` and the other functions of `api.py` are the Python API; `from cnn_harness import ipu_utils` gives
-the device layer. Neither TensorFlow nor another module is imported before one of them is asked for.
+`cnn_harness.load`, `train` and the other functions of `api.py` are the Python API. `from cnn_harness import ipu_utils`
+imports the device layer. TensorFlow and other modules are imported only on first use.
 
-The project's modules import each other by the names that they have in a checkout, as base and log. In this package they are
-cnn_harness.base and cnn_harness.log: their import statements find these, and modules of the importing project with the
-same names stay as they are.
+The project's modules import each other by their names in a checkout, such as base and log. In the package these modules
+are cnn_harness.base and cnn_harness.log. A custom import function maps the names, so that they do not clash with modules
+of the user's project.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _API = (
 
 @cache
 def _own(name: str) -> bool:
-    """Return whether a top-level name is that of a module or folder of this package."""
+    """Return whether a top-level name is a module or subpackage of this package."""
     return os.path.isfile(os.path.join(_HERE, f"{name}.py")) or os.path.isfile(os.path.join(_HERE, name, "__init__.py"))
 
 
@@ -37,7 +37,7 @@ def _import(
     name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,
     fromlist: Sequence[str] | None = (), level: int = 0,
 ) -> ModuleType:  # fmt: skip
-    """`__import__` of this package's modules."""
+    """Import a module like `__import__`, but prefer the modules of this package."""
     top = name.partition(".")[0]
     if level or not _own(top):
         return builtins.__import__(name, globals, locals, fromlist, level)
@@ -46,7 +46,7 @@ def _import(
 
 
 class _Loader(SourceFileLoader):
-    """Runs a module of this package with `_import`."""
+    """Runs a module of this package with `_import` as its import function."""
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
@@ -54,8 +54,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds the modules of this package for `_Loader`, but for that of the commands: in their processes the modules have the
-    names of a checkout."""
+    """Finds the modules of this package for `_Loader`, except tools.console: commands use the names of a checkout."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -70,7 +69,7 @@ sys.meta_path.insert(0, _Finder)
 
 
 def __getattr__(name: str) -> Any:
-    """A function of the API, or the device layer."""
+    """Return a function of the API, or the device layer."""
     if name not in (*_API, "ipu_utils"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "ipu_utils":

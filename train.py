@@ -1,4 +1,4 @@
-"""Trains a network: parse, plan, report, build, restore, loop, validate.
+"""Train a network: check the options, start or resume the run, build the program, train, validate.
 
 python train.py --config quickstart
 python train.py --dataset imagenet --data-dir DIR --model-size 50
@@ -7,7 +7,7 @@ python train.py --help
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
     from base.process import early_exit
 
     early_exit.install("train.py")
@@ -33,14 +33,16 @@ from harness.training.validator import Validator
 
 
 def main(argv: list[str]) -> int:
-    """A new run; with --restore-path, the same as restore.py. On a signal, prints the command that repeats or resumes the
-    call."""
+    """Train; return the exit code. With --restore-path, resume a run like restore.py."""
     start_or_resume(argv)
     return 0
 
 
 def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
-    """Carry out the call; return the run directory. `listener`: follows the training."""
+    """Start a new run, or resume an earlier one if the options say so; return the run directory.
+
+    If a signal or an error stops the run, print the command that repeats or resumes it. `listener`: follows the training.
+    """
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, repeated = _run_to_resume(argv)
         if folder is None:
@@ -50,7 +52,7 @@ def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
 
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
-    """Return the folder of the run that the call resumes, None for a new run, and whether --autoresume repeats the call."""
+    """Return the directory of the run to resume (None: start a new run), and whether --autoresume found it."""
     given = sources.given_arguments(argv, "train")
     if given.get("restore_path"):
         return Path(given["restore_path"][0]), False
@@ -63,7 +65,11 @@ def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
 
 
 def run_training(argv: list[str], script: str, start: FreshStart | Resume, listener: Listener | None = None) -> Path:
-    """Carry out the run that the call asks for, by all instances of a team; return the run directory."""
+    """Train with all instances of the team; return the run directory.
+
+    Check the options, join the other instances, open the run directory, then train. If the run is already complete, only
+    print a report.
+    """
     run = entry.checked_run(argv, script, start)
     report = start.completion_report(run)
     if report is not None:
@@ -79,11 +85,14 @@ def run_training(argv: list[str], script: str, start: FreshStart | Resume, liste
 
 
 def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> None:
-    """Build the program, load its state, and carry the updates out that are left, from the beginning or a checkpoint."""
+    """Build the program, load its initial state, and perform the remaining updates.
+
+    `loaded`: the checkpoint to resume; None: start from the beginning.
+    """
     done = loaded.updates if loaded else 0
     last = last_update(context.run, done)
     context.mlperf.log_init_start()
-    recording = context.team.broadcast_json(bool(context.profile))  # the instances cut their host steps alike
+    recording = context.team.broadcast_json(bool(context.profile))  # all instances must divide host steps alike
     with build_or_load.training_program(context.run, context.log, done, recording, context.team.group) as program:
         initial = initial_state(context, program, loaded)
         profiler = UpdateProfiler(context, program, recording, done, last)

@@ -1,15 +1,23 @@
-"""Validates checkpoints: accuracy, loss and speed over the whole validation set.
+"""Validate checkpoints: accuracy, loss and speed over the whole validation set.
 
-python validation.py --restore-path logs/<run>          every checkpoint of a run
-python validation.py --restore-path logs/<run>/ckpt-500 one of them
-python validation.py --restore-path efficientnet-lite0 --predict PHOTO...   what photographs show
-python validation.py --restore-path logs/<run> --predict FOLDER --output predictions.csv   as a file
-python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
+Validate all checkpoints of a run, or one of them:
+
+python validation.py --restore-path logs/<run>
+python validation.py --restore-path logs/<run>/ckpt-500
+
+Classify photos; write the predictions to a file:
+
+python validation.py --restore-path efficientnet-lite0 --predict PHOTO...
+python validation.py --restore-path logs/<run> --predict FOLDER --output predictions.csv
+
+Measure the speed only:
+
+python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before slow imports
     from base.process import early_exit
 
     early_exit.install("validation.py")
@@ -46,8 +54,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda row: None) -> int:
-    """Validate what --restore-path names, or random weights, one after another by the instances of a team. `on_row` takes
-    the row of each."""
+    """Validate the checkpoints in --restore-path, or random weights, with all instances; return the exit code.
+
+    With --predict, classify photos instead. `on_row` is called with each row of results.
+    """
     origin = saved_weights(argv)
     run = entry.checked_run(argv, "validation", origin, training=False)
     if run.options.checkpoint.predict:
@@ -61,13 +71,13 @@ def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda r
 
 
 def saved_weights(argv: list[str]) -> SavedWeights:
-    """Return the weights that --restore-path names, with the options of their training."""
+    """Return the checkpoints in --restore-path, with the recorded options of their training."""
     path = sources.argument(argv, "restore_path", "validation")
     predicts = bool(sources.argument(argv, "predict", "validation"))
     if not path:
         if predicts:
             raise OptionError(
-                "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
+                "--predict needs --restore-path: a run directory, a checkpoint, a .npz file or efficientnet-lite0"
             )
         return SavedWeights([], None, {})
     is_later = membership.call_is_of_later_instance(argv, "validation")
@@ -75,15 +85,15 @@ def saved_weights(argv: list[str]) -> SavedWeights:
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if sources.argument(argv, "micro_batch_size", "validation"):
-        recorded.pop("valid_batch_size", None)  # the present call's options go before the recorded ones
+        recorded.pop("valid_batch_size", None)  # an option of this call overrides the recorded one
     return SavedWeights(selected, folder, recorded)
 
 
 def _validate(
     run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int, on_row: Callable[[Mapping[str, Any]], None]
 ) -> int:
-    """Validate the checkpoints, or random weights if there are none; the exit code."""
-    random = [] if selected else ["no --restore-path: random weights, for speed only"]
+    """Validate the checkpoints one by one, or random weights if there are none; return the exit code."""
+    random = [] if selected else ["no --restore-path: using random weights, only to measure speed"]
     log = run_log.open_own_log(run, team, [*run_log.validation_head(run), *random])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.is_first else None
     unreadable, validated = [], []
@@ -91,7 +101,7 @@ def _validate(
     def stopped(reason: str) -> None:
         log.note(f"Stopped: {reason}; validated: {', '.join(dict.fromkeys(validated)) or 'none'} of {len(selected)}")
 
-    team.before_exit = stopped  # where another instance is lost
+    team.before_exit = stopped  # if another instance is lost
     with Signals() as signals, profile.copied_output(request), closing(log):
         try:
             with build_or_load.validation_program(run, log) as program:
@@ -118,13 +128,16 @@ def _validate(
     if unreadable and team.is_first:
         names = ", ".join(unreadable)
         prog = commands.prog("validation.py")
-        print(f"{prog}: error: {len(unreadable)} of {len(selected)} checkpoints cannot be read: {names}", file=sys.stderr)
+        number = f"{len(unreadable)} of {len(selected)} checkpoints"
+        print(f"{prog}: error: {number} cannot be read: {names}", file=sys.stderr)
     return 1 if unreadable else 0
 
 
 def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: RunLog) -> Mapping[str, np.ndarray] | None:
-    """The tensors that instance 0 reads, in every instance; None if they cannot be read, which is an error of a checkpoint
-    that is alone."""
+    """Return a checkpoint's tensors, which instance 0 reads and sends to the others.
+
+    Return None if they cannot be read; raise CheckpointError if it is the only checkpoint.
+    """
     values = None
     if team.is_first:
         try:
@@ -132,7 +145,7 @@ def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: 
         except CheckpointError as error:
             if len(among) == 1:
                 raise
-            log.note(f"left out: {error}")
+            log.note(f"skipped: {error}")
     return team.broadcast(values) if team.broadcast_json(values is not None) else None
 
 

@@ -1,4 +1,4 @@
-"""Averages the checkpoints of a run folder into one more checkpoint.
+"""Average the checkpoints of a run into a new checkpoint.
 
 python weight_avg.py --restore-path logs/<run> --mode mean -N 5 --filename logs/<run>/ckpt/mean_of_5
 python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 --filename averaged
@@ -6,7 +6,7 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before a slow import
+if __name__ == "__main__":  # before slow imports
     from base.process import early_exit
 
     early_exit.install("weight_avg.py")
@@ -31,32 +31,33 @@ _DECAY = 0.99
 
 
 def main(argv: list[str]) -> int:
-    """parse -> find -> average -> write."""
+    """Average checkpoints: parse the options, find the checkpoints, average them, write the result."""
     options = _parse(argv)
     folder, target = Path(options.restore_path), _target(options.filename)
     candidates = averages.candidates(folder)
     trained = [checkpoint for checkpoint in candidates if checkpoint.updates]
     left = len(candidates) - len(trained)
     print(
-        f"Found {len(candidates)} checkpoints in {escaped(str(folder))}"
-        + (", the initial weights, ckpt-0, among them" if left else "")
+        f"Found {len(candidates)} checkpoint{'s' * (len(candidates) != 1)} in {escaped(str(folder))}"
+        + (", including ckpt-0, the initial weights" if left else "")
     )
     _check_leaves_some(options.discard_last, len(trained))
     with _run_lock(target):
         values = _average(trained, options)
         target.parent.mkdir(parents=True, exist_ok=True)
-        tf_runtime.import_tensorflow()  # which writes the checkpoint
+        tf_runtime.import_tensorflow()  # needed to write the checkpoint
         print(f"Saved the averaged weights to {escaped(write.write_checkpoint(target, values).prefix)}")
     return 0
 
 
 def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> averages.Values:
-    """The average of those that --discard-last and -N leave."""
+    """Return the average of the checkpoints selected by --discard-last and -N."""
     used, damaged = read.usable_checkpoints(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:
-        raise CheckpointError(f"--restore-path {options.restore_path}: all {len(trained)} checkpoints are damaged")
+        number = f"all {len(trained)} checkpoints are" if len(trained) > 1 else "the only checkpoint is"
+        raise CheckpointError(f"--restore-path {options.restore_path}: {number} damaged")
     _check_leaves_some(options.discard_last, len(used))
     used = used[: len(used) - options.discard_last]
     used = used[-options.N :] if options.N else used
@@ -65,8 +66,10 @@ def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> aver
 
 
 def _run_lock(target: Path) -> AbstractContextManager[None]:
-    """The lock of the run whose folder, or whose folder of averages, the checkpoint goes into; elsewhere nothing.
-    OptionError while another process writes that run."""
+    """Return the lock of the run directory that the new checkpoint belongs to, if it is written into one.
+
+    Raise OptionError while another process writes that run.
+    """
     parent = target.parent.resolve()
     folder = parent.parent if parent.name == AVERAGES else parent
     is_run = (folder / locks.FILE).exists() or bool(find.numbered(folder))
@@ -74,28 +77,30 @@ def _run_lock(target: Path) -> AbstractContextManager[None]:
 
 
 def _target(filename: str) -> Path:
-    """The prefix that --filename means. A run's own name is refused: an average under it would be taken for the weights of
-    that update; and so is the name of anything that is no average."""
+    """Return the checkpoint prefix given by --filename.
+
+    Reject ckpt-<number>, which would look like the weights of that update, and names of files that are not averages.
+    """
     target = find.prefix(Path(filename))
     if os.path.basename(filename) in ("", ".", "..", ".index", ".meta") or target.is_dir():
-        raise OptionError(f"--filename {filename}: give a name for the checkpoint, as in logs/<run>/ckpt/averaged")
+        raise OptionError(f"--filename {filename} is not a file name; give one, as in logs/<run>/ckpt/averaged")
     if updates_in_name(target.name) is not None:
         raise OptionError(
-            f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
+            f"--filename {target}: ckpt-<number> means the weights of that update; choose a name such as averaged"
         )
     foreign = write.foreign_file(target)
     if foreign:
         raise OptionError(
-            f"--filename {target}: {foreign} is there and is no average; give another name, or remove it first"
+            f"--filename {target}: {foreign} exists and is not an average; give another name, or remove it first"
         )
     return target
 
 
 def _check_leaves_some(discarded: int, count: int) -> None:
     if not count:
-        raise OptionError("there is no checkpoint but that of the initial weights, which are left out; train on first")
+        raise OptionError("there is only the checkpoint of the initial weights, which is not averaged; train first")
     if discarded >= count:
-        raise OptionError(f"--discard-last {discarded}: no checkpoint is left of {count}; give a smaller number")
+        raise OptionError(f"--discard-last {discarded} leaves none of {count} checkpoints; give a smaller number")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -103,27 +108,32 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         prog="weight_avg.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--restore-path", required=True, metavar="DIR", help="the run folder; checkpoints *ckpt-<n> directly in it count")
+    add("--restore-path", required=True, metavar="DIR", help="the run directory, with checkpoints *ckpt-<n> directly in it")
     add("--filename", required=True, metavar="PREFIX", help="the checkpoint to write")
     add("--mode", required=True, type=str.lower, choices=(averages.MEAN, averages.EXPONENTIAL))
     add(
         "-N",
         type=command_line.int_between(1),
-        help="only the last N checkpoints (default: all but the initial weights, ckpt-0)",
+        help="average only the last N checkpoints (default: all except ckpt-0, the initial weights)",
     )
-    add("--decay", type=command_line.number(0, 1), default=_DECAY, help=f"of the exponential average (default {_DECAY})")
+    add(
+        "--decay",
+        type=command_line.number(0, 1),
+        default=_DECAY,
+        help=f"decay of the exponential average (default {_DECAY})",
+    )
     add(
         "--discard-last",
         type=command_line.int_between(0),
         default=0,
         metavar="K",
-        help="leave the last K checkpoints out, before -N is counted",
+        help="skip the last K checkpoints; -N counts from there",
     )
     options, unknown = parser.parse_known_args(argv)
     known = [option for action in parser._actions for option in action.option_strings]
     for word in unknown:
         print(
-            f"{word} is not an option of {commands.prog('weight_avg.py')} and is ignored{plugins.did_you_mean(word, known)}",
+            f"ignored {word}: not an option of {commands.prog('weight_avg.py')}{plugins.did_you_mean(word, known)}",
             file=sys.stderr,
         )
     return options

@@ -193,7 +193,7 @@ def test_weights_without_options_need_some(tmp_path):
 
 def test_restore_needs_path():
     for words in ((), ("--epochs", 3), ("--restore-path",)):
-        assert "--restore-path is needed" in refused("restore", *words)
+        assert "--restore-path is missing" in refused("restore", *words)
 
 
 @pytest.mark.parametrize(

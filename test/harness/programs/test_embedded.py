@@ -126,7 +126,7 @@ def test_percentiles_match_numpy():
     ("words", "part"),
     [
         ("", "--iterations is missing"),
-        ("--iterations 2 --restore-path RUN", "holds 2 checkpoints, and one program has one; name it: ckpt-0, ckpt-2"),
+        ("--iterations 2 --restore-path RUN", "has 2 checkpoints, but a program needs one; give one of: ckpt-0, ckpt-2"),
         ("--iterations 2 --synthetic-data", "--synthetic-data has no pictures on the host"),
         ("--iterations 2 --num-inference-thread 0", "--num-inference-thread is '0'"),
         ("--iterations 2 --profile", "--profile is for training and validation"),
@@ -144,5 +144,5 @@ def test_options_for_training_alone_are_ignored(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_resnet8_bs_7_bps_1000_ckpt-2_withlabels.frozen.pb").mkdir()  # so the program cannot be saved
     result = infer(tmp_path / "l", "--restore-path", trained / "ckpt-2", "--iterations", 2, "--valid-batch-size", 7)
-    assert result.code == 0 and "warning: model_resnet8_bs_7" in result.out and "14 different ones" in result.out
+    assert result.code == 0 and "warning: model_resnet8_bs_7" in result.out and "14 different images" in result.out
     assert sorted(path.name for path in tmp_path.iterdir())[0] == "l" and len(list(tmp_path.iterdir())) == 2
