@@ -126,7 +126,7 @@ class Layers(ABC):
         bias: bool = False,
         padding: str = "SAME",
     ) -> Tensor:
-        """Apply a convolution. It is depthwise if `groups` equals the number of channels.
+        """Apply a convolution, depthwise if `groups` equals the number of channels.
 
         `padding`: "SAME", or "SYMMETRIC": equal on both sides, as in PyTorch.
         """

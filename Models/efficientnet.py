@@ -347,7 +347,7 @@ def _spatial(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSett
 
 
 def _spatial_and_gate(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
-    """Apply both parts with proxy norm. Its factor multiplies the gate, not the input from which the gate is computed."""
+    """Apply both parts with proxy norm. The factor multiplies the gate, not the gate's input."""
     with layers.scope(block.name), layers.scope("b"):
         x, factor = settings.normalise(layers, _spatial_conv(layers, x, block, settings), scaled=False)
     return _squeeze_excite(layers, x, block=block, settings=settings, factor=factor)

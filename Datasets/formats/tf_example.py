@@ -46,8 +46,8 @@ def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | No
 def serialised(encoded: bytes, label: int, text: str) -> bytes:
     """Return a record with an image file's bytes, its label (from 1) and the name of its class.
 
-    The result equals protobuf's deterministic serialisation. It is done by hand so that checks of the data need not
-    import TensorFlow.
+    The result equals protobuf's deterministic serialisation, done by hand so that checks of the data need not import
+    TensorFlow.
     """
     features = {
         LABEL: _field(_INT64_LIST, _field(1, _varint(label))),

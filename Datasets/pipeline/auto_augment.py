@@ -56,7 +56,7 @@ def changed(image: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> 
 def erased_rectangle(drawn: tf.Tensor, side: int) -> tuple[tf.Tensor, ...]:
     """Return top, left, height and width of a rectangle in pixels, from draws [4].
 
-    Its share of the area is uniform from LEAST_SHARE to MOST_SHARE. The logarithm of height / width is uniform within
+    The share of the area is uniform from LEAST_SHARE to MOST_SHARE. The logarithm of height / width is uniform within
     limits that keep every rectangle inside the image.
     """
     area, aspect, top, left = tf.unstack(drawn)

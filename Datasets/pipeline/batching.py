@@ -1,4 +1,4 @@
-"""What all streams share: positions in the endless order of epochs, chunks of micro-batches, and prefetching.
+"""Common parts of all streams: positions in the endless order of epochs, chunks of micro-batches, and prefetching.
 
 A stream is a pure function of its request, without shuffle buffers or random state. A stream that starts at a later
 position is therefore the rest of the same stream, on any number of threads.

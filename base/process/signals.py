@@ -34,7 +34,9 @@ class StopRequest(BaseException):
 
     def __init__(self, number: int, instance: int | None = None) -> None:
         """Store the signal, and the instance that received it if it was another one."""
-        super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
+        super().__init__(
+            signal.Signals(number).name if instance is None else f"instance {instance}, which received a signal"
+        )
         self.number = number
         self.hinted = False  # whether the log already says how to resume
 
