@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> ExportRequest | None:
         raise OptionError(
             f"--int8 needs tflite or onnx, but --to is {', '.join(names)}; add one of them, or leave --int8 out"
         )
-    output = Path(known.output) if known.output else _beside(Path(path))
+    output = Path(known.output) if known.output else _default_output(Path(path))
     return ExportRequest(
         path=path, formats=names, output=output, int8=known.int8, force=known.force,
         words=("--restore-path", command_line.as_value(Path(path)), *rest),
@@ -103,7 +103,7 @@ def _format(word: str) -> str:
     raise OptionError(f"--to: no format '{short(word.strip())}'{listed}: {', '.join(FORMATS)}")
 
 
-def _beside(path: Path) -> Path:
+def _default_output(path: Path) -> Path:
     """Return the default output folder: in the run directory or, for a weight file, in the working directory."""
     file = weights_file.located(path)
     return Path(f"{path.stem}-{FOLDER}") if file else find.run_folder(path) / FOLDER

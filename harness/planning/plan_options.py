@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> PlanRequest:
     """Return the parsed request; OptionError for invalid options."""
     known, rest = parser().parse_known_args(list(argv))
-    _check_answered_elsewhere(rest)
+    _check_training_only(rest)
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
         if (option, target) == ("--html", "-"):
             raise OptionError("--html needs a file name; only --json can write to standard output (-)")
@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     )  # fmt: skip
 
 
-def _check_answered_elsewhere(words: list[str]) -> None:
+def _check_training_only(words: list[str]) -> None:
     """Raise OptionError for options that make train.py print something instead of training."""
     given = sources.given_arguments(words, "train")
     for name in TRAINING_ONLY:
@@ -135,7 +135,9 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         options = replace(options, sources={**options.sources, "generated_data": "plans read no data"})
     if options.training.distributed:
         options = replace(options, training=replace(options.training, distributed=False))
-        assumed.append("--distributed: planning one process; to plan them all, give --replicas for all")
+        assumed.append(
+            "--distributed: planning one process only; to plan all, give their total number of replicas as --replicas"
+        )
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     if training and generates:  # the check that generated data skip, but the planned training does not
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)

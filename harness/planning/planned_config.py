@@ -88,8 +88,8 @@ def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
     plan on one system only."""
     found: list[float | None] = []
     for each in planned:
-        kin = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
-        rates = {p.prediction.system.ipus: p.prediction.timing.images_per_second for p in kin}
+        similar = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
+        rates = {p.prediction.system.ipus: p.prediction.timing.images_per_second for p in similar}
         ipus, least = each.prediction.system.ipus, min(rates)
         found.append(rates[ipus] / ipus / (rates[least] / least) if len(rates) > 1 else None)
     return found
@@ -104,31 +104,31 @@ def fastest(request: PlanRequest) -> list[Planned]:
         if not candidates:
             raise OptionError(
                 f"{name}: none of {plans.looked_at} plans with global batch {work.plan.global_batch} fits on {system.name}; "
-                f"{_smaller(run)}"
+                f"{_advice(run)}"
             )
-        planned.append(_first_taken(candidates))
+        planned.append(_first_accepted(candidates))
     return planned
 
 
-def _smaller(run: Run) -> str:
+def _advice(run: Run) -> str:
     """Return the advice if no plan fits."""
     half = "" if run.plan.precision.compute.bytes <= FP16.bytes else ", or --precision 16.16"
     return f"give a smaller --image-size or --global-batch-size{half}"
 
 
-def _first_taken(candidates: Sequence[Planned]) -> Planned:
+def _first_accepted(candidates: Sequence[Planned]) -> Planned:
     """Return the first plan that train.py accepts; OptionError with the last error if it accepts none."""
     for planned in candidates:
-        refusal = _refusal(planned)
-        if refusal is None:
+        rejection = _rejection(planned)
+        if rejection is None:
             return planned
     raise OptionError(
         f"{planned.name}: train.py rejects all {len(candidates)} plans that fit on {planned.prediction.system.name}; "
-        f"the last error: {refusal}"
+        f"the last error: {rejection}"
     )
 
 
-def _refusal(planned: Planned) -> str | None:
+def _rejection(planned: Planned) -> str | None:
     """Return the error with which train.py rejects the plan's configuration, or None."""
     with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
         file.write(planned.block)

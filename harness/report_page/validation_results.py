@@ -73,7 +73,7 @@ class Evaluation:
         return [(int(pairs[0, k]), int(pairs[1, k]), int(count[k])) for k in np.argsort(-count, kind="stable")[:most]]
 
     def mistakes(self) -> list[int]:
-        """Return the places of the most confident wrong predictions, the most confident first."""
+        """Return the places of the WRONG most confident mistakes, the most confident first."""
         order = np.argsort(-self.probabilities[:, 0], kind="stable")
         return [int(k) for k in order[self.labels[order] != self.answers[order, 0]][:WRONG]]
 
@@ -83,8 +83,8 @@ class NoEvaluation(Exception):
 
 
 def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None = None) -> Evaluation:
-    """Return the predictions of a checkpoint; by default, of the run's newest intact one. Raise NoEvaluation if it or the
-    data cannot be read. `say`: receives progress messages."""
+    """Return the predictions of a checkpoint; by default, of the run's newest intact one, or of its best one with
+    --keep-best-ckpt. Raise NoEvaluation if it or the data cannot be read. `say`: receives progress messages."""
     try:
         return _evaluate(folder, say, checkpoint)
     except WrongInput as error:

@@ -158,15 +158,16 @@ ALL = -1  # row number that means every row
 
 @dataclass(frozen=True)
 class Box:
-    """A bar from x0 to x1 in a row, or a line at x0. `label`: text in the legend. `says`: tooltip. `text`: text inside the
-    bar if it fits and there is a tooltip. `thick`: height as a share of the row's. `least`: minimum width in pixels."""
+    """A bar from x0 to x1 in a row, or a line at x0. `label`: text in the legend. `tooltip`: text at the mouse pointer.
+    `text`: text inside the bar, if there is a tooltip and enough room. `thick`: height as a share of the row's. `least`:
+    minimum width in pixels."""
 
     x0: float
     x1: float
     colour: str
     row: int = 0
     label: str = ""
-    says: str = ""
+    tooltip: str = ""
     text: str = ""
     opacity: float = 1
     thick: float = 0.85
@@ -195,7 +196,7 @@ class Box:
         shape = f'<path d="{self.outline(across, top, height)}" {self.fill} stroke="{PAPER}" stroke-width="0.6"/>'
         if self.text and width > text_width(self.text) + 3:
             shape += _text(across(self.x0) + width / 2, top + height / 2 + 5, self.text, "middle", "#fefefe")
-        return f"<g><title>{escaped(self.says)}</title>{shape}</g>"
+        return f"<g><title>{escaped(self.tooltip)}</title>{shape}</g>"
 
 
 @dataclass(frozen=True)
@@ -302,11 +303,11 @@ class Rows:
         parts = _x_axis(across, (x0, x1), y, bands, self.tick.format) if self.tick else []
         plain: dict[str, str] = {}  # bars of one colour without a tooltip share a path
         for mark in self.marks:
-            if isinstance(mark, Box) and not mark.says:
+            if isinstance(mark, Box) and not mark.tooltip:
                 within = bands if mark.row == ALL else [bands[mark.row]]
                 plain[mark.fill] = plain.get(mark.fill, "") + "".join(mark.outline(across, *band) for band in within)
         parts += [f'<path d="{outlines}" {fill}/>' for fill, outlines in plain.items()]
-        parts += [mark.draw(across, *bands[mark.row]) for mark in self.marks if isinstance(mark, Dot) or mark.says]
+        parts += [mark.draw(across, *bands[mark.row]) for mark in self.marks if isinstance(mark, Dot) or mark.tooltip]
         y += 24 * bool(self.tick)
         if self.x:
             parts.append(_text((left + right) / 2, y + 14, self.x, "middle"))

@@ -50,8 +50,8 @@ def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) ->
 
     bars = [
         Box(begin, end, COLOURS[action.kind], action.stage, WORDS[action.kind],
-            f"stage {action.stage}, {WORDS[action.kind]} of pass {action.micro_batch}: {says}", str(action.micro_batch))
-        for action, begin, end, says in cells
+            f"stage {action.stage}, {WORDS[action.kind]} of pass {action.micro_batch}: {tooltip}", str(action.micro_batch))
+        for action, begin, end, tooltip in cells
     ]  # fmt: skip
     low, high = min((bar.x0 for bar in bars), default=0.0), max((bar.x1 for bar in bars), default=1.0)
     idle = [Box(low, high, LIGHT, stage, "idle (numbers: passes)") for stage in range(len(names))]

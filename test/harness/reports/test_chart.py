@@ -23,7 +23,7 @@ def figures():
     yield "no numbers", chart.figure([Curves("a", [Line("a", [(0, math.nan), (1, math.inf)], chart.RED)], (0, 1))])
     yield (
         "short rows",
-        chart.figure([Rows("a", ["IPU 0", "IPU 10"], [Box(-1e5, 2e6, "#eee", 1, text="x", says="<")], "MiB")]),
+        chart.figure([Rows("a", ["IPU 0", "IPU 10"], [Box(-1e5, 2e6, "#eee", 1, text="x", tooltip="<")], "MiB")]),
     )
     wide = [Box(0, 9, "#111", k, f"label {k} " * 5, least=2) for k in range(8)]
     marks = [*wide, Dot(99, "#222", 3, "far"), Box(5, 5, "#333", ALL)]
