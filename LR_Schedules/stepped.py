@@ -25,10 +25,10 @@ def _broken(text: str | None) -> str | None:
 class Options:
     """The factor, and the fractions of the run after which it is applied."""
 
-    learning_rate_decay: float = opt(0.1, "factor of the learning rate at each drop", check=above(0))
+    learning_rate_decay: float = opt(0.1, "multiply the learning rate by this factor at each drop", check=above(0))
     learning_rate_schedule: str | None = opt(
         None,
-        "fractions of the run at which the rate drops, comma-separated; 1 is the end (default: by model)",
+        "drop the rate at these comma-separated fractions of the run; 1 is the end (default: by model)",
         check=_broken,
     )
     warmup_epochs: float = warmup_epochs()

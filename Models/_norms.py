@@ -18,13 +18,17 @@ NormVariable = tuple[str, float, float | None]  # name, initial value and decay
 class NormOptions:
     """Options of norms, to be inherited by the options of a model."""
 
-    batch_norm: bool | None = opt(None, "batch normalisation (ResNet's and ResNeXt's default on CIFAR-sized data)")
-    group_norm: bool | None = opt(None, "group normalisation (the default otherwise)")
-    groups: int | None = opt(None, "number of channel groups of group norm (default 32, CIFAR 16)", check=at_least(1))
+    batch_norm: bool | None = opt(None, "use batch norm (default of ResNet and ResNeXt on CIFAR-sized data)")
+    group_norm: bool | None = opt(None, "use group norm (default otherwise)")
+    groups: int | None = opt(
+        None, "divide the channels into N groups for group norm (default: 32, CIFAR 16)", check=at_least(1)
+    )
     contiguous_groups: bool = opt(
         False, "form groups of neighbouring channels, instead of every groups-th channel as on the IPU"
     )
-    BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=between(0, 1))
+    BN_decay: float | None = opt(
+        None, "set the decay of batch norm's moving statistics (default: 0.97)", check=between(0, 1)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,27 +78,39 @@ def _size_name(text: str) -> str:
 class Options(NetworkOptions):
     """Options of EfficientNet."""
 
-    model_size: str | None = opt(None, "B0..B7 (or 0..7), or cifar; default B0, on CIFAR-sized data cifar", read=_size_name)
-    groups: int = opt(4, "number of channel groups of group norm; 1 is layer norm", check=at_least(1))
-    norm_epsilon: float = opt(1e-3, "epsilon of the norms", check=above(0))
-    BN_decay: float = opt(0.97, "decay of batch norm's moving statistics", check=between(0, 1))
-    dropout_rate: float | None = opt(None, "dropout before the classifier (default by size)", check=between(0, 0.99))
-    block_survival_prob: float = opt(0.8, "survival probability of the last block (drop-connect)", check=between(0.01, 1))
-    se: bool = opt(True, "squeeze and excitation; --no-se removes it")
+    model_size: str | None = opt(
+        None, "choose the size: B0..B7 (or 0..7) or cifar (default: B0, on CIFAR-sized data cifar)", read=_size_name
+    )
+    groups: int = opt(4, "divide the channels into N groups for group norm; 1 is layer norm", check=at_least(1))
+    norm_epsilon: float = opt(1e-3, "set the epsilon of the norms", check=above(0))
+    BN_decay: float = opt(0.97, "set the decay of batch norm's moving statistics", check=between(0, 1))
+    dropout_rate: float | None = opt(
+        None, "set the dropout rate before the classifier (default: by size)", check=between(0, 0.99)
+    )
+    block_survival_prob: float = opt(
+        0.8, "set the survival probability of the last block (drop-connect)", check=between(0.01, 1)
+    )
+    se: bool = opt(True, "build blocks without squeeze and excitation")
     depth_divisor: int = opt(CHANNEL_MULTIPLE, "round numbers of channels to multiples of this", check=at_least(1))
-    top_width: int = opt(1280, "width of the last 1x1 convolution before scaling; 0 removes it", check=at_least(0))
-    use_relu: bool = opt(False, "relu instead of swish")
-    use_relu6: bool = opt(False, "relu6 instead of swish")
+    top_width: int = opt(1280, "set the width of the last 1x1 convolution before scaling; 0 removes it", check=at_least(0))
+    use_relu: bool = opt(False, "use relu instead of swish")
+    use_relu6: bool = opt(False, "use relu6 instead of swish")
     fix_stem_head: bool = opt(
         False, "do not scale the first convolution (width 32), the top width, and the repeats of the first and last stage"
     )
-    expand_ratio: int = opt(6, "expansion ratio of the blocks after the first stage", check=at_least(1))
-    group_dim: int = opt(1, "channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
-    width_coefficient: float | None = opt(None, "scaling of the widths (default by size)", check=between(0.01, 100))
-    depth_coefficient: float | None = opt(None, "scaling of the depths (default by size)", check=between(0.01, 100))
-    proxy_norm: bool = opt(False, "proxy normalisation after group norm (layer norm + proxy norm: --groups 1)")
-    proxy_epsilon: float = opt(0.03, "added to the proxy variance", check=above(0))
-    proxy_recompute: bool = opt(True, "recompute the proxy activations in the backward pass", kind="hint")
+    expand_ratio: int = opt(6, "set the expansion ratio of the blocks after the first stage", check=at_least(1))
+    group_dim: int = opt(1, "set the channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
+    width_coefficient: float | None = opt(
+        None, "scale the widths by this factor (default: by size)", check=between(0.01, 100)
+    )
+    depth_coefficient: float | None = opt(
+        None, "scale the depths by this factor (default: by size)", check=between(0.01, 100)
+    )
+    proxy_norm: bool = opt(False, "use proxy norm after group norm (with --groups 1: after layer norm)")
+    proxy_epsilon: float = opt(0.03, "add this constant to the proxy variance", check=above(0))
+    proxy_recompute: bool = opt(
+        True, "keep the proxy activations instead of recomputing them in the backward pass", kind="hint"
+    )
 
     def __post_init__(self) -> None:
         if self.proxy_norm and (self.batch_norm or self.group_norm is False):

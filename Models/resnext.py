@@ -30,10 +30,10 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 class Options(NetworkOptions):
     """Options of ResNeXt."""
 
-    model_size: int | None = opt(None, "number of layers: 14 26 50 101 152 (ImageNet), 11 29 38 47 56 65 (CIFAR)")
-    convolution_groups: int = opt(32, "groups of the 3x3 convolutions", check=at_least(1))
-    group_dim: int = opt(4, "channels per convolution group at the first stage's width", check=at_least(1))
-    widenet: bool = opt(False, "first stage with a width of 64 (only for CIFAR-sized data)")
+    model_size: int | None = opt(None, "set the number of layers: 14 26 50 101 152 (ImageNet), 11 29 38 47 56 65 (CIFAR)")
+    convolution_groups: int = opt(32, "set the number of groups of the 3x3 convolutions", check=at_least(1))
+    group_dim: int = opt(4, "set the channels per convolution group at the width of the first stage", check=at_least(1))
+    widenet: bool = opt(False, "CIFAR: begin with a width of 64")
 
 
 def sizes(family: str) -> tuple[int, ...]:
