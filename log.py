@@ -1,6 +1,6 @@
-"""The run's log: folder and name, log.txt, CSV rows, progress, and trackers that follow its measures.
+"""The log of a run: console lines, log.txt, CSV rows, a progress bar, and trackers.
 
-No module state; a tracker that fails is reported once, and the run continues.
+If a tracker fails, the log reports it once and the run continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, Row, run_table
 
-THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # the part that releases write otherwise
+THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # this part differs between releases
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "THROUGHPUT, time: {it_time:8.6f}, total_time: {total_time:8.1f}"
@@ -33,25 +33,31 @@ VALIDATION_LINE = (
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
 
-FIRST_LINES, ROUTINE_SECONDS = 20, 6.0  # after these lines the console shows one routine line in so many seconds
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
+FIRST_LINES, ROUTINE_SECONDS = (
+    20,
+    6.0,
+)  # after FIRST_LINES lines, the console shows at most one routine line per ROUTINE_SECONDS
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that control a terminal
 
 
 class Tracker(Protocol):
-    """A service that follows a run's measures."""
+    """A service that receives a run's measures, such as TensorBoard."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take values by tag, after `step` updates."""
+        """Store values by tag, measured after `step` updates."""
 
     def close(self, complete: bool) -> None:
-        """End; `complete`: the run did not end early."""
+        """Close the tracker. `complete`: the run did not end early."""
 
 
 class RunLog:
-    """The log of a run. `folder` None: console only; without `console` not there either. `brief`: the console shows a line
-    for each validation, warnings, and notes that are `always` shown. `locked`: the log holds the lock of its folder, which
-    is nobody's yet; OptionError if another process has it. `throughput`: the words of a row's line; `named`: as of
-    `run_table`."""
+    """The log of a run.
+
+    `folder`: the run directory; None: no files. `console`: False prints nothing.
+    `brief`: the console shows only warnings, one line per validation, and notes with `always`.
+    `locked`: take the folder's lock, and raise OptionError if another process holds it.
+    `throughput`: format of that part of training lines. `named`: see `run_table`.
+    """
 
     def __init__(
         self, folder: Path | None, console: bool = True, locked: bool = False, throughput: str = THROUGHPUT,
@@ -99,20 +105,22 @@ class RunLog:
         return self.folder is not None and self._printed >= FIRST_LINES and recent
 
     def warn(self, text: str) -> None:
-        """A line for standard error, also of an instance whose log shows nothing, and for log.txt; from any thread."""
+        """Write a line to standard error, even without `console`, and to log.txt; from any thread."""
         with self._one:
             self._bar.clear()
-            with suppress(OSError):  # nobody reads it: no reason to end a run
+            with suppress(OSError):  # a run must not end because nobody reads its output
                 print(text, file=sys.stderr, flush=True)
             self.file_only(text)
 
     def ending(self) -> None:
-        """The run ends early: further lines go to the console and to log.txt, whether the other takes them or not."""
+        """Note that the run ends early: from now on, ignore errors when writing to the console or to log.txt."""
         self._ending = True
 
     def file_only(self, text: str) -> None:
-        """A line for log.txt alone, from any thread. OSError if it cannot be written, unless the run is `ending`; then later
-        lines go to the console only."""
+        """Write a line to log.txt only, from any thread.
+
+        If this fails, later lines go to the console only; raise OSError unless the run is `ending`.
+        """
         with self._one:
             if not self._text:
                 return
@@ -137,7 +145,7 @@ class RunLog:
                     raise
 
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
-        """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
+        """Write a row of training.csv and its log lines. `left`: the remaining time, as text."""
         self._last_row = row
         self.note(self._training_line.format(**row), routine=True)
         if left:
@@ -147,7 +155,7 @@ class RunLog:
         self._publish({tag: row[name] for tag, name in TRAINING_TAGS.items()}, row)
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
-        """Write a row of validation.csv and its lines."""
+        """Write a row of validation.csv and its log lines."""
         if self._brief and self._console:
             self._print(self._brief_line(row))
         self.note(VALIDATION_LINE.format(**row))
@@ -160,33 +168,33 @@ class RunLog:
             self._publish(shown, row)
 
     def _brief_line(self, row: Mapping[str, Any]) -> str:
-        """Return a validation in a line; row 0 is of the initial weights, and the others follow a row of training."""
+        """Return a validation as one line, with the last training loss except for the initial weights."""
         loss = f", loss {row['loss']:.3f}" if row["loss"] != "" else ""
         trained = f"  training loss {self._last_row['loss_avg']:.3f}," if self._last_row and row["iteration"] else ""
         name = f"epoch {row['epoch']:5.2f}:" if row["iteration"] >= 0 else f"{row['name']}:"
         return f"{name}{trained}  validation {row['val_acc']:.1f}% of {row['val_size']}{loss}"
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """A bar on a terminal; nothing elsewhere."""
+        """Show a progress bar, on a terminal only."""
         if self._console:
             self._bar.show(done, total, text)
 
     def resume_after(self, updates: int) -> None:
-        """Drop the CSV rows of updates that will be done again, and of averages, which the end of the run makes again."""
+        """Remove the CSV rows after `updates`, and those of averages; the run writes them again."""
         for table in self._tables.values():
             table.rewind(updates)
 
     def rows(self, name: str) -> list[Row]:
-        """The rows of training.csv or validation.csv so far."""
+        """Return the rows of training.csv or validation.csv so far."""
         return self._tables[name].read() if self.folder else []
 
     def sync(self) -> None:
-        """Flush the CSV files to the disk."""
+        """Sync the CSV files to disk."""
         for table in self._tables.values():
             table.sync()
 
     def follow(self, name: str, start: Callable[[], Tracker]) -> None:
-        """Let a tracker follow the rows from now on, until it fails, which is reported in a line. `name`: for that line."""
+        """Start a tracker, which then receives all rows until it fails. `name`: its name in the message about a failure."""
 
         def begin() -> None:
             self._trackers[name] = start()
@@ -194,7 +202,7 @@ class RunLog:
         self._outlives(name, begin)
 
     def close(self) -> None:
-        """End the log; further lines go to the console only."""
+        """Close files and trackers; later lines go to the console only."""
         self._bar.clear()
         complete, self._ending = not self._ending, True
         for name, tracker in self._trackers.items():
@@ -215,7 +223,7 @@ class RunLog:
                 del self._trackers[name]
 
     def _outlives(self, name: str, action: Callable[[], None]) -> bool:
-        """Carry out a tracker's part; return whether that went well, after a line where it did not."""
+        """Perform a tracker's action; return whether it succeeded, and report it if not."""
         try:
             action()
         except Exception as error:  # whatever a third party's package may raise must not end a run
@@ -226,13 +234,13 @@ class RunLog:
 
 
 def write_arguments(folder: Path, values: Mapping[str, Any], restored: bool = False) -> None:
-    """Write the record of a call into a run directory; a resumed call has a file of its own."""
+    """Write the options of a call into a run directory; resumed calls use a separate file."""
     path = folder / ARGUMENTS[restored]
     files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 
 
 class _Bar:
-    """A progress bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, shown only on a terminal."""
 
     def __init__(self) -> None:
         self._on = sys.stderr.isatty()
