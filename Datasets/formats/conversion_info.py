@@ -71,7 +71,7 @@ def differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
     """
     converted = read(folder)
     lost = [
-        f"{folder / name} has {count} records, but {converted[name]} in {FILE}"
+        f"{folder / name} has {count} records, but {FILE} says {converted[name]}"
         for name, count in counts.items()
         if converted.get(name, count) != count
     ]

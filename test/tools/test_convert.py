@@ -362,10 +362,10 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     (file,) = photos.write_shards(tmp_path, "train", good, 1)
     (tmp_path / "labels.txt").write_text("a\nb\n")
     (tmp_path / "train-00000-of-more!").write_bytes(b"junk")  # which the reader takes for no shard either
-    assert verified(tmp_path) == (0, [], "TFRecord shards: 1 files, 6 records, nothing damaged or missing")
+    assert verified(tmp_path) == (0, [], "TFRecord shards: 1 file, 6 records, nothing damaged or missing")
     photos.write_shards(tmp_path, "train", spoilt, 1)
     code, found, last = verified(tmp_path)
-    assert code == 1 and last == "TFRecord shards: 1 files, 6 records, 4 damaged or missing"
+    assert code == 1 and last == "TFRecord shards: 1 file, 6 records, 4 damaged or missing"
     name = "train-00000-of-00001: record"
     for k, reason in enumerate(("not a tf.train.Example", "label is 3", "JPEG", "0 values of image/class/label"), 1):
         assert found[k - 1].startswith(f"{name} {k}: ") and reason in found[k - 1]
@@ -399,7 +399,7 @@ def test_records_that_a_conversion_has_lost_are_missed(tmp_path):
         code == 1 and found.startswith("train-00000-of-00001 has 5 ") and last.endswith(" 8 records, 1 damaged or missing")
     )
     for name in ("imagefolder", "imagenet"):
-        with pytest.raises(DataError, match=f"{file} has 5 records, but 9"):
+        with pytest.raises(DataError, match=f"{file} has 5 records, but conversion.json says 9"):
             opened(name, out)
         (note,) = opened(name, out, skip_bad=1).spec.notes
         assert str(file) in note

@@ -84,7 +84,9 @@ def main(argv: list[str]) -> int:
         print("".join(f"{line}\n" for line in lost), end="")
         damaged += len(lost)
     records = sum(counts.values())
-    print(f"{work.kind}: {len(work.files)} files, {records} records, {damaged or 'nothing'} damaged or missing")
+    files = f"{len(work.files)} file{'s' * (len(work.files) != 1)}"
+    found = f"{records} record{'s' * (records != 1)}"
+    print(f"{work.kind}: {files}, {found}, {damaged or 'nothing'} damaged or missing")
     return 1 if damaged else 0
 
 
