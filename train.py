@@ -44,11 +44,11 @@ def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
     If a signal or an error stops the run, print the command that repeats or resumes it. `listener`: follows the training.
     """
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
-        folder, repeated = _run_to_resume(argv)
+        folder, autoresumed = _run_to_resume(argv)
         if folder is None:
             return run_training(argv, "train", FreshStart(), listener)
-    with hints.resumable("train", argv, alone=not repeated):
-        return run_training(argv, "train", Resume(folder, argv, "train", repeated), listener)
+    with hints.resumable("train", argv, alone=not autoresumed):
+        return run_training(argv, "train", Resume(folder, argv, "train", autoresumed), listener)
 
 
 def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
