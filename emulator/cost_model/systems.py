@@ -108,7 +108,7 @@ def by_name(name: str) -> System:
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
     if system is None:
         hint = did_you_mean(spelled, list(SYSTEMS))
-        raise OptionError(f"--system {short(name)}: no such system{hint}", f"There are: {', '.join(SYSTEMS)}")
+        raise OptionError(f"--system {short(name)}: no such system{hint}", f"Available: {', '.join(SYSTEMS)}")
     return system
 
 

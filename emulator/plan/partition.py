@@ -24,7 +24,7 @@ class PartitionError(UserError):
     """The model cannot be cut as asked. The first line is complete; a line with all segments may follow."""
 
     def __init__(self, message: str, segments: Sequence[str] = ()) -> None:
-        super().__init__(message, f"There are: {', '.join(segments)}" if segments else "")
+        super().__init__(message, f"Available: {', '.join(segments)}" if segments else "")
 
 
 def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -> Stages:

@@ -118,7 +118,7 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
     where = given.sources["release"]
     if release not in VINTAGES and not (block and block.release) and where.startswith((COMMAND_LINE, CONFIGURATION)):
         near = plugins.did_you_mean(release, list(VINTAGES))
-        raise OptionError(f"{where}: no release '{short(release)}'{near}", f"There are: {', '.join(VINTAGES)}")
+        raise OptionError(f"{where}: no release '{short(release)}'{near}", f"Available: {', '.join(VINTAGES)}")
     how, source, notes = vintage(release), f"default of release {release}", []
     defaults = {"cutmix_version": how.cutmix_version, "frozen_norm_statistics": "batch"} if release in VINTAGES else {}
     meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
@@ -177,6 +177,6 @@ def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]
         near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
         raise OptionError(
             f"{sources['model_size']}: no model size {short(size)} for {family}-sized data{near}",
-            f"There are: {listed}",
+            f"Available: {listed}",
         )
     return chosen

@@ -239,7 +239,7 @@ class ConfigFile:
             more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
             raise OptionError(
                 f"{self.path}: no configuration '{short(name)}'{did_you_mean(name, plain, cutoff=0.3)}",
-                f"There are: {', '.join(map(short, shown))}{more}",
+                f"Available: {', '.join(map(short, shown))}{more}",
             )
 
 

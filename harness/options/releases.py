@@ -121,7 +121,7 @@ def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[st
     known, release = sorted(ends.union(*older.values())), version(text)
     if release not in known:
         listed = [dotted(each) for each in known]
-        raise OptionError(f"no release '{short(text)}'{did_you_mean(text, listed)}", f"There are: {', '.join(listed)}")
+        raise OptionError(f"no release '{short(text)}'{did_you_mean(text, listed)}", f"Available: {', '.join(listed)}")
     if span and release not in span:
         others = [other for other, each in spans.items() if release in each]
         raise OptionError(

@@ -34,7 +34,7 @@ def name_of(
         if dataset.lower() not in known:
             prefix = f"{where}: " if where else ""
             hint = plugins.did_you_mean(dataset, known)
-            raise OptionError(f"{prefix}no data set '{short(dataset)}'{hint}", f"There are: {', '.join(known)}")
+            raise OptionError(f"{prefix}no data set '{short(dataset)}'{hint}", f"Available: {', '.join(known)}")
         return dataset.lower(), None
     if train_dir:
         return "imagefolder", f"implied by --train-dir {train_dir}"
@@ -47,7 +47,7 @@ def name_of(
         ), "inferred from the environment variable DATA_DIR"
     raise NoDataSet(
         "no data set given; use --dataset fashion-mnist, which is included, or give --data-dir",
-        f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}",
+        f"Try: python train.py --config quickstart\nAvailable: {', '.join(known)}",
     )
 
 

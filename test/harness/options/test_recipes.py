@@ -254,8 +254,8 @@ def test_release_without_name_is_error():
         ("resnet50_gn_16ipus", "2.1",
          "configuration 'resnet50_gn_16ipus' exists in releases 2.6 to 3.0, not in 2.1; did you mean mk2_resnet50_gn_16ipus"),
         ("mk2_efficientnet_b4_g1_32ipus", "2.4", "'mk2_efficientnet_b4_g1_32ipus' exists in release 2.5, not in 2.4; did"),
-        ("mk2_resnet50_gn_16ipus", "2.7", "no release '2.7'; did you mean 2.6, 2.5 or 2.4?\nThere are: 2.0, 2.1, 2.2, 2.3, "),
-        ("mk2_resnet50_gn_16ipus", "new", "no release 'new'\nThere are: 2.0"),
+        ("mk2_resnet50_gn_16ipus", "2.7", "no release '2.7'; did you mean 2.6, 2.5 or 2.4?\nAvailable: 2.0, 2.1, 2.2, 2.3, "),
+        ("mk2_resnet50_gn_16ipus", "new", "no release 'new'\nAvailable: 2.0"),
     ):  # fmt: skip
         with pytest.raises(OptionError) as caught:
             cli.parse(["--config", name, "--release", release], "train", None, {})
