@@ -1,4 +1,4 @@
-"""Data sets: finding and counting them, their streams against numpy, and what happens when they are damaged."""
+"""Data sets: find and count them, compare their streams with NumPy, and handle damage."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reference_standardised(row: np.ndarray) -> np.ndarray:
 
 
 def reference_augmented(row: np.ndarray, record: int, epoch: int, seed: int) -> np.ndarray:
-    """Standardise, mirror, frame with zeros, crop: one image at a time, float64."""
+    """Standardise, mirror, pad with zeros and crop one image at a time, in float64."""
     image = reference_standardised(row)
     if reference_below(2, draws.key(seed, "data/flip"), epoch, record):
         image = image[:, ::-1]
@@ -59,12 +59,12 @@ def reference_augmented(row: np.ndarray, record: int, epoch: int, seed: int) -> 
     return np.pad(image, ((4, 4), (4, 4), (0, 0)))[top : top + 32, left : left + 32]
 
 
-def test_cifar_training_equals_the_reference(cifar_dir):
+def test_cifar_training_matches_reference(cifar_dir):
     rows = np.concatenate([records(_TRAIN // 5, i) for i in range(5)])
-    rows[3, 1:] = 77  # a flat image: the deviation's lower limit
+    rows[3, 1:] = 77  # a flat image: the lower limit of the deviation applies
     (cifar_dir / "data_batch_1.bin").write_bytes(rows[:40].tobytes())
     source = opened("cifar-10", cifar_dir)
-    got = joined(take(lambda: source.train(request(batch_size=50, start=150)), 5))  # spans two epochs
+    got = joined(take(lambda: source.train(request(batch_size=50, start=150)), 5))  # covers two epochs
     position = got["position"]
     assert position.tolist() == list(range(150, 400))
     with tf.Graph().as_default(), tf.Session() as session:
@@ -76,7 +76,7 @@ def test_cifar_training_equals_the_reference(cifar_dir):
     assert got["image"].dtype == np.float32 and got["label"].dtype == np.int32 and position.dtype == np.int64
 
 
-def test_every_record_once_per_epoch_in_another_order(cifar_dir):
+def test_records_once_per_epoch_in_new_order(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     got = joined(take(lambda: source.train(request(batch_size=_TRAIN, augment=False)), 2))
     images = got["image"].reshape(2, _TRAIN, -1)
@@ -90,7 +90,7 @@ def test_every_record_once_per_epoch_in_another_order(cifar_dir):
     [{"batch_size": 1}, {"batch_size": 7}, {"batch_size": 450}, {"pipeline_num_parallel": 1}, {"dataset_cache": False}],
     ids=str,
 )
-def test_batch_size_threads_and_cache_change_no_bit(cifar_dir, changes):
+def test_batch_threads_and_cache_change_no_bit(cifar_dir, changes):
     source = opened("cifar-10", cifar_dir)
     first = {name: x[:400] for name, x in joined(take(lambda: source.train(request()), 25)).items()}
     other = request(**changes)
@@ -98,7 +98,7 @@ def test_batch_size_threads_and_cache_change_no_bit(cifar_dir, changes):
     assert_equal(first, {name: x[:400] for name, x in second.items()})
 
 
-def test_resumed_stream_is_the_later_part_and_blocks_are_shares(cifar_dir):
+def test_resumed_stream_and_blocks_are_exact_parts(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     unbroken = joined(take(lambda: source.train(request()), 30))
     resumed = joined(take(lambda: source.train(request(start=16 * 17)), 13))
@@ -110,13 +110,13 @@ def test_resumed_stream_is_the_later_part_and_blocks_are_shares(cifar_dir):
     assert_equal({n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()})
 
 
-def test_seeds_differ(cifar_dir):
+def test_seeds_give_different_streams(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     a, b = (take(lambda s=s: source.train(request(seed=s)), 1)[0]["image"] for s in (1, 2))
     assert not np.array_equal(a, b)
 
 
-def test_validation_is_every_image_once_in_order_and_padded(cifar_dir):
+def test_validation_has_every_image_once_in_order(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     elements = take(lambda: source.validation(request(batch_size=8)))
     got, rows = joined(elements), records(_VALIDATION, 9)
@@ -126,7 +126,7 @@ def test_validation_is_every_image_once_in_order_and_padded(cifar_dir):
     assert len(take(lambda: source.validation(request(batch_size=15)))) == 2
 
 
-def test_image_size_resizes_after_everything(cifar_dir):
+def test_image_size_resizes_last(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     small = take(lambda: source.train(request()), 1)[0]["image"]
     large = take(lambda: source.train(request(image_size=64)), 1)[0]["image"]
@@ -141,7 +141,7 @@ def test_image_size_resizes_after_everything(cifar_dir):
 
 
 @pytest.mark.parametrize("changes", [{}, {"image_size": 48}, {"augment": False}], ids=str)
-def test_bytes_standardised_on_the_device_are_the_float_stream(cifar_dir, changes):
+def test_bytes_standardised_on_device_match_floats(cifar_dir, changes):
     source = opened("cifar-10", cifar_dir)
     for split in (source.train, source.validation):
         floats = joined(take(lambda split=split: split(request(**changes)), 2))["image"]
@@ -154,7 +154,7 @@ def test_bytes_standardised_on_the_device_are_the_float_stream(cifar_dir, change
         np.testing.assert_array_equal(device, floats)
 
 
-def test_cifar_100_uses_the_fine_label_and_is_found_below_a_link(tmp_path):
+def test_cifar_100_uses_fine_labels(tmp_path):
     real = tmp_path / "elsewhere" / "cifar-100-binary"
     real.mkdir(parents=True)
     (real / "train.bin").write_bytes(records(20, 1, 2, 100).tobytes())
@@ -168,7 +168,7 @@ def test_cifar_100_uses_the_fine_label_and_is_found_below_a_link(tmp_path):
     assert labels.tolist() == records(10, 2, 2, 100)[:, 1].tolist()
 
 
-def test_any_changed_byte_of_small_pictures_is_noticed_when_a_run_goes_on(cifar_dir):
+def test_changed_byte_is_noticed_on_resume(cifar_dir):
     first = cifar.DATASETS["cifar-10"](OpenRequest(str(cifar_dir), {}))
     recorded = data_identity(first)
     assert changed_data(first, recorded) == []
@@ -182,7 +182,7 @@ def test_any_changed_byte_of_small_pictures_is_noticed_when_a_run_goes_on(cifar_
         assert changed_data(again, recorded) == ["the same number of images, but different ones or in another order"]
 
 
-def test_other_numbers_than_the_published_are_noted_and_validation_may_lack(cifar_dir):
+def test_unusual_counts_are_noted(cifar_dir):
     words = ("train", "--dataset", "cifar-10", "--data-dir", cifar_dir, "--model-size", 8, "--dry-run")
     assert "50,000 and 10,000" in run(*words).out
     (cifar_dir / "test_batch.bin").unlink()
@@ -218,14 +218,14 @@ def test_missing_folders_are_named(folder, environ, part):
 # --- Fashion-MNIST ---------------------------------------------------------------------------------------------
 
 
-def test_embedded_set_is_balanced_and_what_was_published(tmp_path):
+def test_embedded_set_matches_publication(tmp_path):
     source = opened("fashion-mnist", None, {"XDG_CACHE_HOME": str(tmp_path), "DATA_DIR": "/ignored"})
     assert (source.spec.train_images, source.spec.validation_images) == (10_000, 2_000)
     assert len(source.spec.class_names) == 10
     splits = idx.unpacked(idx.EMBEDDED)
     for (_, labels), each in zip(splits.values(), (1000, 200), strict=True):
         assert Counter(labels.tolist()) == dict.fromkeys(range(10), each)
-    assert splits["train"][1][:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]  # the published order begins so
+    assert splits["train"][1][:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]  # the first labels of the published order
     got = take(lambda: source.validation(request(batch_size=20)), 1)[0]
     frame = np.pad(splits["t10k"][0][:20], ((0, 0), (2, 2), (2, 2))).astype(np.float64)
     expected = (frame - frame.mean((1, 2), keepdims=True)) / frame.std((1, 2), keepdims=True)
@@ -233,7 +233,7 @@ def test_embedded_set_is_balanced_and_what_was_published(tmp_path):
     assert got["label"].tolist() == splits["t10k"][1][:20].tolist()
 
 
-def test_expansion_is_repeated_only_after_damage(tmp_path):
+def test_expansion_repeats_only_after_damage(tmp_path):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     opened("fashion-mnist", None, environ)
     folder = tmp_path / "cnn-harness" / "fashion-mnist-v1"
@@ -249,10 +249,10 @@ def test_expansion_is_repeated_only_after_damage(tmp_path):
     (folder / "test.bin").unlink()
     opened("fashion-mnist", None, environ)
     assert json.loads((folder / "checksums.json").read_text()) == sums
-    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]  # nothing temporary stays
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]  # no temporary files are left
 
 
-def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
+def test_two_processes_expand_without_tensorflow(tmp_path):
     script = (
         "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
         "from Datasets.sources.registry import published_spec; "
@@ -270,7 +270,7 @@ def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
     assert [entry.name for entry in (tmp_path / "cnn-harness").iterdir()] == ["fashion-mnist-v1"]
 
 
-def test_unwritable_cache_falls_back_and_then_says_so(tmp_path, monkeypatch):
+def test_unwritable_cache_falls_back_then_fails(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
     (tmp_path / "spare").mkdir()
@@ -281,7 +281,7 @@ def test_unwritable_cache_falls_back_and_then_says_so(tmp_path, monkeypatch):
         opened("fashion-mnist", None, environ)
 
 
-def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
+def test_full_set_needs_idx_files(tmp_path, monkeypatch):
     monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with pytest.raises(DataError, match="apt install dataset-fashion-mnist"):
@@ -308,8 +308,8 @@ def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
         ((2, 28, 28), [0, 25], "label 25"),
     ],
 )
-def test_idx_files_of_something_else_are_named(images, labels, named, tmp_path):
-    """And nothing of theirs is cached."""
+def test_foreign_idx_files_are_named(images, labels, named, tmp_path):
+    """Nothing of them is cached."""
     for split in ("train", "t10k"):
         for kind, array in (("images-idx3", np.zeros(images, np.uint8)), ("labels-idx1", np.uint8(labels))):
             sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
@@ -320,7 +320,7 @@ def test_idx_files_of_something_else_are_named(images, labels, named, tmp_path):
 
 
 @pytest.mark.skipif(not idx.holds_idx(idx.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed")
-def test_embedded_file_is_rebuilt_from_the_package():
+def test_embedded_file_is_rebuilt_from_package():
     assert rebuild_fashion_mnist.main(["--check"]) == 0
 
 
@@ -334,14 +334,14 @@ def imagenet_dir(tmp_path_factory) -> Path:
     return folder
 
 
-def test_imagenet_is_counted_and_permuted_and_crops_are_keyed(imagenet_dir):
+def test_imagenet_is_permuted_with_keyed_crops(imagenet_dir):
     source = opened("imagenet", imagenet_dir)
     assert (source.spec.train_images, source.spec.validation_images, source.spec.image_size) == (12, 7, None)
     stream = joined(take(lambda: source.train(small()), 6))
     assert stream["position"].tolist() == list(range(24)) and stream["image"].shape == (24, 40, 40, 3)
     assert stream["image"].min() >= 0 and 100 < stream["image"].max() <= 255
     assert Counter(stream["label"][:12].tolist()) == Counter(stream["label"][12:].tolist())
-    assert len({image.tobytes() for image in stream["image"]}) == 24  # the second epoch crops otherwise
+    assert len({image.tobytes() for image in stream["image"]}) == 24  # the second epoch has other crops
     for other, count in ((small(batch_size=3, pipeline_num_parallel=1, dataset_cache=False), 8), (small(batch_size=24), 1)):
         assert_equal(stream, joined(take(lambda other=other: source.train(other), count)))
     resumed = joined(take(lambda: source.train(small(start=8)), 4))
@@ -350,7 +350,7 @@ def test_imagenet_is_counted_and_permuted_and_crops_are_keyed(imagenet_dir):
     assert not np.array_equal(other_seed["image"], stream["image"][:4])
 
 
-def test_imagenet_validation_pads_crops_centrally_and_takes_every_image_once(imagenet_dir):
+def test_imagenet_validation_takes_every_image_once(imagenet_dir):
     source = opened("imagenet", imagenet_dir)
     elements = take(lambda: source.validation(small(hostside_norm=True)))
     got = joined(elements)
@@ -367,7 +367,7 @@ def test_imagenet_validation_pads_crops_centrally_and_takes_every_image_once(ima
 
 
 @pytest.mark.parametrize("unit", [False, True])
-def test_imagenet_normalisation_is_the_same_on_host_and_device(imagenet_dir, unit):
+def test_imagenet_normalises_alike_on_host_and_device(imagenet_dir, unit):
     source = opened("imagenet", imagenet_dir)
     host = take(lambda: source.train(small(hostside_norm=True, normalise_input=unit)), 1)[0]["image"]
     raw = take(lambda: source.train(small()), 1)[0]["image"]
@@ -378,7 +378,7 @@ def test_imagenet_normalisation_is_the_same_on_host_and_device(imagenet_dir, uni
     np.testing.assert_allclose(host, (raw.astype(np.float64) / (255 if unit else 1) - mean) / deviation, atol=2e-5)
 
 
-def test_imagenet_bytes_are_the_floats_cut_off(imagenet_dir):
+def test_imagenet_bytes_are_truncated_floats(imagenet_dir):
     source = opened("imagenet", imagenet_dir)
     raw = take(lambda: source.train(small()), 1)[0]["image"]
     asked = small(eight_bit_io=True, hostside_norm=True)
@@ -389,8 +389,8 @@ def test_imagenet_bytes_are_the_floats_cut_off(imagenet_dir):
     np.testing.assert_allclose(device, sent - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
 
 
-def test_crops_keep_to_the_box_and_png_is_read(tmp_path):
-    """A bright square in the dark is boxed: at least a tenth of it is in every crop."""
+def test_crops_overlap_box_and_png_is_read(tmp_path):
+    """The box is a bright square on dark ground: every crop has at least a tenth of it."""
     picture = np.zeros((200, 300, 3), np.uint8)
     picture[150:190, 20:60] = 255
     with tf.Graph().as_default(), tf.Session() as session:
@@ -428,7 +428,7 @@ def test_missing_imagenet_shards_are_named(spoil, named, imagenet_dir, tmp_path)
 
 @pytest.mark.parametrize("spoilt", ["jpeg", "label", "bytes"])
 @pytest.mark.parametrize("where", [3, 5])  # 5 is alone in the last micro-batch of the validation
-def test_a_record_that_cannot_be_used_stops_the_stream_with_its_name(tmp_path, spoilt, where):
+def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where):
     good = photos.jpegs(6)
     rows = [photos.example(picture, 1) for picture in good]
     rows[where] = photos.example(good[0][:3000], 1) if spoilt == "jpeg" else photos.example(good[0], 1001)
@@ -447,7 +447,7 @@ def test_a_record_that_cannot_be_used_stops_the_stream_with_its_name(tmp_path, s
             take(lambda split=split: getattr(source, split)(small(batch_size=5)), 20)
 
 
-def test_a_set_of_unusable_records_ends_at_once(tmp_path):
+def test_set_of_unusable_records_ends_at_once(tmp_path):
     photos.write_shards(tmp_path, "train", [photos.example(b"no picture", 1)] * 3, 1)
     with pytest.raises(DataError, match="train-00000-of-00001: record 0"):
         take(lambda: opened("imagenet", tmp_path).train(small()), 1)
@@ -457,7 +457,7 @@ def test_a_set_of_unusable_records_ends_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "fashion-mnist", "imagenet"])
-def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
+def test_generated_data_is_one_sample(name):
     spec = published_spec(name)
     asked = request(batch_size=3, image_size=48 if name == "imagenet" else 128, start=7)
     source = generated.GeneratedSource(spec)
@@ -483,7 +483,7 @@ def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
         assert abs(image[0].mean()) < 1e-4 and abs(image[0].std() - 1) < 1e-4
 
 
-def test_generated_validation_is_padded_and_sizes_are_published():
+def test_generated_validation_is_padded():
     spec = published_spec("fashion-mnist")
     elements = take(lambda: generated.GeneratedSource(spec).validation(request(batch_size=300)))
     labels = joined(elements)["label"]

@@ -1,4 +1,4 @@
-"""Headers of pictures: their promises are checked before a decoder believes them, and EXIF's orientation is obeyed."""
+"""Image headers are checked before decoding, and EXIF's orientation is applied."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FORMATS = image_headers.FORMATS
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
-def test_sizes_are_read_and_real_pictures_pass(form, mode):
+def test_valid_images_pass_with_their_size(form, mode):
     for size in ((1, 1), (7, 300), (640, 48)):
         data = encoded(Image.new("RGB", size, (1, 2, 3)).convert(mode if (form, mode) != ("JPEG", "P") else "L"), form)
         assert image_headers.header(data)[:3] == (form, *size)
         assert image_headers.fault(data) is None
 
 
-BYTES = {  # of no picture, and what the line must name
+BYTES = {  # invalid images and what the error must name
     "empty": (b"", "empty"), "text": (b"text", "JPEG, PNG"), "cut WebP": (b"RIFF????WEBPVP8 ", "damaged"),
     "cut JPEG": (b"\xff\xd8\xff", "damaged"), "cut PNG": (b"\x89PNG\r\n\x1a\n", "damaged"), "cut GIF": (b"GIF89a", "damaged"),
     "TIFF": (b"II*\0", "TIFF"), "HEIC": (b"\0\0\0 ftypheic", "HEIC"), "AVIF": (b"\0\0\0 ftypavif", "AVIF"),
@@ -44,7 +44,7 @@ BYTES = {  # of no picture, and what the line must name
 
 
 @pytest.mark.parametrize("case", BYTES)
-def test_what_is_no_picture_is_refused_by_every_reader(case, tmp_path, memory):
+def test_invalid_image_is_rejected_by_every_reader(case, tmp_path, memory):
     content, named = BYTES[case]
     (tmp_path / "photo").write_bytes(content)
     reason = image_headers.fault(content)
@@ -56,15 +56,15 @@ def test_what_is_no_picture_is_refused_by_every_reader(case, tmp_path, memory):
 
 @pytest.fixture
 def memory():
-    """The memory of the test is bounded: a decoder that believed the header would take 1,200 MB."""
+    """Limit the test's memory: a decoder that trusts the header would need 1,200 MB."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_cut_short_is_found_wherever_a_crop_lies(form):
-    """A crop of a JPEG is decoded without the rows below it."""
+def test_truncated_image_is_found_in_any_crop(form):
+    """A JPEG decoder does not read the rows below a crop."""
     data = encoded(Image.effect_noise((300, 300), 50).convert("RGB"), form)
     with tf.Graph().as_default(), tf.Session() as session:
         fed, seed = tf.placeholder(tf.string, []), tf.placeholder(tf.int32, [2])
@@ -76,7 +76,7 @@ def test_what_is_cut_short_is_found_wherever_a_crop_lies(form):
                     session.run(crop, {fed: data[:length], seed: [k, 3]})
 
 
-def test_training_names_a_bomb_or_goes_past_it(tmp_path, memory, capsys):
+def test_training_names_or_skips_decompression_bomb(tmp_path, memory, capsys):
     good = encoded(Image.effect_noise((40, 40), 50).convert("RGB"), "PNG")
     photos.write_shards(tmp_path, "train", [photos.example(data, 1) for data in (good, photos.BOMB, good, good)], 1)
     with pytest.raises(tf.errors.OpError, match="record 1 cannot be used: its image claims 20000 x 20000"):
@@ -85,8 +85,8 @@ def test_training_names_a_bomb_or_goes_past_it(tmp_path, memory, capsys):
     assert "record 1 is skipped" in capsys.readouterr().err
 
 
-def test_a_line_of_pixels_is_not_resized_whole(memory):
-    """A row of sixty thousand pixels, resized to 256 rows, would have fifteen million columns."""
+def test_extreme_aspect_ratio_is_never_fully_resized(memory):
+    """A row of 60,000 pixels, resized to 256 rows, would have 15 million columns."""
     line = encoded(Image.fromarray(np.arange(60_000, dtype=np.uint32).astype(np.uint8)[None]), "PNG")
     with tf.Graph().as_default(), tf.Session() as session:
         image = session.run(decoding.central_crop(decoding.whole(tf.constant(line)), 224))
@@ -97,7 +97,7 @@ def test_a_line_of_pixels_is_not_resized_whole(memory):
 
 
 def turned_to(number: int, form: str = "JPEG") -> tuple[bytes, bytes]:
-    """A picture that EXIF says is turned, and the same one without that."""
+    """Return an image with an EXIF orientation, and the same pixels without it."""
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 56, 3), np.uint8))
     tags = Image.Exif()
     tags[0x0112] = number
@@ -105,8 +105,8 @@ def turned_to(number: int, form: str = "JPEG") -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_pictures_are_upright_by_exif_whole_and_in_crops(form):
-    """As Pillow turns the decoded pixels, for each of the eight orientations."""
+def test_images_are_upright_by_exif(form):
+    """Like Pillow, for each of the eight orientations, in whole images and in crops."""
     with tf.Graph().as_default(), tf.Session() as session:
         data, none = tf.placeholder(tf.string, []), tf.zeros([1, 0, 4])
         decoded = decoding.whole(data), decoding.random_crop(data, none, tf.constant([3, 4]))
@@ -120,7 +120,7 @@ def test_pictures_are_upright_by_exif_whole_and_in_crops(form):
                 np.testing.assert_array_equal(got, np.asarray(ImageOps.exif_transpose(again)))
 
 
-def test_exif_that_cannot_be_read_turns_nothing():
+def test_unreadable_exif_turns_nothing():
     for number in (0, 9, 255):
         assert image_headers.header(turned_to(number)[0]).orientation == 1
     turned, _ = turned_to(6)
@@ -135,8 +135,8 @@ XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WebP"])
 @pytest.mark.parametrize("exif", [None, 3])
-def test_xmp_turns_a_picture_where_exif_says_nothing(form, exif):
-    """As Pillow has it, which programs with an exported network use."""
+def test_xmp_turns_image_without_exif_orientation(form, exif):
+    """Like Pillow, which programs with an exported network use."""
     picture = Image.effect_noise((40, 24), 50).convert("RGB")
     tags, text = Image.Exif(), PngImagePlugin.PngInfo()
     text.add_itxt("XML:com.adobe.xmp", XMP, zip=True)
@@ -154,7 +154,7 @@ def test_xmp_turns_a_picture_where_exif_says_nothing(form, exif):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
-def test_nothing_waits_for_a_pipe(make, tmp_path):
+def test_pipes_are_never_waited_for(make, tmp_path):
     shard = tmp_path / "train-00000-of-00001"
     make(shard)
     result = run("train", "--dataset", "imagenet", "--data-dir", tmp_path, "--model-size", 18, "--dry-run")
@@ -163,8 +163,8 @@ def test_nothing_waits_for_a_pipe(make, tmp_path):
         image_files.load([str(shard)], published_spec("imagenet"), request())
 
 
-def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
-    """An interrupted download may leave gigabytes of them: each sixteen would be a record without bytes."""
+def test_shard_of_zeros_fails_at_first_record(tmp_path):
+    """An interrupted download may leave gigabytes of zeros: every sixteen would be a record without content."""
     shard = tmp_path / "train-00000-of-00001"
     with shard.open("wb") as file:
         file.truncate(1 << 36)

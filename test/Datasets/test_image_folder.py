@@ -1,4 +1,4 @@
-"""Trees of pictures and shards as data sets: splits, classes and labels, files that are no pictures, odd pictures."""
+"""Image folders and shards as data sets: splits, classes, labels, other files, unusual images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PNG = photos.encoded(photos.plain_picture(), "PNG")
 
 
 def places(top: Path, names: str) -> Path:
-    """Write a picture into each folder."""
+    """Write an image into each folder."""
     for k, place in enumerate(names.split(",")):
         (top / place).mkdir(parents=True, exist_ok=True)
         (top / place / "1.png").write_bytes(photos.encoded(photos.plain_picture(k), "PNG"))
@@ -74,8 +74,8 @@ def test_splits_are_found_by_structure_and_name(names, classes, validation, note
     assert any(note in line for line in tree.notes) if note else not tree.notes
 
 
-def test_given_splits_are_taken_as_they_are(tmp_path):
-    """Beside folders that would be refused, and found again on resuming wherever the data have moved."""
+def test_given_splits_are_used_unchanged(tmp_path):
+    """Even next to folders that would be rejected; a resume finds them after the data were moved."""
     places(tmp_path / "d", "one/a,one/b,two/a,two/b,a/train,a/test")
     source = opened("imagefolder", tmp_path / "d", train_dir="one", validation_dir=str(tmp_path / "d/two"))
     assert (source.spec.class_names, source.spec.train_images, source.spec.validation_images) == (("a", "b"), 2, 2)
@@ -93,7 +93,7 @@ def test_given_splits_are_taken_as_they_are(tmp_path):
         assert refused.code == 2 and named in refused.err and refused.err.count("\n") == 1
 
 
-def test_two_spellings_of_an_accent_are_one_class(tmp_path):
+def test_unicode_forms_are_one_class(tmp_path):
     composed, apart = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
     places(tmp_path, f"train/{composed},train/x,train/{apart},val/{apart}")
     tree = image_folder.tree(tmp_path)
@@ -105,7 +105,7 @@ def test_two_spellings_of_an_accent_are_one_class(tmp_path):
     [("imagenette2", "imagefolder"), ("cifar-like", "imagefolder"), ("d/ImageNet/cifar", "imagenet"), ("cifar100", "cifar-100"),
      ("x/cifar-100-binary", "cifar-100"), ("cifar", "cifar-10"), ("fashion", "fashion-mnist-full"), ("pets", None)],
 )  # fmt: skip
-def test_a_data_set_is_inferred_from_its_folder(name, inferred, tmp_path):
+def test_data_set_is_inferred_from_folder(name, inferred, tmp_path):
     if inferred == "imagefolder":
         places(tmp_path / name, "a,b")
     given = str(tmp_path / name) if inferred == "imagefolder" else name
@@ -116,7 +116,7 @@ def test_a_data_set_is_inferred_from_its_folder(name, inferred, tmp_path):
             locate.infer(given)
 
 
-def test_a_tree_is_counted_labelled_and_streamed(tmp_path):
+def test_folder_is_counted_labelled_and_streamed(tmp_path):
     photos.write_tree(tmp_path / "train", per_class=4, names=("10", "9", "x"))
     photos.write_tree(tmp_path / "val", per_class=2, names=("9", "x"))
     (tmp_path / "train" / ".hidden").mkdir()
@@ -130,14 +130,14 @@ def test_a_tree_is_counted_labelled_and_streamed(tmp_path):
     assert joined(take(lambda: source.validation(request(batch_size=4))))["label"].tolist() == [1, 1, 2, 2]
 
 
-def test_labels_are_ordered_as_numbers_only_if_all_are():
+def test_labels_sort_numerically_only_if_all_numeric():
     assert class_names.ordered(["10", "9", "9"]) == ("9", "10")
     assert class_names.ordered(["10", "9", "b"]) == ("10", "9", "b")
     assert class_names.ordered(["-1", "10", "-2", "9.5"]) == ("-2", "-1", "9.5", "10")
-    assert class_names.ordered(["1e3", "2"]) == ("1e3", "2")  # a name
+    assert class_names.ordered(["1e3", "2"]) == ("1e3", "2")  # 1e3 counts as a name
 
 
-def test_validation_is_of_the_first_folder_with_pictures_in_classes(tmp_path):
+def test_first_folder_with_classes_validates(tmp_path):
     photos.write_tree(tmp_path / "train")
     (tmp_path / "val" / "ant").mkdir(parents=True)
     (tmp_path / "validation").mkdir()
@@ -146,11 +146,11 @@ def test_validation_is_of_the_first_folder_with_pictures_in_classes(tmp_path):
     photos.write_tree(tmp_path / "test", per_class=1, suffix="")
     tree = image_folder.tree(tmp_path)
     assert {picture.file.parent.parent for picture in tree.validation} == {tmp_path / "test"}
-    assert f"{tmp_path}/validation" in tree.notes[1]  # where a picture lies in no class
+    assert f"{tmp_path}/validation" in tree.notes[1]  # its images are outside class folders
 
 
-def test_folders_and_files_beside_the_pictures_do_not_count(tmp_path):
-    """Runs and exports beside the classes; text, and what systems add; a picture without an ending counts."""
+def test_unrelated_folders_and_files_are_ignored(tmp_path):
+    """Runs, exports, text and system files next to the classes are ignored; an image without a suffix counts."""
     photos.write_tree(tmp_path, names=("ant", "bee"))
     before = image_folder.tree(tmp_path)
     for name in ("logs/run/ckpt-3.index", "export/model.tflite", "ant/readme.txt", "bee/Thumbs.db", ".git/1.png"):
@@ -164,7 +164,7 @@ def test_folders_and_files_beside_the_pictures_do_not_count(tmp_path):
     assert image_folder.tree(tmp_path).classes == ("ant", "bee", "export") == image_folder.classes_of(tmp_path)
 
 
-def test_linked_folders_of_a_class_count_once(tmp_path):
+def test_linked_class_folders_count_once(tmp_path):
     photos.write_tree(tmp_path / "pets")
     photos.write_tree(tmp_path / "more", names=("far",), per_class=2)
     for link, there in (("more/far/back", "more/far"), ("pets/cat/linked", "more/far"), ("pets/cat/twice", "more/far"),
@@ -186,14 +186,14 @@ def test_linked_folders_of_a_class_count_once(tmp_path):
         (lambda top: (top / "train/bee/1.JPEG").write_bytes(photos.BOMB), "bee/1.JPEG claims 20000 x 20000"),
     ],
 )
-def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, named):
+def test_unusable_folder_is_explained(tmp_path, change, named):
     photos.write_tree(tmp_path / "train")
     change(tmp_path)
     refused = run("train", "--dataset", "imagefolder", "--data-dir", tmp_path, "--model-size", 18, "--dry-run")
     assert refused.code == 2 and refused.err.count("\n") == 1 and named in refused.err
 
 
-def test_a_bad_file_of_a_tree_stops_the_stream_with_its_name(tmp_path):
+def test_bad_file_stops_stream_and_is_named(tmp_path):
     source = opened("imagefolder", photos.write_tree(tmp_path / "pets"))
     with pytest.raises(DataError, match="--validation-split"):
         source.validation(request())
@@ -204,8 +204,8 @@ def test_a_bad_file_of_a_tree_stops_the_stream_with_its_name(tmp_path):
     assert opened("imagefolder", tmp_path / "pets", skip_bad=1).spec.train_images == 9
 
 
-def test_a_damaged_picture_for_validation_is_named_by_a_training(tmp_path):
-    """Its header is sound, so that only validation meets the damage."""
+def test_damaged_validation_image_is_named(tmp_path):
+    """Its header is intact, so only validation finds the damage."""
     for split in ("train", "val"):
         photos.write_tree(tmp_path / "pets" / split, names=("ant", "bee"), kinds=("PNG",))
     file = tmp_path / "pets/val/bee/1.JPEG"
@@ -218,7 +218,7 @@ def test_a_damaged_picture_for_validation_is_named_by_a_training(tmp_path):
 # --- Class names of shards -------------------------------------------------------------------------------------
 
 
-def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
+def test_class_count_comes_from_labels_or_option(tmp_path):
     photos.write_shards(tmp_path / "below" / "train", "train", [photos.example(PNG, 2)], 1)
     (tmp_path / "below" / "labels.txt").write_text("a\nb\n")
     assert opened("imagenet", tmp_path / "below").spec.num_classes == 2
@@ -239,7 +239,7 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         )
         assert data.for_predictions(asked.options.dataset, {}).spec.class_names == ("a", "b")
     photos.write_shards(tmp_path, "train", [photos.example(PNG, 2**32 + 2)], 1)
-    with pytest.raises(DataError, match="its label is 4294967298, outside 1 to 2"):  # which is 2 in 32 bits
+    with pytest.raises(DataError, match="its label is 4294967298, outside 1 to 2"):  # equal to 2 in 32 bits
         take(lambda: opened("imagefolder", tmp_path).train(request(batch_size=1)), 1)
 
 
@@ -254,7 +254,7 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         (class_names.text(["0:a", "1:b"]), ("0:a", "1:b"), (1, 2)),  # as folders may be called
     ],
 )
-def test_numbers_before_names_are_the_labels_of_the_records(tmp_path, text, names, labels):
+def test_numbers_before_names_are_record_labels(tmp_path, text, names, labels):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, label) for label in labels], 1)
     (tmp_path / "labels.txt").write_text(text)
     for name in ("imagenet", "imagefolder"):
@@ -269,14 +269,14 @@ def test_numbers_before_names_are_the_labels_of_the_records(tmp_path, text, name
     [("", "line 1"), ("a\n\nb\n", "line 2"), ("a\nb\na\n", "lines 1 and 3"), ("1:a\n3:c\n", "2 has no name"),
      ("1:a\n1:b\n", "number appears twice"), ("1:a\n2:a\n", "name appears twice")],
 )  # fmt: skip
-def test_ambiguous_class_names_are_refused(text, fault, tmp_path):
+def test_ambiguous_class_names_are_rejected(text, fault, tmp_path):
     (tmp_path / "labels.txt").write_text(text)
     with pytest.raises(DataError, match=f"labels.txt.*{fault}"):
         class_names.read(tmp_path)
 
 
 @pytest.mark.parametrize("skipped", [0, 3])
-def test_labels_from_zero_are_not_to_be_skipped(tmp_path, skipped):
+def test_labels_from_zero_cannot_be_skipped(tmp_path, skipped):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, k) for k in (1, 0, 1)], 1)
     (tmp_path / "labels.txt").write_text("a\nb\n")
     with pytest.raises(tf.errors.OpError, match=r"record 1 cannot be used: its label is 0, .*0:NAME") as caught:
@@ -293,7 +293,7 @@ def test_labels_from_zero_are_not_to_be_skipped(tmp_path, skipped):
         (("train_1.tfrecord", "train_2.tfrecord"), ("val/val.tfrecord",)),
     ],
 )
-def test_shards_are_found_by_the_split_in_their_names(train, validation, tmp_path):
+def test_shards_are_found_by_split_name(train, validation, tmp_path):
     for name in (*train, *validation):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         photos.write_shards(tmp_path, "train", [photos.example(PNG, 1)], 1)[0].rename(tmp_path / name)
@@ -302,12 +302,12 @@ def test_shards_are_found_by_the_split_in_their_names(train, validation, tmp_pat
     assert (spec.train_images, spec.validation_images) == (2, 1)
 
 
-def test_generated_photographs_may_have_one_class():
+def test_generated_photos_may_have_one_class():
     spec = replace(imagefolder.SPECS["imagefolder"], num_classes=1)
     assert take(lambda: generated.GeneratedSource(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
 
 
-def test_num_classes_on_the_command_line():
+def test_command_line_sets_num_classes():
     wrong = run("train", "--dataset", "cifar-10", "--generated-data", "--num-classes", 7, "--dry-run")
     assert wrong.code == 2 and "--num-classes 7" in wrong.err
     for words in ((), ("--num-classes", 5)):
@@ -315,11 +315,11 @@ def test_num_classes_on_the_command_line():
         assert f", {words[1] if words else 1000} classes" in made.out and "1281167 training" in made.out
 
 
-# --- Odd pictures ----------------------------------------------------------------------------------------------
+# --- Unusual images --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", photos.ODD)
-def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
+def test_unusual_images_are_decoded(kind):
     content, picture = photos.ODD[kind]
     wanted = np.asarray(picture.convert("RGB")).astype(float)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -337,7 +337,7 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
 
 
 @pytest.mark.parametrize("edges", [{"ymin": [0.0, 0.5]}, {"xmax": [float("nan")]}, {}])
-def test_boxes_that_training_cannot_use_are_named(edges, tmp_path):
+def test_unusable_boxes_are_named(edges, tmp_path):
     record = tf.train.Example.FromString(photos.example(PNG, 1, np.float32([[0, 0, 1, 1]])))
     for edge, values in edges.items():
         feature = record.features.feature[f"image/object/bbox/{edge}"]

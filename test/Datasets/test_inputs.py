@@ -1,4 +1,4 @@
-"""Photographs on their way to the device: bytes, four channels, blocks, parts of a set, bad records."""
+"""Photos on their way to the device: bytes, four channels, blocks, parts of a set, bad records."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def copy(folder, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("size, block", [(20, 1), (20, 4), (20, 7), (20, 20), (20, 50), (1, 3), (1000, 64)])
-def test_blocks_stay_together_and_every_record_comes_once(size, block):
-    """Also from one position to the next epoch's end, whatever the part that is asked for."""
+def test_blocks_stay_together_and_records_come_once(size, block):
+    """For any requested part, also across the end of an epoch."""
     with tf.Graph().as_default(), tf.Session() as session:
         position = tf.range(3 * size, dtype=tf.int64)
         record, epoch = session.run(batching.record_and_epoch(position, size, 5, block))
@@ -53,7 +53,7 @@ def test_blocks_stay_together_and_every_record_comes_once(size, block):
     orders = record.reshape(3, size)
     for order in orders:
         assert sorted(order) == list(range(size))
-        inside = ((order[:-1] + 1) % min(block, size) != 0) & (order[:-1] + 1 < size)  # of a block
+        inside = ((order[:-1] + 1) % min(block, size) != 0) & (order[:-1] + 1 < size)  # within a block
         followed = np.diff(order)[inside]
         assert (followed == 1).all()
     if size // min(block, size) > 2:
@@ -82,7 +82,7 @@ def test_four_channels_are_three_and_zeros(changes, folder):
 
 
 @pytest.mark.parametrize("changes", [{"hostside_norm": True}, {"eight_bit_io": True}, {"fused_preprocessing": True}, {}])
-def test_own_constants_hold_wherever_pictures_are_normalised(changes, folder):
+def test_own_constants_apply_to_every_normalisation(changes, folder):
     source = opened("imagenet", folder)
     raw, asked = (small(**more, dataset_cache=False) for more in ({"eight_bit_io": True}, {**OWN, **changes}))
     pixels = take(lambda: source.validation(raw), 1)[0]["image"].astype(np.float64)
@@ -97,14 +97,14 @@ def test_own_constants_hold_wherever_pictures_are_normalised(changes, folder):
 
 
 @pytest.mark.parametrize("size, parameters", [("B0", 5_288_836), ("B1", 7_794_472)])
-def test_four_channels_make_the_stem_larger(size, parameters):
-    """With batch norm, as the original's tests have it."""
+def test_four_channels_enlarge_stem(size, parameters):
+    """With batch norm, as in the original's tests."""
     out = succeed("train", "--model", "efficientnet", "--model-size", size, "--dataset", "imagenet", "--generated-data",
                   "--batch-norm", "--dry-run", "--precision", "32.32", "--fused-preprocessing").out  # fmt: skip
     assert f"({parameters:,} trainable)" in out
 
 
-def test_bytes_and_four_channels_train_validate_and_resume(folder, tmp_path):
+def test_bytes_and_four_channels_train_and_resume(folder, tmp_path):
     words = (*TRAIN, "--data-dir", folder, "--eight-bit-io", "--fused-preprocessing", "--hostside-norm")
     succeed("train", *words, "--logs-path", tmp_path / "one")
     assert 4 in {value.shape[2] for value in variables(tmp_path / "one", 3).values() if value.ndim == 4}
@@ -114,14 +114,14 @@ def test_bytes_and_four_channels_train_validate_and_resume(folder, tmp_path):
     succeed("validation", "--restore-path", tmp_path / "one", "--no-logs")
 
 
-def test_bytes_and_mixing_on_the_host_do_not_go_together(folder):
+def test_bytes_exclude_mixing_on_host(folder):
     words = ("--eight-bit-io", "--mixup-alpha", 0.2, "--hostside-image-mixing")
     result = run("train", *TRAIN, "--data-dir", folder, *words)
     assert result.code == 2 and "--hostside-image-mixing" in result.err and result.err.count("\n") == 1
 
 
-def test_bytes_of_small_pictures_lose_nothing(tmp_path):
-    """They are standardised on the device to the very bits of the host."""
+def test_small_image_bytes_lose_nothing(tmp_path):
+    """They are standardised on the device with exactly the bits of the host."""
     words = ("--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 20, "--iterations", 3, "--seed", 3)
     succeed("train", *words, "--no-validation", "--precision", "32.32", "--logs-path", tmp_path / "a")
     succeed("train", *words, "--no-validation", "--precision", "32.32", "--eight-bit-io", "--logs-path", tmp_path / "b")
@@ -132,12 +132,12 @@ def test_bytes_of_small_pictures_lose_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("percentage, train", [(100, 20), (99, 15), (50, 10), (25, 5)])
-def test_the_first_shards(percentage, train, folder):
+def test_percentage_selects_first_shards(percentage, train, folder):
     source = opened("imagenet", folder, percentage=percentage)
     assert source.spec.train_images == train
 
 
-def test_one_shard_for_validation_stays_whole(tmp_path):
+def test_single_validation_shard_stays_whole(tmp_path):
     photos.write_imagenet(tmp_path, train=8, validation=4, shards=4)
     whole, *others = sorted(tmp_path.glob("validation-*"))
     for file in others:
@@ -147,7 +147,7 @@ def test_one_shard_for_validation_stays_whole(tmp_path):
     assert spec.train_images == 4 and spec.validation_images > 0
 
 
-def test_a_part_that_cannot_be_taken_is_refused(folder, tmp_path):
+def test_impossible_part_is_rejected(folder, tmp_path):
     tree = photos.write_tree(tmp_path)
     for words, named in (
         (("--dataset", "imagefolder", "--data-dir", tree, "--dataset-percentage-to-use", 50), str(tree)),
@@ -162,7 +162,7 @@ def test_a_part_that_cannot_be_taken_is_refused(folder, tmp_path):
 
 
 def strike(folder: Path, shard: str, record: int, kind: str) -> None:
-    """Damages one record of a shard."""
+    """Damage one record of a shard."""
     file = folder / shard
     index, data = RecordIndex([file]), bytearray(file.read_bytes())
     start, length = int(index._offsets[record]), int(index._lengths[record])
@@ -180,12 +180,12 @@ KINDS = ("payload", "length", "undecodable", "label", "cut", "empty")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_record_is_named(kind, copy):
-    """File and record, in one line, and exit code 2 or 1."""
+def test_bad_record_is_named(kind, copy):
+    """The error has file and record in one line; the exit code is 2 or 1."""
     strike(copy, "train-00001-of-00004", 2, kind)
     before = open_sessions()
     result = run("train", *TRAIN, "--iterations", 6, "--data-dir", copy, "--no-validation", "--no-logs")
-    assert open_sessions() <= before  # left to Python's collector they can end up waiting for themselves
+    assert open_sessions() <= before  # garbage collection of open sessions can deadlock
     assert result.code in (1, 2) and result.err.count("\n") == 1, result.err
     assert "train-00001-of-00004" in result.err
     if kind != "empty":
@@ -193,13 +193,13 @@ def test_a_bad_record_is_named(kind, copy):
 
 
 def open_sessions() -> set[int]:
-    """The sessions of this process that nobody has closed."""
+    """Return the open sessions of this process."""
     return {id(each) for each in gc.get_objects() if isinstance(each, tf.Session) and not each._closed}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_record_is_passed_over(kind, copy, folder, capfd):
-    """Its place is taken by the next good one, no other picture's place changes, and a restored stream is the same."""
+def test_bad_record_is_skipped(kind, copy, folder, capfd):
+    """The next good record replaces it, no other image moves, and a restored stream is the same."""
     strike(copy, "train-00001-of-00004", 2, kind)
     source, lost = opened("imagenet", copy, skip_bad=5), {"length": 3, "cut": 3, "empty": 5}.get(kind, 0)
     assert source.spec.train_images == 20 - lost
@@ -215,8 +215,8 @@ def test_a_bad_record_is_passed_over(kind, copy, folder, capfd):
         assert Counter(same)[False] == 2  # once in each epoch
 
 
-def test_one_bad_record_too_many_is_an_error(copy):
-    """What was done until then is saved, and the command that is printed goes on to the same bits; log.txt tells all."""
+def test_excess_bad_record_is_error(copy):
+    """The work so far is saved and the printed command resumes to the same bits. log.txt has the details."""
     for record in (0, 3):
         strike(copy, "train-00002-of-00004", record, "undecodable")
     words = (*TRAIN, "--iterations", 10, "--batches-per-step", 5, "--log-freq", 1, "--data-dir", copy, "--no-validation")
@@ -233,12 +233,12 @@ def test_one_bad_record_too_many_is_an_error(copy):
     assert (copy / "whole/log.txt").read_text().count("is skipped: ") == 2
 
 
-def test_a_bad_picture_does_not_count_in_validation(copy):
+def test_bad_image_is_excluded_from_validation(copy):
     strike(copy, "validation-00001-of-00004", 0, "payload")
     names = ("--data-dir", copy, "--skip-bad-records", 2)
     out = succeed("train", *TRAIN, *names, "--no-logs").out
     assert "7 images" in out
-    for split, records in (("validation", 2), ("train", 5)):  # nothing to validate on, then nothing to train on
+    for split, records in (("validation", 2), ("train", 5)):  # first no validation data, then no training data
         for shard, record in itertools.product(copy.glob(f"{split}-*"), range(records)):
             strike(copy, shard.name, record, "label")
         refused = run("train", *TRAIN, "--data-dir", copy, "--skip-bad-records", 100, "--no-logs")
@@ -248,7 +248,7 @@ def test_a_bad_picture_does_not_count_in_validation(copy):
 # --- Keeping an index ------------------------------------------------------------------------------------------
 
 
-def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, monkeypatch):
+def test_large_index_is_cached_and_renewed(copy, tmp_path_factory, monkeypatch):
     cache = tmp_path_factory.mktemp("cache")
     files = sorted(copy.glob("train-*"))
     environ = {"XDG_CACHE_HOME": str(cache)}
@@ -256,7 +256,7 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
     first = RecordIndex(files, environ=environ)
     (kept,) = cache.rglob("records-*.npz")
     with monkeypatch.context() as patched:
-        patched.setattr(tfrecord, "_walk", None)  # nothing is walked again
+        patched.setattr(tfrecord, "_walk", None)  # no shard is read again
         again = RecordIndex(files, environ=environ)
     assert [again.payload(k) for k in range(20)] == [first.payload(k) for k in range(20)]
     kept.write_bytes(kept.read_bytes()[:100])
@@ -269,7 +269,7 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
 
 
 @pytest.mark.parametrize("words", [(), ("--eight-bit-io",), ("--train-with-valid-preprocessing",)])
-def test_the_benchmark_says_where_the_time_goes(words, folder, monkeypatch):
+def test_benchmark_shows_time_per_part(words, folder, monkeypatch):
     from harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
@@ -282,7 +282,7 @@ def test_the_benchmark_says_where_the_time_goes(words, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("script, more", [("train", ()), ("train", ("--generated-data",)), ("train", ("--synthetic-data",))])
-def test_the_benchmark_of_other_data(script, more, monkeypatch):
+def test_benchmark_takes_other_data(script, more, monkeypatch):
     from harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))

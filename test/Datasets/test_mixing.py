@@ -1,4 +1,4 @@
-"""Mixup and cutmix: what is in a picture is what its labels' shares say, and nothing but seed and position decides it."""
+"""Mixup and cutmix: an image mixes as its label shares say, and only seed and position decide it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOTH = "--mixup-alpha 0.4 --cutmix-lambda 0.6"
 
 
 def mixed(mixing: Mixing, batch: int, start: int = 0) -> dict[str, np.ndarray]:
-    """Return the mixture of pictures that are filled with their position + 1, which is their label too."""
+    """Return the mixture of images filled with their position + 1, which is also their label."""
     position = np.arange(start, start + batch)
     image = np.broadcast_to((position + 1.0)[:, None, None, None], (batch, SIDE, SIDE, 3)).astype(np.float32)
     with new_graph().as_default(), tf.Session() as session:
@@ -42,7 +42,7 @@ def mixing(**kinds) -> Mixing:
 @pytest.mark.parametrize("micro_batch_size", [2, 3, 8])
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 @pytest.mark.parametrize(("kept", "version"), [(1.0, 1), (0.7, 1), (0.7, 2)])
-def test_shares_are_what_is_in_the_picture(micro_batch_size, alpha, kept, version):
+def test_label_shares_match_mixed_image(micro_batch_size, alpha, kept, version):
     if alpha == 0 and kept == 1:
         return
     found = mixed(
@@ -55,17 +55,17 @@ def test_shares_are_what_is_in_the_picture(micro_batch_size, alpha, kept, versio
     np.testing.assert_array_equal(found["labels"][:, 0], found["label"])
     assert found["labels"].shape[1] == (2 if alpha else 1) * (2 if kept < 1 else 1)
     together = (found["labels"] - 1) // micro_batch_size
-    assert (together == together[:, :1]).all()  # partners are of the same micro-batch
+    assert (together == together[:, :1]).all()  # partners are in the same micro-batch
 
 
-def test_mixups_partner_is_the_one_before_and_the_picture_itself_prevails():
+def test_mixup_partner_is_previous_image():
     found = mixed(mixing(mixup_alpha=0.3, micro_batch_size=4), 8)
     np.testing.assert_array_equal(found["labels"], [[1, 4], [2, 1], [3, 2], [4, 3], [5, 8], [6, 5], [7, 6], [8, 7]])
     assert (found["shares"][:, 0] >= 0.5).all()
 
 
 @pytest.mark.parametrize("micro_batch_size", [2, 5])
-def test_cutmix_pastes_one_box_of_the_partner(micro_batch_size):
+def test_cutmix_pastes_one_box_of_partner(micro_batch_size):
     found = mixed(mixing(cutmix_lambda=0.75, cutmix_version=2, micro_batch_size=micro_batch_size), micro_batch_size * 4)
     image, labels = found["image"], found["labels"]
     shift = 1 if micro_batch_size == 2 else 2
@@ -87,8 +87,8 @@ def test_extreme_alphas_mix_by_their_limits(alpha, share):
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.2, 1.0, 3.0])
-def test_mixups_coefficients_follow_the_beta_distribution(alpha):
-    """Kolmogorov and Smirnov's distance to as many draws of numpy's: below its 1 in 10,000 point."""
+def test_mixup_coefficients_follow_beta_distribution(alpha):
+    """The Kolmogorov-Smirnov distance to as many NumPy draws is below its 1 in 10,000 point."""
     count = 20_000
     drawn = np.random.default_rng(0).beta(alpha, alpha, count)
     image, position = np.zeros((count, 1, 1, 1), np.float32), np.arange(count)
@@ -102,7 +102,7 @@ def test_mixups_coefficients_follow_the_beta_distribution(alpha):
 
 
 @pytest.mark.parametrize("kept", [0.7, 0.9])
-def test_version_1_varies_the_part_that_is_kept(kept):
+def test_version_1_varies_kept_part(kept):
     """Nothing is pasted with probability 1.55 kept - 0.96; otherwise the part is 1 + ln(v) / 4."""
     batches = 4000
     image, position = np.zeros((2 * batches, 64, 64, 1), np.float32), np.arange(2 * batches)
@@ -115,7 +115,7 @@ def test_version_1_varies_the_part_that_is_kept(kept):
         found = session.run(mixing(cutmix_lambda=kept, micro_batch_size=2)(features)["shares"])[::2, 0]
     whole = 1.55 * kept - 0.96
     parts = found[found < 1]
-    # a part so large that its box rounds to nothing is whole as well: side 64, less than half a pixel
+    # a very large part is whole too, because its box rounds to nothing: side 64, less than half a pixel
     assert abs((found == 1).mean() - whole) < 5 * np.sqrt(whole * (1 - whole) / batches) + 1e-3
     expected = 1 + np.log(np.random.default_rng(1).uniform(np.exp(-4), 1, 200_000)) / 4
     assert abs(parts.mean() - expected.mean()) < 5 * expected.std() / np.sqrt(len(parts)) + 0.01
@@ -133,7 +133,7 @@ def test_seed_and_position_decide_alone():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_that_of_the_mixed_targets(smoothing):
+def test_loss_uses_mixed_targets(smoothing):
     draw = np.random.default_rng(2)
     logits, labels = draw.normal(size=(6, 10)), draw.integers(0, 10, (6, 4))
     shares = draw.dirichlet(np.ones(4), 6)
@@ -152,8 +152,8 @@ def test_the_loss_is_that_of_the_mixed_targets(smoothing):
         np.testing.assert_allclose(found, values * (factors[labels] * shares).sum(1), rtol=1e-12)
 
 
-def test_class_weights_balance_the_classes(tmp_path):
-    """Of 4, 1 and 1 training images, after the split for validation has taken the rest."""
+def test_class_weights_balance_classes(tmp_path):
+    """4, 1 and 1 training images, after the validation split took the rest."""
     for name, count in (("ant", 6), ("bee", 2), ("cat", 1)):
         photos.write_tree(tmp_path / "set", count, (name,), kinds=["grey JPEG"])
     words = f"--dataset imagefolder --data-dir {tmp_path / 'set'} --validation-split 0.34 --model-size 18 --batch-size 2"
@@ -163,7 +163,7 @@ def test_class_weights_balance_the_classes(tmp_path):
 
 
 def test_host_device_and_layout_mix_alike(tmp_path):
-    """On the host or the device, folded or pipelined, in one go or resumed: the same bits."""
+    """On the host or the device, folded or pipelined, unbroken or resumed: the same bits."""
     train = f"{BASE} {BOTH} --batch-size 4 --gradient-accumulation-count 4 --iterations 4 --log-dir {tmp_path}"
     first = variables(succeed("train", *f"{train} --fold 1".split()).folder, 4)
     pipeline = "--shards 2 --pipeline --pipeline-splits b2/0/relu"
@@ -190,12 +190,12 @@ def test_host_device_and_layout_mix_alike(tmp_path):
         ("--cutmix-version 3", "--cutmix-version is '3'"),
     ],
 )
-def test_what_cannot_be_mixed_is_one_line(words, expected):
+def test_impossible_mixing_is_one_line(words, expected):
     result = run("train", *BASE.split(), *words.split(), "--dry-run")
     assert result.code == 2 and result.err.count("\n") == 1 and expected in result.err, result.err
 
 
-def test_a_run_that_mixed_can_be_validated_picture_by_picture(tmp_path):
+def test_mixed_run_is_validated_per_image(tmp_path):
     folder = succeed("train", *f"{BASE} {BOTH} --iterations 1 --log-dir {tmp_path}".split()).folder
     assert (
         "top-1"

@@ -1,4 +1,4 @@
-"""Random changes of training images: operations against Pillow and float64, erased rectangles, streams of any layout."""
+"""Random changes of training images: operations compared with Pillow and float64, erased rectangles, streams of any layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGES = [{"policy": "trivial"}, {"policy": "rand"}, {"colour_jitter": 0.4}, {"
 
 
 def picture() -> np.ndarray:
-    """Slopes with noise, some values often and some never."""
+    """Return slopes with noise, in which some values are frequent and some missing."""
     noise = np.random.default_rng(0).integers(0, 40, (SIDE, SIDE, 3))
     return (np.asarray(photos.plain_picture(1, SIDE, SIDE)) // 2 + noise).astype(np.uint8)
 
@@ -43,11 +43,11 @@ ENHANCED = {
 
 
 @pytest.mark.parametrize("name", ENHANCED)
-def test_enhancing_is_pillow_s_but_for_its_rounding(name):
-    """Pillow rounds what an image is blended with, then cuts fractions off."""
+def test_enhancing_matches_pillow_within_rounding(name):
+    """Pillow rounds the blending image and truncates the result."""
     for amount in (-0.9, -0.3, 0.0, 0.9):
         expected = ENHANCED[name](Image.fromarray(picture())).enhance(1 + amount)
-        bound = 1 + abs(amount) if amount else 0  # without change none is allowed
+        bound = 1 + abs(amount) if amount else 0  # no difference is allowed without change
         np.testing.assert_allclose(changed(name, amount), np.asarray(expected, np.float64), atol=bound, rtol=0)
 
 
@@ -57,15 +57,15 @@ def test_enhancing_is_pillow_s_but_for_its_rounding(name):
         *[("posterize", bits, lambda image, bits=bits: ImageOps.posterize(image, 8 - bits), 0) for bits in (0, 1, 4)],
         *[("solarize", by, lambda image, by=by: ImageOps.solarize(image, 256 - by), 0) for by in (0, 100, 256)],
         ("equalize", 0, ImageOps.equalize, 0),
-        ("autocontrast", 0, ImageOps.autocontrast, 1),  # cuts fractions off
+        ("autocontrast", 0, ImageOps.autocontrast, 1),  # truncates fractions
         ("identity", 0, lambda image: image, 0),
     ],
 )
-def test_the_others_are_pillow_s(name, amount, expected, atol):
+def test_other_operations_match_pillow(name, amount, expected, atol):
     np.testing.assert_allclose(changed(name, amount), np.asarray(expected(Image.fromarray(picture())), float), atol=atol)
 
 
-def test_a_flat_channel_stays():
+def test_flat_channel_is_unchanged():
     flat = np.full((SIDE, SIDE, 3), 77, np.float32)
     with tf.Graph().as_default(), tf.Session() as session:
         for name in ("autocontrast", "equalize"):
@@ -74,7 +74,7 @@ def test_a_flat_channel_stays():
 
 
 def warped(image: np.ndarray, matrix: np.ndarray, shift: tuple[float, float]) -> np.ndarray:
-    """Each pixel (x, y) from matrix (x, y) about the middle plus the shift, bilinearly, grey outside: float64."""
+    """Map each pixel (x, y) by the matrix about the centre plus the shift, bilinear, grey outside, in float64."""
     y, x = np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2
     places = np.einsum("ij,jhw->ihw", matrix, np.stack([x, y])) + np.array(shift)[:, None, None] + (SIDE - 1) / 2
     first = np.floor(places).astype(int)
@@ -99,7 +99,7 @@ WARPS = {
 
 
 @pytest.mark.parametrize("name", WARPS)
-def test_warps_equal_float64(name):
+def test_warps_match_float64(name):
     amount, matrix, shift = WARPS[name]
     np.testing.assert_allclose(changed(name, amount), warped(picture(), np.array(matrix), shift), atol=0.01)
     np.testing.assert_allclose(changed(name, 0.0), picture(), atol=1e-3)
@@ -109,8 +109,8 @@ def test_warps_equal_float64(name):
 
 
 @pytest.mark.parametrize(("policy", "count"), [("trivial", 1), ("rand", 2)])
-def test_each_policy_is_what_its_draws_say(policy, count):
-    """Which operations, of which amounts, in which order; draws by SplitMix64 in plain Python."""
+def test_policies_follow_their_draws(policy, count):
+    """Which operations, by which amounts, in which order; SplitMix64 draws in plain Python."""
     asked, table = small(image_size=SIDE, policy=policy, magnitude=7.0), list(auto_augment.OPERATIONS.values())
     key, expected = draws.key(asked.seed, "data/policy"), []
     with tf.Graph().as_default(), tf.Session() as session:
@@ -127,16 +127,16 @@ def test_each_policy_is_what_its_draws_say(policy, count):
         np.testing.assert_allclose(*session.run([found, tf.stack(expected)]), atol=1e-3)
 
 
-def test_jitter_stays_within_its_bound_and_takes_all_of_it():
+def test_jitter_covers_its_whole_range():
     flat, asked = np.full((4, 4, 3), 100, np.float32), small(image_size=4, colour_jitter=0.4)
     with tf.Graph().as_default(), tf.Session() as session:
         drawn = auto_augment.draw(tf.range(300), tf.zeros(300, tf.int32), asked)
         many = tf.map_fn(lambda each: auto_augment.changed(tf.constant(flat), each, asked), drawn, tf.float32)
-        found = session.run(many)[:, 0, 0, 0]  # contrast and saturation leave a grey image
+        found = session.run(many)[:, 0, 0, 0]  # contrast and saturation do not change a grey image
     assert 60 - 1e-3 <= found.min() < 62 and 138 < found.max() <= 140 + 1e-3
 
 
-def test_erased_rectangles_are_inside_and_as_large_as_drawn():
+def test_erased_rectangles_have_drawn_size():
     side, probability = 64, 0.3
     asked = small(image_size=side, random_erasing=probability)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -165,7 +165,7 @@ def test_erased_rectangles_are_inside_and_as_large_as_drawn():
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Of photographs, and of records of small images."""
+    """Return sources of photos and of records of small images."""
     shards, records = tmp_path_factory.mktemp("shards"), tmp_path_factory.mktemp("records")
     photos.write_imagenet(shards, train=20, validation=4, shards=2)
     return {"imagenet": opened("imagenet", shards), "cifar-10": opened("cifar-10", cifar10(records, 40, 10))}
@@ -184,7 +184,7 @@ def test_layout_threads_and_resume_change_no_bit(name, sources):
 
 
 @pytest.mark.parametrize("name", ["imagenet", "cifar-10"])
-def test_changes_are_of_training_alone_and_no_other_draw_moves(name, sources):
+def test_changes_affect_training_draws_alone(name, sources):
     source, plain = sources[name], small(image_size=32)
 
     def images(request, stream=source.train) -> dict[str, np.ndarray]:
@@ -212,6 +212,6 @@ def test_wrong_values_are_one_line():
 
 
 @pytest.mark.parametrize("words", ["--generated-data", "--train-with-valid-preprocessing"])
-def test_without_crops_a_line_says_that_nothing_changes(words):
+def test_missing_crops_are_noted(words):
     out = run("train", "--dataset", "fashion-mnist", words, "--augment", "trivial", "--dry-run").out
     assert "--augment trivial has no effect without random crops" in out

@@ -1,4 +1,4 @@
-"""Records on the wire: odd forms of a tf.train.Example that protobuf takes and the parser of a graph refuses."""
+"""Unusual encodings of a tf.train.Example: protobuf accepts them, but the parser in a graph rejects them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ USED = ("a plain one", "an unknown field", "numbers one by one")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_record_that_training_refuses_is_refused_before(form):
+def test_record_rejected_by_training_is_rejected_before(form):
     with tf.Graph().as_default(), tf.Session() as session:
         try:
             parsed = session.run(tf_example.in_graph(tf.constant(FORMS[form])))

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: worked values, warm-up, and that update i has one rate whatever was asked before."""
+"""Learning-rate schedules: worked examples, warm-up, and one rate per update, independent of earlier calls."""
 
 import importlib
 import math
@@ -27,7 +27,7 @@ def scheduled(peak=1.0, iterations=1000, epochs=100.0, iterations_per_epoch=None
 
 
 def of_data(images, batch, peak=1.0, **length):
-    """A run on a number of images."""
+    """Return a run on a number of images."""
     return TrainingLength.of(images=images, global_batch=batch, **length).scheduled(peak)
 
 
@@ -41,7 +41,7 @@ RESNET20 = scheduled(32 * 2**-6, 250_000, 160.0, 1562)
 # ResNet-50, momentum, batch 1024: 2^-11 × 1024; EfficientNet, RMSprop, batch 768: 2^-14 × 768
 RESNET50 = scheduled(1024 * 2**-11, 125_113, 100.0, 1251)
 EFFICIENTNET = scheduled(768 * 2**-14, 583_865, 350.0, 1668)
-# Fine-tuning, batch 512, exponent -11, on 10,000 pictures; EfficientNet-B4, LARS: 2^-9.5 × 6144
+# Fine-tuning, batch 512, exponent -11, on 10,000 images; EfficientNet-B4, LARS: 2^-9.5 × 6144
 FINE_TUNE = scheduled(512 * 2**-11, 390, 20.0, 19)
 B4_LARS = scheduled(6144 * 2**-9.5, 72_983, 350.0, 208)
 
@@ -86,7 +86,7 @@ B4_LARS = scheduled(6144 * 2**-9.5, 72_983, 350.0, 208)
         ("stepped", scheduled(), {"learning_rate_schedule": "0.5,1"}, 999, 0.1),
     ],
 )
-def test_worked_values(name, where, options, i, expected):
+def test_worked_examples_match(name, where, options, i, expected):
     assert rate(name, where, **options)(i) == pytest.approx(expected, rel=1e-7, abs=1e-15)
 
 
@@ -105,20 +105,20 @@ def test_worked_values(name, where, options, i, expected):
             {"poly_lr_end_ratio": 1.4e-05, "warmup_epochs": 0},
             1000,
             "7e-06",
-        ),  # not of doubles, 0.5 * 1.4e-05
+        ),  # not the product of doubles, 0.5 * 1.4e-05
         ("cosine", {"warmup_epochs": 0}, 0, "0.5"),
     ],
 )
-def test_a_rate_is_the_shortest_decimal_of_the_exact_product(name, options, i, cell):
+def test_rate_is_shortest_exact_decimal(name, options, i, cell):
     assert str(rate(name, scheduled(0.5), **options)(i)) == cell
 
 
-def test_a_share_of_the_peak_is_exact_too():
+def test_share_of_peak_is_exact():
     assert rate("polynomial_decay_lr", scheduled(0.7), poly_lr_end_ratio=0.1, warmup_epochs=0)(1000) == 0.07 != 0.7 * 0.1
 
 
-def test_drops_are_counted_by_exact_epochs():
-    """floor(epoch / (epochs / drops)) in fractions, for lengths that are no whole number of batches too."""
+def test_drops_follow_exact_epochs():
+    """floor(epoch / (epochs / drops)) in fractions, also for lengths of a fractional number of batches."""
     draw = random.Random(3)
     for _ in range(300):
         images, batch, drops = draw.randint(5, 5000), draw.randint(1, 300), draw.randint(0, 200)
@@ -135,21 +135,21 @@ def test_drops_are_counted_by_exact_epochs():
     ("stepped", {"learning_rate_schedule": "0.29", "warmup_epochs": 0}, 29 + 1),  # 0.29 x 100 is 28.999999999999996
     ("exponential", {"lr_drops": 0, "warmup_epochs": 0.29}, 29),
 ])  # fmt: skip
-def test_no_floor_falls_below_a_whole_number(name, options, first):
+def test_floor_is_exact_for_whole_numbers(name, options, first):
     one = rate(name, scheduled(iterations=100, epochs=1.0), **options)
     expected = (1.0, 0.1) if name == "stepped" else (28 / 29, 1.0)
     assert (one(first - 1), one(first)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("iterations", "warmup"), [(10, 0.1), (100, 0.7), (350, 3.5)])
-def test_a_warm_up_as_long_as_the_run_has_its_last_update(iterations, warmup):
+def test_warmup_may_fill_whole_run(iterations, warmup):
     """10 x 0.1 // 0.1 is 9 in floats."""
     assert warmup_iterations(scheduled(iterations=iterations, epochs=warmup), warmup) == iterations
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_value_ignores_earlier_calls(name):
-    """A schedule that remembered its drops gave a resumed run another rate than the unbroken one."""
+    """A schedule that remembered its drops gave a resumed run other rates."""
     where = scheduled(iterations=500, epochs=50.0)
     in_order = [rate(name, where)(i) for i in range(500)]
     shuffled, one = random.Random(5).sample(range(500), 500), rate(name, where)
@@ -162,7 +162,7 @@ def test_value_ignores_earlier_calls(name):
     "name, warmup",
     [("stepped", 78), ("cosine", 78), ("polynomial_decay_lr", 78), ("exponential", 75)],
 )
-def test_length_of_the_warmup(name, warmup):
+def test_warmup_has_documented_length(name, warmup):
     """1,000 updates in 64 epochs: 1000 × 5 ÷ 64 = 78; exponential counts whole epochs of 15 updates."""
     where = scheduled(iterations=1000, epochs=64.0)
     with_ramp, bare = rate(name, where), rate(name, where, warmup_epochs=0)
@@ -174,7 +174,7 @@ def test_length_of_the_warmup(name, warmup):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("iterations, epochs", [(1, 0.01), (10, 0.1), (10, 5.0), (10, 5.1), (3, 100.0)])
 @pytest.mark.parametrize("warmup_epochs", [0, 0.03, 5, 1000.0])
-def test_any_length_of_run_and_warmup(name, iterations, epochs, warmup_epochs):
+def test_any_run_and_warmup_length_works(name, iterations, epochs, warmup_epochs):
     one = rate(name, scheduled(1.0, iterations, epochs), warmup_epochs=warmup_epochs)
     assert all(0 <= one(i) <= 1 for i in range(iterations + 2))
 
@@ -195,12 +195,12 @@ def test_any_length_of_run_and_warmup(name, iterations, epochs, warmup_epochs):
         ("polynomial_decay_lr", {"poly_lr_decay_steps": 40}, "poly_lr_decay_steps is 40"),  # all of them warm-up
     ],
 )
-def test_values_that_cannot_be_are_named(name, options, named):
+def test_impossible_values_are_named(name, options, named):
     with pytest.raises(ValueError, match=named):
         rate(name, **options)
 
 
-def test_the_highest_rate_is_that_of_all_updates_or_of_a_sample():
+def test_highest_rate_covers_all_or_sampled_updates():
     rates = [0.1, math.nan, 0.5, 0.5, 0.2]
     assert highest(rates.__getitem__, 5) == (0.5, 2)
     assert highest(lambda i: math.nan, 10_000) == (0.0, 0)

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite: its size, the weights that come with the project on real photographs, and --predict."""
+"""EfficientNet-Lite: its size, the bundled weights on real photos, and --predict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.checkpoints import weights_file
 LITE = {"batch_norm": True, "group_norm": False, "se": False, "use_relu6": True, "fix_stem_head": True}
 LITE_WORDS = "--batch-norm --no-se --use-relu6 --fix-stem-head"
 CATS = {"tabby", "tiger cat", "Egyptian cat"}
-SHOWN = {  # package, file below it, what it shows
+SHOWN = {  # package, file in it, what it shows
     "china.jpg": ("sklearn", "datasets/images", {"palace"}),
     "flower.jpg": ("sklearn", "datasets/images", {"daisy"}),
     "coffee.png": ("skimage", "data", {"espresso"}),
@@ -32,7 +32,7 @@ SHOWN = {  # package, file below it, what it shows
 
 
 def photograph(name: str) -> Path:
-    """A photograph of an installed package; skips the test if it is not there."""
+    """Return a photo of an installed package; skip the test if it is missing."""
     package, below, _ = SHOWN[name]
     found = importlib.util.find_spec(package)
     path = Path(found.origin).parent / below / name if found and found.origin else None
@@ -42,7 +42,7 @@ def photograph(name: str) -> Path:
 
 
 def shown(out: str) -> dict[str, list[tuple[float, str]]]:
-    """The table of --predict: per photograph, probabilities in per cent and names."""
+    """Return the table of --predict: per photo, percentages and names."""
     found: dict[str, list[tuple[float, str]]] = {}
     last = ""
     for line in out.splitlines():
@@ -57,7 +57,7 @@ def shown(out: str) -> dict[str, list[tuple[float, str]]]:
 
 @pytest.fixture
 def drawn(tmp_path) -> Path:
-    """A photograph that no package is needed for."""
+    """Return a photo that needs no package."""
     path = tmp_path / "drawn.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)).save(path)
     return path
@@ -67,11 +67,11 @@ def drawn(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("size, count", [("B0", 4_652_008), ("B1", 5_416_680), ("B2", 6_092_072)])
-def test_lite_has_its_published_number_of_parameters(size, count):
+def test_lite_has_published_parameter_count(size, count):
     assert traced("efficientnet", "imagenet", size, **LITE).trainable_parameters == count
 
 
-def test_relu6_cuts_off_at_six():
+def test_relu6_stops_at_six():
     from emulator.layers.tensor_layers import TensorLayers
 
     with tf.Graph().as_default(), tf.Session() as session:
@@ -100,9 +100,9 @@ def test_bundled_weights_are_small_and_licensed(kept):
     }
 
 
-def test_bundled_weights_name_what_photographs_show():
+def test_bundled_weights_recognise_photos():
     paths = {str(photograph(name)): SHOWN[name][2] for name in ("china.jpg", "flower.jpg")}
-    for name in ("coffee.png", "chelsea.png"):  # more, where scikit-image is installed
+    for name in ("coffee.png", "chelsea.png"):  # more if scikit-image is installed
         if importlib.util.find_spec("skimage"):
             paths[str(photograph(name))] = SHOWN[name][2]
     found = shown(succeed("validation", "--restore-path", "efficientnet-lite0", "--predict", *paths).out)
@@ -116,7 +116,7 @@ def test_bundled_weights_name_what_photographs_show():
         assert {name for _, name in cats[:3]} == CATS
 
 
-def test_training_begins_with_the_bundled_weights(tmp_path, kept):
+def test_training_starts_with_bundled_weights(tmp_path, kept):
     words = f"--precision 32.32 --model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --batch-size 2 --iterations 1 --no-validation"
     words += " --image-size 64 --ckpts-per-epoch 1 --seed 1"
     given = [*words.split(), "--logs-path", tmp_path / "run", "--init-path", "efficientnet-lite0"]
@@ -125,14 +125,14 @@ def test_training_begins_with_the_bundled_weights(tmp_path, kept):
     for name, value in kept.items():
         assert start[name].dtype == np.float32
         np.testing.assert_array_equal(start[name], value.astype(np.float32))
-    (tmp_path / "c.yml").write_text("other:\n  symmetric_input: false\n")  # as the weights are, unless a call differs
+    (tmp_path / "c.yml").write_text("other:\n  symmetric_input: false\n")  # as the weights expect unless the call differs
     given[given.index(tmp_path / "run")] = tmp_path / "other"
     assert "--symmetric-input" in succeed("train", *given, "--config-path", tmp_path / "c.yml", "--config", "other").out
 
 
 @pytest.mark.parametrize("host", [False, True])
-def test_symmetric_input(host):
-    """Nought is 127, as the padding of EfficientNet-Lite wants it; the same on host and device."""
+def test_symmetric_input_matches_on_host_and_device(host):
+    """127 is 0, as the padding of EfficientNet-Lite expects."""
     from Datasets.pipeline import normalisation
 
     request = ReadRequest(batch_size=1, image_size=2, seed=0, symmetric_input=True, hostside_norm=host)
@@ -150,7 +150,7 @@ def flipped(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:100_000], lambda content: b"hello", flipped])
-def test_a_broken_file_of_weights_is_one_line(tmp_path, damage, drawn):
+def test_broken_weight_file_is_one_line(tmp_path, damage, drawn):
     path = tmp_path / "broken.npz"
     path.write_bytes(damage(weights_file.BUNDLED["efficientnet-lite0"].read_bytes()))
     words = f"--model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --seed 1"
@@ -158,7 +158,7 @@ def test_a_broken_file_of_weights_is_one_line(tmp_path, damage, drawn):
     assert result.code == 2 and str(path) in result.err and result.err.count("\n") == 1
 
 
-def test_an_array_of_objects_is_not_unpickled(tmp_path):
+def test_object_array_is_never_unpickled(tmp_path):
     class Trap:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "sprung",))
@@ -169,11 +169,11 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-# --- photographs ---
+# --- photos ---
 
 
-def test_photographs_are_named_by_the_command(tmp_path, drawn, monkeypatch):
-    """Every kind of picture, without data, and nothing is written."""
+def test_predict_names_photos(tmp_path, drawn, monkeypatch):
+    """Every kind of image, without a data set, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     colour = Image.open(drawn)
     colour.save("a.jpg")
@@ -193,7 +193,7 @@ def test_photographs_are_named_by_the_command(tmp_path, drawn, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["drawn.png", "tall.jpg"])
-def test_photographs_are_prepared_as_in_evaluation(tmp_path, drawn, name):
+def test_photos_are_prepared_like_validation(tmp_path, drawn, name):
     Image.open(drawn).resize((50, 200)).save(tmp_path / "tall.jpg")
     content = (tmp_path / name).read_bytes()
     request = ReadRequest(batch_size=1, image_size=32, seed=0)
@@ -205,8 +205,8 @@ def test_photographs_are_prepared_as_in_evaluation(tmp_path, drawn, name):
         )
 
 
-def test_small_pictures_are_framed_as_the_records_are(tmp_path):
-    """A published picture of 28 x 28, a photograph of one, and a record's own 32 x 32 are one picture to the network."""
+def test_small_photos_are_padded_like_records(tmp_path):
+    """A published image of 28 x 28, a photo of it and the 32 x 32 record are one image to the network."""
     piece = np.random.default_rng(0).integers(0, 256, (28, 28, 1), np.uint8).repeat(3, 2)
     framed = np.pad(piece, ((2, 2), (2, 2), (0, 0)))
     expected = (framed - framed.mean()) / framed.std()
@@ -220,7 +220,7 @@ def test_small_pictures_are_framed_as_the_records_are(tmp_path):
         np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, drawn):
+def test_trained_run_uses_names_of_its_data(tmp_path, drawn):
     words = "--model-size 8 --precision 32.32 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
     for dataset, names in (
         ("fashion-mnist", class_names.for_spec(published_spec("fashion-mnist"))),
@@ -234,7 +234,7 @@ def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, dr
         assert all(name in names if names else re.fullmatch(r"class \d\d?", name) for _, name in rows)
 
 
-def test_names_of_imagenet():
+def test_imagenet_names_are_readable():
     names = class_names.for_spec(published_spec("imagenet"))
     assert len(set(names)) == 1000
     assert [names[k] for k in (0, 285, 698, 967, 985, 999)] == [
@@ -243,7 +243,7 @@ def test_names_of_imagenet():
 
 
 @pytest.mark.parametrize("kind", ["missing", "text", "empty", "cut", "strip"])
-def test_a_photograph_that_cannot_be_read_is_one_line(tmp_path, drawn, kind):
+def test_unreadable_photo_is_one_line(tmp_path, drawn, kind):
     path = tmp_path / kind
     if kind == "strip":
         Image.open(drawn).resize((331, 10)).save(path, "png")
@@ -252,6 +252,6 @@ def test_a_photograph_that_cannot_be_read_is_one_line(tmp_path, drawn, kind):
         path.write_bytes(path.read_bytes()[:800])
     elif kind != "missing":
         path.write_text("" if kind == "empty" else "hello, this is no picture")
-    dry = ["--dry-run"] * (kind not in ("cut", "strip"))  # all but what has to be decoded is known to it
+    dry = ["--dry-run"] * (kind not in ("cut", "strip"))  # a dry run finds all faults except those of decoding
     result = run("validation", "--restore-path", "efficientnet-lite0", *dry, "--predict", drawn, path)
     assert result.code == 2 and str(path) in result.err and result.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The models: published sizes and counts, names, that both readers agree, and the layers against float64 numpy."""
+"""The models: published sizes and counts, names, agreement of both layer vocabularies, and the layers in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVERY_MODEL = [(*key, size) for key, sizes in SIZES.items() for size in sizes if
 
 
 def evaluated(make, feeds=None):
-    """The values of what `make` builds in a new graph from placeholders of the arrays in `feeds`."""
+    """Return the values that `make` builds in a new graph, with placeholders for the arrays in `feeds`."""
     feeds = feeds or {}
     with new_graph().as_default(), tf.Session(config=session_config()) as session:
         held = {key: tf.placeholder(value.dtype, value.shape) for key, value in feeds.items()}
@@ -51,7 +51,7 @@ def random(seed, *shape):
 # --- sizes ---
 
 
-def test_sizes_are_those_of_the_tables():
+def test_sizes_match_tables():
     for (name, family), sizes in SIZES.items():
         assert set(importlib.import_module(f"Models.{name}").sizes(family)) == set(sizes)
 
@@ -85,7 +85,7 @@ PARAMETERS = [
     ),
     *rows("efficientnet", "imagenet", GN, bs(5_288_836, 7_794_472), channels=4),
     *rows("efficientnet", "imagenet", BN, {"B0": 5_330_564, "B4": 19_466_816}),
-    # B6's first block is 56 wide, and 56 // 16 = 3 groups do not divide it: two groups are taken. A count with
+    # B6's first block has 56 channels, and 56 // 16 = 3 groups do not divide it: two groups are used. A count with
     # kernels of 56 // 3 = 18 inputs, which no convolution can have, gives 39,825,464
     *rows(
         "efficientnet",
@@ -108,17 +108,17 @@ PARAMETERS = [
     ("size", "dim", "notes"),
     [("B6", 16, ["block1a/b"]), ("B0", 32, ["block3b/b, block4a/b"]), ("B0", 16, []), ("B7", 1, [])],
 )
-def test_groups_that_do_not_divide_are_named(size, dim, notes):
+def test_indivisible_groups_are_noted(size, dim, notes):
     module, options = options_of("efficientnet", "imagenet", model_size=size, group_dim=dim)
     assert [note.partition(":")[0] for note in module.notes(options)] == notes
 
 
 @pytest.mark.parametrize("name, family, size, changes, count", PARAMETERS)
-def test_parameters(name, family, size, changes, count):
+def test_parameter_counts_match_publications(name, family, size, changes, count):
     assert traced(name, family, size, **changes).parameters == count
 
 
-def test_moving_statistics_count_but_are_not_trained():
+def test_moving_statistics_count_but_stay_untrained():
     grouped, batch = traced("resnet", "imagenet", 50, **GN), traced("resnet", "imagenet", 50, **BN)
     assert batch.trainable_parameters == grouped.trainable_parameters == grouped.parameters
     moving = [variable for variable in batch.variables if "/moving_" in variable.name]
@@ -127,7 +127,7 @@ def test_moving_statistics_count_but_are_not_trained():
     assert {variable.initial for variable in moving} == {0.0, 1.0}
 
 
-# size: side, 10^9 multiply-adds, 10^6 elements put out by convolutions; native and half resolution
+# size: side, 10^9 multiply-adds, 10^6 output elements of convolutions; native and half resolution
 EFFICIENTNETS = {
     "B0": [(224, 0.386, 6.74), (160, 0.198, 3.44)],
     "B1": [(240, 0.687, 10.87), (176, 0.377, 5.88)],
@@ -145,18 +145,18 @@ EFFICIENTNETS_G16 = {
     "B3": [(300, 2.731, 17.53), (204, 1.291, 8.19)],
     "B4": [(380, 6.183, 36.10), (252, 2.743, 15.95)],
     "B5": [(456, 13.501, 71.90), (328, 7.097, 37.48)],
-    "B6": [(528, 24.305, 121.65)],  # two groups in the first block, as above; three would be 23.954
+    "B6": [(528, 24.305, 121.65)],  # two groups in the first block, as above; three would give 23.954
     "B7": [(600, 44.862, 210.44)],
 }
 
 
 @pytest.mark.parametrize("changes, table", [({}, EFFICIENTNETS), (G16, EFFICIENTNETS_G16)], ids=["G1", "G16"])
-def test_efficientnet_work(changes, table):
+def test_efficientnet_work_matches_table(changes, table):
     for size, entries in table.items():
         for side, giga, mega in entries:
             found = traced("efficientnet", "imagenet", size, side=side, **changes)
             assert found.multiply_adds / 1e9 == pytest.approx(giga, abs=0.000501), (size, side)
-            # the table leaves out squeeze and excitation and the classifier
+            # the table omits squeeze and excitation and the classifier
             outside = [x for x in found.operations if x.kind == "conv" and "/SE/" not in x.name]
             assert sum(x.result.elements for x in outside) / 1e6 == pytest.approx(mega, abs=0.00501), (size, side)
             assert mega < found.activation_elements / 1e6 < 1.004 * mega
@@ -176,10 +176,10 @@ def test_efficientnet_work(changes, table):
         ("resnext", 101, {"group_dim": 8}, 16.48, 31.21),
     ],
 )
-def test_residual_work(name, size, changes, giga, mega):
-    """Published counts; a percent of slack for the multiply-adds, which are counted with other small layers."""
+def test_residual_work_matches_publications(name, size, changes, giga, mega):
+    """The tolerance is one percent for multiply-adds, in which other small layers are counted."""
     found = traced(name, "imagenet", size, **changes)
-    # basic networks: this project projects in the first unit of the first stage as well, others do not
+    # basic networks: only this project has a projection in the first unit of the first stage
     extra = [x for x in found.operations if x.kind == "conv" and x.name == "all/b1/0/p" and size in (18, 34)]
     multiply_adds = found.multiply_adds - sum(x.multiply_adds for x in extra)
     elements = found.activation_elements - sum(x.result.elements for x in extra)
@@ -190,13 +190,13 @@ def test_residual_work(name, size, changes, giga, mega):
 # --- names ---
 
 
-def test_segments_of_resnet50():
+def test_resnet50_segments_have_their_names():
     units = [f"b{stage}/{unit}" for stage, count in ((1, 3), (2, 4), (3, 6), (4, 3)) for unit in range(count)]
     expected = ["b0", *(name for unit in units for name in (unit, f"{unit}/relu")), "reduce_mean", "fc1"]
     assert list(traced("resnet", "imagenet", 50).segments) == expected
 
 
-def test_segments_of_efficientnet_b0():
+def test_efficientnet_b0_segments_have_their_names():
     text = """block0 block1a/b block1a/c block2a block2a/b block2a/c block2b block3a block3a/b block3a/c block3b
         block4a block4a/b block4a/c block4b block4c block5a block5a/b block5a/c block5b block5c block6a block6a/b
         block6a/c block6b block6c block6d block7a block7a/b block7a/c Top"""
@@ -210,7 +210,7 @@ def test_segments_of_efficientnet_b0():
 
 
 @pytest.mark.parametrize("name, family, size", EVERY_MODEL)
-def test_names_are_unique_and_every_segment_counts(name, family, size):
+def test_names_are_unique_and_segments_count(name, family, size):
     found = traced(name, family, size)
     assert len(set(found.segments)) == len(found.segments)
     variables = [variable.name for variable in found.variables]
@@ -227,7 +227,7 @@ def named(found, prefix):
     }
 
 
-def test_variables_of_resnet():
+def test_resnet_variables_have_their_names():
     found = traced("resnet", "imagenet", 50, **GN)
     norms = {
         f"{scope}/GroupNorm/{kind}": (n,)
@@ -258,7 +258,7 @@ def test_variables_of_resnet():
     assert grouped["2/conv/conv2d/kernel"] == (3, 3, 8, 256)
 
 
-def test_variables_of_efficientnet():
+def test_efficientnet_variables_have_their_names():
     found = traced("efficientnet", "imagenet", "B0")
     norms = {
         f"{scope}/GroupNorm/{kind}": (n,) for scope, n in (("a", 96), ("b", 96), ("c", 24)) for kind in ("beta", "gamma")
@@ -284,11 +284,11 @@ def test_variables_of_efficientnet():
     assert named(traced("efficientnet", "imagenet", "B0", **G16), "all/block2a/")["b/conv/conv2d/kernel"] == (3, 3, 16, 64)
 
 
-# --- two readers ---
+# --- two layer vocabularies ---
 
 
 class Asked(dict):
-    """Weights that remember which were asked for."""
+    """Weights that record the requested names."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -300,8 +300,8 @@ class Asked(dict):
 
 
 @pytest.mark.parametrize("name, family, size", EVERY_MODEL)
-def test_readers_agree(name, family, size):
-    """Segment by segment, the graph has the shapes that were counted, and needs the variables that were counted."""
+def test_graph_matches_counted_layers(name, family, size):
+    """Segment by segment, the graph has the counted shapes and uses the counted variables."""
     changes = {"batch_norm": True} if size in ("B1", 14, 50) else {}
     segments, side = network(name, family, size, **changes)
     counting = CountingLayers()
@@ -325,7 +325,7 @@ def test_readers_agree(name, family, size):
 # --- strides and shortcuts ---
 
 
-def test_zero_gamma_where_a_bottleneck_has_an_identity_shortcut():
+def test_zero_gamma_with_identity_shortcuts():
     for name, changes in (("resnet", GN), ("resnet", BN), ("resnext", GN)):
         zero = {v.name.split("/GroupNorm")[0].split("/batch_norm")[0]
                 for v in traced(name, "imagenet", 50, **changes).variables
@@ -338,7 +338,7 @@ def test_zero_gamma_where_a_bottleneck_has_an_identity_shortcut():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize(("side", "stride"), [(6, 2), (5, 2), (9, 3), (4, 1)])
-def test_subsample(dtype, side, stride):
+def test_subsample_has_right_values_and_gradients(dtype, side, stride):
     x, kept = random(2, 2, side, side, 3).astype(dtype), -(-side // stride)
     x[0, 0, 0], x[1, stride % side, 0, 0] = (np.inf, np.finfo(dtype).smallest_subnormal, -1), np.nan
     dy = random(3, 2, kept, kept, 8).astype(dtype)
@@ -354,11 +354,11 @@ def test_subsample(dtype, side, stride):
     assert np.array_equal(y, expected, equal_nan=True) and np.array_equal(dx, expected_dx)
 
 
-# --- norms that models choose ---
+# --- norms of the models ---
 
 
 class Noted(CountingLayers):
-    """Counts, and notes the norms and the survival probabilities."""
+    """Count layers, and record the norms and survival probabilities."""
 
     def __init__(self):
         super().__init__()
@@ -396,7 +396,7 @@ def noted(name, family, size, **changes):
         ("efficientnet", "imagenet", "B0", BN, BatchNorm(epsilon=1e-3)),
     ],
 )
-def test_norm_policies(name, family, size, changes, expected):
+def test_models_choose_their_norms(name, family, size, changes, expected):
     for two_pass in (False, True):
         found = noted(name, family, size, two_pass=two_pass, **changes)
         assert set(found.policies.values()) == {replace(expected, two_pass=two_pass) if expected.fused else expected}
@@ -411,7 +411,7 @@ def test_norm_policies(name, family, size, changes, expected):
         (lambda layers: traced("resnet", "imagenet", 50, groups=48), "64 channels .* 48 norm groups"),
     ],
 )
-def test_numbers_that_do_not_divide_are_refused_by_name(what, named):
+def test_indivisible_numbers_are_rejected_by_name(what, named):
     layers = CountingLayers()
     with layers.scope("all"), layers.scope("b1"), pytest.raises(TraceError, match=named):
         what(layers)
@@ -421,7 +421,7 @@ def test_numbers_that_do_not_divide_are_refused_by_name(what, named):
 
 
 def kept(method, positions, amount, *, seed=5, scope="all", training=True, shape=(3, 3, 40)):
-    """Return ones as a dropping method leaves them."""
+    """Return ones after a dropping method."""
 
     def make():
         layers = TensorLayers({}, training=training, seed=seed, positions=tf.constant([*positions], tf.int64))
@@ -435,7 +435,7 @@ METHODS = [("dropout", 0.3, 0.7), ("drop_path", 0.7, 0.7)]
 
 
 @pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_masks_belong_to_the_sample_position(method, amount, survival):
+def test_masks_belong_to_sample_position(method, amount, survival):
     positions = [7, 8, 9, 1 << 33, 0, 3]
     whole = kept(method, positions, amount)
     parts = [kept(method, positions[a:b], amount) for a, b in ((0, 1), (1, 4), (4, 6))]
@@ -444,14 +444,14 @@ def test_masks_belong_to_the_sample_position(method, amount, survival):
 
 
 @pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_masks_have_the_right_rate_and_scale(method, amount, survival):
+def test_masks_have_right_rate_and_scale(method, amount, survival):
     n = 4000
     shape = (1, 1, 40) if method == "dropout" else (2, 2, 3)
     mask = kept(method, range(n), amount, shape=shape)
     assert set(np.unique(mask)) == {np.float32(0), np.float32(1) / np.float32(survival)}
     draws = (mask.reshape(n, -1) > 0).astype(np.float64)
     if method == "drop_path":
-        assert (draws == draws[:, :1]).all()  # a sample as a whole
+        assert (draws == draws[:, :1]).all()  # whole samples
         draws = draws[:, :1]
     assert abs(draws.mean() - survival) < 4.5 * math.sqrt(survival * (1 - survival) / draws.size)
     for axis in range(draws.ndim):  # no element and no sample is favoured
@@ -469,12 +469,12 @@ def test_masks_differ_by_layer_and_seed(method, amount, survival):
 
 
 @pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_nothing_is_dropped_in_evaluation_or_at_rate_zero(method, amount, survival):
+def test_nothing_drops_in_evaluation_or_at_zero(method, amount, survival):
     assert (kept(method, range(50), amount, training=False) == 1).all()
     assert (kept(method, range(50), 0.0 if method == "dropout" else 1.0) == 1).all()
 
 
-def test_what_efficientnet_drops():
+def test_efficientnet_drops_as_published():
     found = noted("efficientnet", "imagenet", "B0")
     blocks, skips = "1a 2a 2b 3a 3b 4a 4b 4c 5a 5b 5c 6a 6b 6c 6d 7a", "2b 3b 4b 4c 5b 5c 6b 6c 6d"
     survivals = {name: 1 - 0.2 * i / 16 for i, name in enumerate(blocks.split())}
@@ -495,7 +495,7 @@ def initial(variables, seed):
 
 
 def variance_expected(name, model, shape):
-    """The rule as the papers' code states it: (variance, whether uniform)."""
+    """Return (variance, whether uniform) by the rule in the papers' code."""
     if name.endswith("dense/kernel"):
         return 2 / sum(shape), True
     height, width, fan_in, fan_out = shape
@@ -513,7 +513,7 @@ def variance_expected(name, model, shape):
         ("efficientnet", "cifar", "CIFAR", G16),
     ],
 )
-def test_initial_values(model, family, size, changes):
+def test_initial_values_follow_published_rule(model, family, size, changes):
     variables = traced(model, family, size, **changes).variables
     for name, value in initial(variables, 11).items():
         if not name.endswith("kernel"):
@@ -522,16 +522,16 @@ def test_initial_values(model, family, size, changes):
             continue
         variance, uniform = variance_expected(name, model, value.shape)
         deviation, n = math.sqrt(variance), value.size
-        # fourth moments: 1.8 for the uniform, below 2.4 for the cut normal
+        # fourth moments: 1.8 for the uniform, below 2.4 for the truncated normal
         assert abs(value.astype(np.float64).var() / variance - 1) < 5 * math.sqrt(1.4 / n) + 2 / n, name
         assert abs(value.astype(np.float64).mean()) < 5 * deviation / math.sqrt(n), name
         bound = math.sqrt(3) if uniform else 2 / 0.87962566
         assert np.abs(value).max() <= bound * deviation * (1 + 1e-6), name
         if n > 2000:
-            assert np.abs(value).max() > 0.97 * bound * deviation, name  # as far as it may
+            assert np.abs(value).max() > 0.97 * bound * deviation, name  # close to the bound
 
 
-def test_initial_values_depend_on_seed_and_name_alone():
+def test_initial_values_depend_on_seed_and_name():
     variables = traced("resnet", "cifar", 8).variables
     first, backwards = initial(variables, 4), initial(variables[::-1][3:], 4)
     assert all(np.array_equal(value, first[name]) for name, value in backwards.items())
@@ -547,19 +547,19 @@ def test_initial_values_depend_on_seed_and_name_alone():
 
 
 def padded(x, kernel, stride, value=0.0):
-    """SAME: the odd one of the padding goes below and to the right."""
+    """Pad as in SAME: the odd row and column go to the bottom and the right."""
     amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[1:3]]
     return np.pad(x, [(0, 0), *((a // 2, a - a // 2) for a in amounts), (0, 0)], constant_values=value)
 
 
 def windows(x, kernel, stride, value=0.0):
-    """[batch, rows, columns, channels, kernel, kernel] of the padded x."""
+    """Return [batch, rows, columns, channels, kernel, kernel] of the padded x."""
     every = np.lib.stride_tricks.sliding_window_view(padded(x, kernel, stride, value), (kernel, kernel), (1, 2))
     return every[:, ::stride, ::stride]
 
 
 def numpy_conv(x, weights, stride=1, groups=1):
-    """SAME convolution in float64; output channels of one group are neighbours."""
+    """Return a SAME convolution in float64; output channels of one group are adjacent."""
     x, weights = x.astype(np.float64), weights.astype(np.float64)
     parts = zip(np.split(x, groups, -1), np.split(weights, groups, -1))
     return np.concatenate(
@@ -580,11 +580,11 @@ def numpy_conv(x, weights, stride=1, groups=1):
         (8, 3, 1, 12, 12, 3),
         (8, 3, 2, 8, 16, 4),
         (7, 5, 1, 8, 4, 2),
-        (8, 3, 1, 4, 8, 4),  # one input channel a group, but two outputs
+        (8, 3, 1, 4, 8, 4),  # one input channel and two outputs per group
     ],
 )
-def test_conv(monkeypatch, split, side, kernel, stride, channels, filters, groups):
-    """Forward against numpy and, by directional differences of it, backward; natively grouped and split."""
+def test_conv_matches_numpy(monkeypatch, split, side, kernel, stride, channels, filters, groups):
+    """Forward against NumPy, backward against directional differences; native groups and split groups."""
     if split:  # as without oneDNN
         monkeypatch.setattr(convolutions, "_native_group_gradients", lambda dtype: False)
     x = random(1, 2, side, side, channels)
@@ -613,7 +613,7 @@ def test_conv(monkeypatch, split, side, kernel, stride, channels, filters, group
     "make_layers", [partial(TensorLayers, training=False), FusedLayers, partial(PortableLayers, training=False)]
 )
 @pytest.mark.parametrize("side, kernel, groups", [(8, 3, 1), (9, 3, 1), (14, 7, 1), (8, 3, 12), (8, 5, 12), (7, 5, 12)])
-def test_symmetric_padding_is_alike_on_both_sides(make_layers, side, kernel, groups):
+def test_symmetric_padding_is_equal_on_both_sides(make_layers, side, kernel, groups):
     x, w = random(1, 2, side, side, 12), random(2, kernel, kernel, 12 // groups, 12) / kernel
     rows = 2 * [(kernel // 2, kernel // 2)]
     expected = numpy_conv(np.pad(x, [(0, 0), *rows, (0, 0)]), w, 1, groups)[:, kernel // 2 :: 2, kernel // 2 :: 2]
@@ -631,7 +631,7 @@ def test_symmetric_padding_is_alike_on_both_sides(make_layers, side, kernel, gro
     assert np.array_equal(most, pooled)
 
 
-def test_conv_bias_pooling_and_means():
+def test_conv_bias_pooling_and_means_match_numpy():
     x = random(1, 2, 5, 6, 3)
 
     def make(x):
@@ -649,7 +649,7 @@ def test_conv_bias_pooling_and_means():
 
 
 def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
-    """(layers, y) of one norm."""
+    """Return (layers, y) of one norm."""
     channels = x.shape[-1]
     scope = policy.scope
     weights = {
@@ -661,12 +661,12 @@ def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
     return layers.norm(x, policy), layers.statistics
 
 
-def test_every_kind_of_norm_has_its_arithmetic():
+def test_every_norm_kind_has_its_arithmetic():
     assert set(tensor_layers.NORMS) == {kind for kind in _norms.KINDS if kind.scope}
 
 
 def numpy_group_norm(x, gamma, beta, groups, epsilon):
-    """group(c) = c mod groups, one sample at a time, channel by channel, float64."""
+    """Normalise with group(c) = c mod groups, one sample and channel at a time, in float64."""
     x = x.astype(np.float64)
     y = np.empty_like(x)
     for n in range(len(x)):
@@ -683,7 +683,7 @@ def numpy_batch_norm(x, gamma, beta, epsilon):
 
 
 def slope(function, arguments, index, direction):
-    """The derivative of a float64 function of several arrays along a direction of one of them."""
+    """Return the derivative of a float64 function of several arrays along a direction of one of them."""
     step = 1e-5
 
     def at(t):
@@ -695,7 +695,7 @@ def slope(function, arguments, index, direction):
 
 
 def assert_norm(policy, reference, x, tolerance=2e-5):
-    """Value, and gradients along random directions, against a float64 reference(x, gamma, beta)."""
+    """Compare value, and gradients along random directions, with a float64 reference(x, gamma, beta)."""
     channels = x.shape[-1]
     gamma, beta, weight = 1 + 0.3 * random(7, channels), random(8, channels), random(9, *x.shape)
 
@@ -715,16 +715,16 @@ def assert_norm(policy, reference, x, tolerance=2e-5):
 
 @pytest.mark.parametrize("two_pass", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4, 12])
-def test_group_norm(groups, two_pass):
+def test_group_norm_matches_float64(groups, two_pass):
     policy = GroupNorm(groups=groups, epsilon=1.53e-5, two_pass=two_pass)
     x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
     assert_norm(policy, lambda *a: numpy_group_norm(*a, groups, policy.epsilon), x)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 12])
-def test_contiguous_groups_are_neighbours(groups):
+def test_contiguous_groups_are_adjacent_channels(groups):
     policy = GroupNorm(groups=groups, epsilon=1e-5, two_pass=True, contiguous=True)
-    order = np.arange(12).reshape(groups, -1).T.ravel()  # strided groups of the channels in this order are neighbours
+    order = np.arange(12).reshape(groups, -1).T.ravel()  # in this order of channels, strided groups are contiguous
 
     def reference(x, gamma, beta):
         y = np.empty_like(x, shape=x.shape)
@@ -739,23 +739,23 @@ def test_contiguous_groups_are_neighbours(groups):
         by_hand.var((1, 2, 3), keepdims=True) + 1e-5)).max() < 1e-4  # fmt: skip
 
 
-def test_two_passes_keep_digits_that_one_pass_loses():
+def test_two_passes_are_more_accurate():
     x = random(6, 2, 8, 8, 8) + 3000
     expected = numpy_group_norm(x, 1, 0, 4, 1e-5)
     policies = [GroupNorm(groups=4, two_pass=two_pass) for two_pass in (False, True)]
     one, two = evaluated(lambda x: [norm_of(x, policy)[0] for policy in policies], {"x": x})
-    assert np.isfinite(one).all()  # even where rounding makes the difference of squares negative
+    assert np.isfinite(one).all()  # even if rounding makes the difference of squares negative
     assert np.abs(two - expected).max() < 5e-3 < np.abs(one - expected).max()
 
 
-def test_batch_norm():
+def test_batch_norm_matches_float64():
     policy = BatchNorm(epsilon=1e-5)
     x = random(6, 3, 4, 5, 6) * np.arange(1, 7, dtype=np.float32) + 0.5
     assert_norm(policy, lambda *a: numpy_batch_norm(*a, policy.epsilon), x)
 
 
-def test_batch_norm_takes_epsilon_as_it_is():
-    """A wrapper raised 1e-5 to 1.001e-5: visible when the variance is smaller."""
+def test_batch_norm_uses_given_epsilon():
+    """A wrapper raised 1e-5 to 1.001e-5, which is visible with smaller variances."""
     x = 1e-4 * random(6, 8, 4, 4, 3)
     for epsilon in (1e-5, 1e-3):
         policy = BatchNorm(epsilon=epsilon)
@@ -764,7 +764,7 @@ def test_batch_norm_takes_epsilon_as_it_is():
         assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_batch_norm_reports_the_mean_and_the_biased_variance():
+def test_batch_norm_reports_mean_and_biased_variance():
     x = random(6, 2, 1, 2, 5) + 3
     statistics = evaluated(lambda x: norm_of(x, BatchNorm())[1], {"x": x})
     assert list(statistics) == ["batch_norm/moving_mean", "batch_norm/moving_variance"]
@@ -773,7 +773,7 @@ def test_batch_norm_reports_the_mean_and_the_biased_variance():
     assert np.abs(variance - x.astype(np.float64).var((0, 1, 2))).max() < 1e-5  # four values: unbiased is a third more
 
 
-def test_batch_norm_in_evaluation_uses_the_moving_statistics():
+def test_batch_norm_evaluates_with_moving_statistics():
     x, mean, variance = random(6, 2, 3, 3, 5), random(7, 5), np.float32([0.5, 1, 2, 1e-6, 4])
     gamma, beta = random(8, 5), random(9, 5)
 

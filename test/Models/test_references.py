@@ -1,10 +1,11 @@
-"""Whole networks against other people's definitions of them: EfficientNet as Keras has it, ResNet and ResNeXt as timm
-has them. Weights and moving statistics are generated, never trained; the measure is the largest difference of a
-logit, in deviations of the logits.
+"""Whole networks agree with other definitions: EfficientNet of Keras, ResNet and ResNeXt of timm.
 
-Keras is here, so it runs; timm needs torch, so its logits were recorded (references/record_timm.py). A ResNet-18 or
-34 of timm has no projection in the first unit of the first stage, this project's has one: with moving statistics
-it is an identity, with the batch's timm was given a projection too.
+Weights and moving statistics are generated, not trained. The measure is the largest difference of a logit, in standard
+deviations of the logits.
+
+Keras runs here. timm needs torch, so its logits were recorded (references/record_timm.py). timm's ResNet-18 and 34 have
+no projection in the first unit of the first stage, and this project's do. With moving statistics ours is an identity;
+with batch statistics timm's network was given a projection too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KERAS, RESNET, TIMM, _ = weight_names.LAYOUTS
 
 
 def network(name, **changes):
-    """The segments of a model for ImageNet with batch norm, without dropout and drop-connect; and its options."""
+    """Return the segments and options of a model for ImageNet with batch norm, without dropout and drop-connect."""
     module = importlib.import_module(f"Models.{name}")
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {key: value for key, value in module.DEFAULTS["imagenet"].items() if key in fields}
@@ -46,7 +47,7 @@ def shapes(segments, side):
 
 
 def run(segments, values, images, training=False, dtype="float32"):
-    """This project's network: the logits and the batch statistics."""
+    """Return the logits and batch statistics of this project's network."""
     with new_graph().as_default(), tf.Session(config=session_config()) as session:
         weights = {name: tf.placeholder(dtype, value.shape) for name, value in values.items()}
         picture = tf.placeholder(dtype, [None, *images.shape[1:]])
@@ -57,8 +58,11 @@ def run(segments, values, images, training=False, dtype="float32"):
 
 
 def with_statistics(segments, values, images):
-    """Generated weights with moving statistics that fit them and the pictures, more or less: with any others a network
-    of gates and swish fades to a constant or explodes. The small constant holds channels back that hardly vary."""
+    """Add moving statistics that roughly fit the weights and images.
+
+    With others, a network of gates and swish fades to a constant or explodes. The small constant limits channels that hardly
+    vary.
+    """
     _, found = run(segments, values, images, training=True)
     random = np.random.Generator(np.random.PCG64(5))
     fit = dict(values)
@@ -71,7 +75,7 @@ def with_statistics(segments, values, images):
 
 
 def assert_close(ours, theirs, dtype):
-    """Within the tolerance, and worth comparing: finite, of order one, different from picture to picture."""
+    """Check the tolerance, and that the logits are finite, of order one and different for each image."""
     assert np.isfinite(theirs).all() and 0.1 < theirs.std() < 10
     assert np.abs(theirs[0] - theirs[1]).max() > 0.05
     assert ours.dtype == dtype
@@ -96,7 +100,7 @@ def assert_close(ours, theirs, dtype):
         ("efficientnet_b0", "efficientnet", "B0"),
     ],
 )
-def test_equals_the_recorded_network_of_timm(name, model, size):
+def test_matches_recorded_timm_network(name, model, size):
     record, _ = recorded(name)
     by_name = architectures.Description(name.removesuffix("_even")).options() if name.endswith("_even") else {}
     segments, _ = network(model, model_size=size, **by_name)
@@ -105,7 +109,7 @@ def test_equals_the_recorded_network_of_timm(name, model, size):
     images = generated.pictures(len(record["batch"]), side, int(record["picture_seed"]))
     assert_close(run(segments, values, images, training=True, dtype="float64")[0], record["batch"], "float64")
     if model == "efficientnet":
-        return  # with generated moving statistics it fades; Keras is asked below
+        return  # with generated moving statistics it fades; the Keras test below covers it
     projected = [key for key in values if "b1/0/p/" in key and size in (18, 34)]
     values = generated.weights(
         {key: v.shape for key, v in values.items() if key not in projected}, int(record["weight_seed"])
@@ -120,7 +124,7 @@ def test_equals_the_recorded_network_of_timm(name, model, size):
 
 @pytest.fixture
 def keras_in_float64():
-    """Keras' networks in float64, and in FP32 again afterwards."""
+    """Run Keras in float64, then restore FP32."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     yield
@@ -130,7 +134,7 @@ def keras_in_float64():
 
 
 def filled_in(theirs, values, options):
-    """Our values put into a Keras network."""
+    """Return a Keras network with our values."""
     for layer in theirs.layers:
         for weight in layer.weights:
             name = f"{layer.name}/{weight.name}"
@@ -143,7 +147,7 @@ def filled_in(theirs, values, options):
     ("size", "side"),  # even and odd sides
     [("B0", 96), ("B0", 65), *(pytest.param(f"B{k}", 64 + k, marks=slow) for k in range(1, 8))],
 )
-def test_efficientnet_equals_keras(size, side, keras_in_float64):
+def test_efficientnet_matches_keras(size, side, keras_in_float64):
     definition = getattr(keras.applications, f"EfficientNet{size}")
     theirs = definition(weights=None, input_shape=(side, side, 3), classifier_activation=None)
     segments, options = network("efficientnet", model_size=size)
@@ -158,7 +162,7 @@ def test_efficientnet_equals_keras(size, side, keras_in_float64):
     for layer in theirs.layers:
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
-    # Keras begins with a factor 1/255, which it rounds to FP32, and, untrained, a normalisation to mean 0 and variance 1
+    # Keras starts with a factor 1/255, rounded to FP32, and, untrained, a normalisation to mean 0 and variance 1
     pictures = keras.ops.convert_to_tensor(images / np.float64(np.float32(1 / 255)))
     inference = theirs(pictures, training=False).numpy()
     for dtype in TOLERANCE:

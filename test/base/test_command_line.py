@@ -1,4 +1,4 @@
-"""Wrong words on a command line: one line, with the nearest names."""
+"""Wrong words on a command line give one line with the nearest names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_wrong_words_are_named(words, said):
     assert parser.parse_args(["run", "--html", "x"]).html == "x"
 
 
-def test_an_empty_word_is_no_path():
+def test_empty_word_is_no_path():
     parser = command_line.Parser()
     parser.add_argument("runs", metavar="RUN", nargs="+")
     parser.add_argument("--html")
@@ -40,7 +40,7 @@ def test_an_empty_word_is_no_path():
     assert parser.parse_args(["a", "--title", ""]).html is None
 
 
-def test_a_given_name_with_control_characters_breaks_no_line(capsys):
+def test_control_characters_in_names_break_no_line(capsys):
     def main(words: list[str]) -> int:
         raise OptionError(f"{words[1]}/file: not there", "There are: oth\x1b[31mers\nand more")
 
@@ -50,8 +50,8 @@ def test_a_given_name_with_control_characters_breaks_no_line(capsys):
 
 
 @pytest.mark.parametrize("error", [OptionError, ValueError])
-def test_text_of_a_file_reaches_no_terminal_as_it_is(error, capsys):
-    """Words of the command line alone were written with escapes."""
+def test_file_content_is_escaped_on_terminal(error, capsys):
+    """Only words of the command line used to be escaped."""
 
     def main(_: list[str]) -> int:
         raise error("run.yml: a\nb\x1b[31mc\x07 is no name")

@@ -1,4 +1,4 @@
-"""The draws against a plain numpy SplitMix64, and that they look random."""
+"""The draws agree with a plain NumPy SplitMix64 and look random."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def evaluated(make):
         return session.run(make())
 
 
-def test_one_counter_is_splitmix64():
+def test_one_counter_gives_splitmix64():
     # the published sequence of SplitMix64 seeded with 1234567
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert evaluated(lambda: draws.bits(1234567, tf.range(3))).tolist() == published
 
 
-def test_bits_uniform_below_and_pairs_equal_the_reference():
+def test_bits_uniform_below_and_pairs_match_reference():
     key = draws.key(7, "test")
     first, second = np.arange(5, dtype=np.int64)[:, None], np.array([0, 1, 1 << 40], np.int64)
     whole, unit, nine, pairs = evaluated(
@@ -40,7 +40,7 @@ def test_bits_uniform_below_and_pairs_equal_the_reference():
             assert pairs[i, j].view(np.uint32).tolist() == [expected & 0xFFFFFFFF, expected >> 32]
 
 
-def test_keys_differ_by_seed_and_purpose_and_are_stable():
+def test_keys_differ_by_seed_and_purpose():
     keys = {draws.key(seed, what) for seed in range(20) for what in ("data/flip", "data/order", "dropout")}
     assert len(keys) == 60
     low, high = draws.stateless_seed(3, "x")
@@ -48,7 +48,7 @@ def test_keys_differ_by_seed_and_purpose_and_are_stable():
     assert -(1 << 31) <= low < 1 << 31 and -(1 << 31) <= high < 1 << 31
 
 
-def test_uniform_is_uniform_and_neighbours_are_unrelated():
+def test_uniform_draws_are_uniform_and_independent():
     n = 200_000
     x = evaluated(lambda: draws.uniform(draws.key(1, "uniform"), tf.range(n))).astype(np.float64)
     assert x.min() >= 0 and x.max() < 1
@@ -58,14 +58,14 @@ def test_uniform_is_uniform_and_neighbours_are_unrelated():
     assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 5 / np.sqrt(n)
 
 
-def test_below_reaches_every_value_evenly():
+def test_below_reaches_values_evenly():
     n = 90_000
     counts = np.bincount(evaluated(lambda: draws.uniform_below(9, draws.key(2, "below"), tf.range(n), 4)), minlength=9)
     assert len(counts) == 9
     assert ((counts - n / 9) ** 2 / (n / 9)).sum() < 8 + 5 * np.sqrt(2 * 8)
 
 
-def test_permuted_is_a_permutation_for_every_size_and_differs_by_epoch_and_key():
+def test_permuted_is_keyed_permutation_for_every_size():
     sizes = (1, 2, 3, 7, 64, 1000, 1001)
 
     def orders():

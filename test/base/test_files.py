@@ -1,4 +1,4 @@
-"""Files of a run folder: no link is followed, a failed write names its file, and one process at a time writes a run."""
+"""Files of a run directory: links are never followed, a failed write names its file, and one process at a time writes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_no_link_is_followed(name, folder, tmp_path):
-    """A link is an error that names it, or is replaced by a file of the run's own."""
+def test_links_are_never_followed(name, folder, tmp_path):
+    """A link is an error that names it, or is replaced by the run's own file."""
     (tmp_path / "precious").write_text("somebody's own\n")
     (folder / name).symlink_to(tmp_path / "precious")
     with suppress(OSError):
@@ -57,7 +57,7 @@ def test_no_link_is_followed(name, folder, tmp_path):
     assert (tmp_path / "precious").read_text() == "somebody's own\n"
 
 
-def test_a_second_writer_is_refused(folder):
+def test_second_writer_is_rejected(folder):
     with locks.lock_folder(folder):
         for _ in range(2):
             assert locks.is_locked(folder)
@@ -69,7 +69,7 @@ def test_a_second_writer_is_refused(folder):
 
 @contextmanager
 def no_room() -> Iterator[None]:
-    """No file may grow, as on a full disk."""
+    """Limit the size of files, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -87,13 +87,13 @@ def no_room() -> Iterator[None]:
         ("labels.txt", lambda file: export_folder.put(file.parent, file.parent, {file.name: "ant\n"})),
     ],
 )
-def test_an_error_of_a_full_disk_names_the_file(folder, name: str, write: Callable[[Path], None]):
+def test_full_disk_error_names_file(folder, name: str, write: Callable[[Path], None]):
     with no_room(), pytest.raises(OSError, match="File too large") as caught:
         write(folder / name)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(folder / name))
 
 
-def test_weights_that_do_not_fit_leave_the_earlier_ones(folder):
+def test_failed_write_keeps_earlier_weights(folder):
     weights_file.write(folder / "a.npz", {"a": np.ones(99)}, {})
     with no_room(), pytest.raises(OSError, match="File too large"):
         weights_file.write(folder / "a.npz", {"a": np.zeros(99)}, {})

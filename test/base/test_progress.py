@@ -1,4 +1,4 @@
-"""The line on what takes its time."""
+"""The progress line for slow work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from base.process import progress
 
 
 def gone(*_):
-    """Write to a terminal that has gone."""
+    """Write to a closed terminal."""
     raise OSError
 
 
@@ -20,7 +20,7 @@ def gone(*_):
     ("terminal", "seconds", "shown"),
     [(True, 0.3, "Waiting ... 0 s\r"), (False, 0.3, "Waiting ...\n"), (True, 0, "\x1b[2K"), (False, 0, "")],
 )
-def test_a_line_moves_on_a_terminal_alone(terminal, seconds, shown, monkeypatch):
+def test_progress_line_needs_terminal(terminal, seconds, shown, monkeypatch):
     output = io.StringIO()
     output.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", output)

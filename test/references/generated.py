@@ -1,8 +1,7 @@
-"""Weights and pictures that two frameworks can make alike: plain numpy, from a seed.
+"""Weights and images that two frameworks can generate alike: plain NumPy, from a seed.
 
-One stream of PCG64 words, each the 53-bit fraction of a float64 in [0, 1), is cut up in the order of the sorted
-variable names, row by row of the shapes that this project gives them. Only the bit generator is used, whose
-stream numpy promises to keep; the distributions of its Generator may change with the version.
+One stream of PCG64 words, each the 53-bit fraction of a float64 in [0, 1), is divided in the order of the sorted variable
+names. Only the bit generator is used: NumPy keeps its stream stable, while distributions may change with the version.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# uniform between these: a residual network's activations then neither vanish nor explode
+# uniform in this range, so that activations of a residual network neither vanish nor explode
 RANGES = {
     "gamma": (0.4, 0.9),
     "beta": (-0.3, 0.3),
@@ -23,14 +22,16 @@ RANGES = {
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """float32 values for variables given by name and shape; the order of `shapes` does not matter."""
+    """Return float32 values for variables given by name and shape; the order of `shapes` does not matter."""
     stream = np.random.PCG64(seed)
     return {name: _between(stream, shapes[name], *_range(name, shapes[name])) for name in sorted(shapes)}
 
 
 def pictures(count: int, side: int, seed: int) -> np.ndarray:
-    """float32 [count, side, side, 3] in [-2, 2): noise on slopes, so that left, right, top and bottom differ, and on a
-    grey that differs by picture."""
+    """Return float32 [count, side, side, 3] in [-2, 2).
+
+    Noise on slopes, so that left, right, top and bottom differ, and on a grey that differs by image.
+    """
     noise = _between(np.random.PCG64(seed), (count, side, side, 3), -0.5, 0.5)
     slope = np.arange(side, dtype=np.float32) / side
     grey = np.arange(count, dtype=np.float32) / count - 0.5

@@ -1,18 +1,18 @@
-"""Records what timm's networks put out for generated weights and pictures, in float64.
+"""Record the outputs of timm's networks for generated weights and images, in float64.
 
-Writes `<network>.npz` beside this file, for test_references.py: the names and shapes of timm's variables, logits with the
-moving statistics and logits with the batch's. In an environment of its own (torch is no dependency of this project):
+Writes `<network>.npz` next to this file, for test_references.py: names and shapes of timm's variables, logits with moving
+statistics and logits with batch statistics. Run it in a separate environment (torch is no dependency of this project):
 
     pip install torch==2.13.0 numpy pillow PyYAML
     pip install --no-deps timm==1.0.31
     python test/references/record_timm.py [NETWORK...]
 
-timm imports torchvision, safetensors and huggingface_hub for things that are not needed here; empty stand-ins
-take their place. Pictures have a side whose every layer of stride two sees an odd one, where PyTorch's symmetric
-padding and TensorFlow's SAME are the same thing; the EfficientNet pads as TensorFlow does at any side.
+timm imports torchvision, safetensors and huggingface_hub, which are not needed here; empty stand-ins replace them. The sides
+of the images are such that every layer of stride two sees an odd side. There PyTorch's symmetric padding equals TensorFlow's
+SAME; the EfficientNet pads like TensorFlow at any side.
 
-A ResNet-18 or 34 of timm begins its first stage without a projection. Its first logits are of that network, its
-second of one that was given timm's own projection there.
+timm's ResNet-18 and 34 start their first stage without a projection. Their first logits are of that network, their second
+of one that was given timm's own projection.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class StandIn(types.ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules that are not installed and not needed."""
+    """Find modules that are not installed and not needed."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] in ABSENT:
@@ -81,11 +81,11 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandIn(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing."""
 
 
 def filled(network: Any, layout: weight_names.Layout, options: Any) -> dict[str, tuple[int, ...]]:
-    """Generated weights put in; the names and shapes of its variables."""
+    """Fill in generated weights; return the names and shapes of the variables."""
     import torch
 
     state = {name: value for name, value in network.state_dict().items() if layout.ours(name, options)}
@@ -98,7 +98,7 @@ def filled(network: Any, layout: weight_names.Layout, options: Any) -> dict[str,
 
 
 def record(name: str, folder: Path) -> None:
-    """Return a network's logits for the generated weights and pictures."""
+    """Return a network's logits for the generated weights and images."""
     import timm
     import torch
 

@@ -1,4 +1,4 @@
-"""Datasets.convert and Datasets.verify: trees and lists become shards, all damage is named, and the shards train alike."""
+"""Datasets.convert and Datasets.verify: folders and lists become shards, damage is named, and the shards train the same network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def found_payloads(file: Path) -> list[bytes]:
     return [index.payload(record) for record in range(len(index))]
 
 
-def test_records_and_their_checksums_are_those_of_tensorflow(tmp_path):
+def test_records_and_checksums_match_tensorflow(tmp_path):
     random = np.random.default_rng(3)
     payloads = [random.bytes(n) for n in (0, 1, 5, 5000, 1_300_001)]
     (file,) = photos.write_shards(tmp_path, "train", payloads, 1)
@@ -51,7 +51,7 @@ def test_records_and_their_checksums_are_those_of_tensorflow(tmp_path):
 @pytest.mark.parametrize(
     ("size", "label", "text"), [(0, 1, "ant"), (3, 127, "b\u00e9e"), (200, 128, "x" * 200), (70_000, 2**31, "")]
 )
-def test_a_record_is_what_protobuf_writes(size, label, text):
+def test_record_matches_protobuf(size, label, text):
     encoded = random.Random(size).randbytes(size)
     features = {
         "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
@@ -85,7 +85,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def stored(folder: Path, split: str) -> list[tuple[int, str, bytes]]:
-    """Label, class and file of every record of a split."""
+    """Return label, class and file of every record of a split."""
     found = []
     for file in sorted(folder.glob(f"{split}-*-of-*")):
         for payload in found_payloads(file):
@@ -95,10 +95,10 @@ def stored(folder: Path, split: str) -> list[tuple[int, str, bytes]]:
     return found
 
 
-def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
+def test_folder_becomes_shards_of_unchanged_files(tmp_path):
     photos.write_tree(tmp_path / "pets" / "train", per_class=5, names=("bee", "ant"))
     photos.write_tree(tmp_path / "pets" / "test", per_class=2, names=("bee",))
-    target = tmp_path / os.fsdecode(b"lat\xe9")  # a name that is no UTF-8
+    target = tmp_path / os.fsdecode(b"lat\xe9")  # not UTF-8
     done = converted(tmp_path / "pets", target, "--shards", 4)
     target.rename(tmp_path / "out")
     assert "train: 10 images in 4 shards\nvalidation: 2 images in 1 shard\n2 classes" in done.out and not done.err
@@ -117,8 +117,8 @@ def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
         assert spec.class_names == opened("imagefolder", tmp_path / "pets").spec.class_names
 
 
-def test_a_tree_is_split_as_a_conversion_splits(tmp_path):
-    """Pictures that validate are the conversion's, wherever the tree lies, and none trains."""
+def test_folder_splits_like_its_conversion(tmp_path):
+    """Wherever the folder is, it has the validation images of the conversion, and none of them is used for training."""
     for name in ("ant", "bee"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for k in range(7):
@@ -140,8 +140,8 @@ def test_a_tree_is_split_as_a_conversion_splits(tmp_path):
     assert refused.code == 2 and "--dataset imagefolder" in refused.err
 
 
-def test_shards_know_the_files_of_their_pictures(tmp_path):
-    """As the tree does; a file's name is a line, whatever it holds. Other shards than were written have no names."""
+def test_shards_name_files_of_their_images(tmp_path):
+    """As an image folder does. A file name is one line for any characters; changed shards have no names."""
     draw = np.random.default_rng(5)
     for name in ("a/1.png", "a/2 \n3.png", "b/<4>.png", "b/below/ü.png", "b/6.png", "c/7.png", "c/8.png"):
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def test_shards_know_the_files_of_their_pictures(tmp_path):
     assert again.validation_name(0) == again._validation.name(0) != source.validation_name(0)
 
 
-def test_the_same_call_gives_the_same_bytes_wherever_the_source_lies(tmp_path):
+def test_same_call_writes_same_bytes(tmp_path):
     photos.write_tree(tmp_path / "a", per_class=9)
     words = ("--shards", 5, "--validation", 0.3)
     converted(tmp_path / "a", tmp_path / "one", *words, "--jobs", 1)
@@ -177,7 +177,7 @@ def test_the_same_call_gives_the_same_bytes_wherever_the_source_lies(tmp_path):
     assert [label for label, _, _ in sorted(stored(tmp_path / "three", "validation"))] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_list_and_a_second_tree_for_validation(tmp_path):
+def test_list_and_second_folder_for_validation(tmp_path):
     photos.write_tree(tmp_path / "pictures", names=("x",), per_class=6)
     rows = [("path", "label", "split")] + [
         (f"pictures/x/{i}.JPEG", i % 2 + 9, "val" if i > 3 else "train") for i in range(6)
@@ -190,7 +190,7 @@ def test_a_list_and_a_second_tree_for_validation(tmp_path):
         (tmp_path / name).write_text("\n".join(delimiter.join(map(str, row)) for row in rows))
         assert listings.read(tmp_path / name) == listings.read(tmp_path / "list.csv")
     photos.write_tree(tmp_path / "held out", names=("10",))
-    # a column of splits that names no picture for validation is no validation
+    # a column of splits without validation images means no validation
     for k, text in enumerate(("{},{}\n", "{},{},train\n")):
         (tmp_path / "list.csv").write_text("".join(text.format(path, label) for path, label, _ in rows[1:]))
         converted(tmp_path / "list.csv", tmp_path / f"two{k}", "--validation-dir", tmp_path / "held out")
@@ -198,7 +198,7 @@ def test_a_list_and_a_second_tree_for_validation(tmp_path):
         assert len(stored(tmp_path / f"two{k}", "train")) == 6
 
 
-def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
+def test_bad_files_stop_or_are_left_out(tmp_path):
     pets = photos.write_tree(tmp_path / "pets")
     (pets / "ant" / "1.JPEG").write_bytes(b"")
     (pets / "bee" / "notes.PNG").write_text("hello")
@@ -225,7 +225,7 @@ def _call(top: Path, *more: object, write: tuple[str, str] | None = None) -> tup
     return (top / "pets", top / "out", *more)
 
 
-REFUSED = {  # the call, made in a folder with a tree of nine pictures called pets, and what the line must name
+REFUSED = {  # the call, made in a folder with nine images in pets/, and what the error must name
     "no source": (lambda t: (t / "none", t / "out"), "none"),
     "no classes": (lambda t: (t / "pets" / "ant", t / "out"), "no classes in "),
     "target in source": (lambda t: (t / "pets", t / "pets" / "out"), "pets/out"),
@@ -247,7 +247,7 @@ REFUSED = {  # the call, made in a folder with a tree of nine pictures called pe
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_converted_is_one_line_and_two(tmp_path, case):
+def test_impossible_conversion_is_one_line(tmp_path, case):
     photos.write_tree(tmp_path / "pets")
     words, named = REFUSED[case]
     result = command("convert", *words(tmp_path))
@@ -267,7 +267,7 @@ def test_errors_and_help_need_no_tensorflow(tmp_path):
         assert "Traceback" not in done.stderr
 
 
-def test_an_interrupted_conversion_begins_again(tmp_path):
+def test_interrupted_conversion_starts_again(tmp_path):
     photos.write_tree(tmp_path / "pets", per_class=100)
     words = [str(tmp_path / "pets"), str(tmp_path / "out"), "--shards"]
     converted(tmp_path / "pets", tmp_path / "whole", "--shards", 3)
@@ -300,7 +300,7 @@ NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_si
     st.booleans(),
     st.booleans(),
 )
-def test_every_list_that_is_written_is_read(tmp_path, rows, with_split, with_headings):
+def test_written_lists_are_read(tmp_path, rows, with_split, with_headings):
     full = [(path, label, "train" if i % 3 else "validation") for i, (path, label) in enumerate(rows)]
     shown = full if with_split else rows
     file = tmp_path / "list.csv"
@@ -335,7 +335,7 @@ def test_every_list_that_is_written_is_read(tmp_path, rows, with_split, with_hea
         (f"path,{'a' * 9999}\n", "characters)"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path, text, named):
+def test_bad_row_is_named(tmp_path, text, named):
     (tmp_path / "list.csv").write_text(text)
     result = command("convert", tmp_path / "list.csv", tmp_path / "out")
     assert result.code == 2 and f"convert: error: {tmp_path}/list.csv" in result.err and named in result.err
@@ -346,13 +346,13 @@ def test_a_bad_row_is_named(tmp_path, text, named):
 
 
 def verified(folder: Path, *words: object) -> tuple[int, list[str], str]:
-    """Exit code, findings relative to the folder, and the last line."""
+    """Return exit code, findings relative to the folder, and the last line."""
     result = command("verify", folder, *words)
     *found, last = (result.out + result.err).splitlines()
     return result.code, [line.removeprefix(f"{folder}/") for line in found], last
 
 
-def test_every_kind_of_damage_to_shards_is_named(tmp_path):
+def test_damage_to_shards_is_named(tmp_path):
     good = [tf_example.serialised(PNG, 1 + i % 2, "ab"[i % 2]) for i in range(6)]
     spoilt = list(good)
     spoilt[1] = b"\xff no example"
@@ -361,7 +361,7 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     spoilt[4] = photos.example(PNG, None)
     (file,) = photos.write_shards(tmp_path, "train", good, 1)
     (tmp_path / "labels.txt").write_text("a\nb\n")
-    (tmp_path / "train-00000-of-more!").write_bytes(b"junk")  # which the reader takes for no shard either
+    (tmp_path / "train-00000-of-more!").write_bytes(b"junk")  # the reader ignores this file too
     assert verified(tmp_path) == (0, [], "TFRecord shards: 1 file, 6 records, nothing damaged or missing")
     photos.write_shards(tmp_path, "train", spoilt, 1)
     code, found, last = verified(tmp_path)
@@ -378,7 +378,7 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
         code, found, last = verified(tmp_path)
         assert code == 1 and [line.split(": ")[1] for line in found] == ["record 1", f"record {number}"]
         assert f", {number + 1} records, 2 damaged" in last
-        bits[4 * each + 2] ^= 4  # a length, after which no record can be found
+        bits[4 * each + 2] ^= 4  # a wrong length hides all following records
         file.write_bytes(bits)
     file.rename(tmp_path / "train-00000-of-00002")
     (tmp_path / "validation-00000-of-00001").write_bytes(b"")
@@ -387,7 +387,7 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     assert last.endswith("2 files, 6 records, 3 damaged or missing")
 
 
-def test_records_that_a_conversion_has_lost_are_missed(tmp_path):
+def test_records_lost_by_conversion_are_reported(tmp_path):
     photos.write_tree(tmp_path / "pets", per_class=4)
     out = tmp_path / "out"
     converted(tmp_path / "pets", out, "--validation", 0.25)
@@ -408,7 +408,7 @@ def test_records_that_a_conversion_has_lost_are_missed(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[[", "null", '{"records": [1]}', '{"records": {"a": "b"}}'])
-def test_a_damaged_conversion_is_named(tmp_path, content):
+def test_damaged_conversion_is_named(tmp_path, content):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, 1)] * 2, 1)
     (tmp_path / "conversion.json").write_text(content)
     code, (found,), _ = verified(tmp_path, "--no-decode")
@@ -461,7 +461,7 @@ def test_damage_to_binary_files_is_named(tmp_path):
     ]
 
 
-def test_verification_ends_by_a_signal_within_a_file(tmp_path, monkeypatch):
+def test_signal_ends_verification_within_file(tmp_path, monkeypatch):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, 1)] * 20, 1)
     checked = []
 
@@ -473,7 +473,7 @@ def test_verification_ends_by_a_signal_within_a_file(tmp_path, monkeypatch):
     assert (result.code, result.err) == (143, "verify: stopped by SIGTERM\n") and len(checked) < 20
 
 
-def test_what_is_no_data_set_cannot_be_verified(tmp_path):
+def test_unknown_data_cannot_be_verified(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         code, found, last = verified(folder)
         assert code == 2 and not found and str(folder) in last
@@ -482,7 +482,7 @@ def test_what_is_no_data_set_cannot_be_verified(tmp_path):
 # --- Training --------------------------------------------------------------------------------------------------
 
 
-def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
+def test_folder_and_conversion_train_same_network(tmp_path):
     for split, count in (("train", 6), ("val", 2)):
         photos.write_tree(tmp_path / "pets" / split, per_class=count)
     converted(tmp_path / "pets", tmp_path / "out")
@@ -494,7 +494,7 @@ def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
             "--abs-learning-rate", 0.01, "--batch-norm", "--log-dir", tmp_path / "logs",
         )  # fmt: skip
         assert f"Data set: imagefolder, 18 training and {unseen} validation images, 3 classes" in done.out
-        # without pictures for it, validation is no next step
+        # without validation images, validation is not suggested
         assert ("Validate again: " in done.out) == ("warning: " not in done.out) == bool(unseen)
         assert "Train further: " in done.out
         folders.append(done.folder)

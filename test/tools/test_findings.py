@@ -1,4 +1,4 @@
-"""tools/findings.py: its arithmetic, its picture, and its treatment of results that are there already."""
+"""tools/findings.py: its arithmetic, its chart, and its reuse of existing results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULTS = [
 ]
 
 
-def test_table_and_picture():
+def test_table_and_chart_are_correct():
     lines = findings.table(RESULTS).splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in lines[2:7]] == [*RECIPES, HALVED, TUNED]
     # the mean of 71, 72, 73 and its standard error, 1 / sqrt(3)
@@ -35,10 +35,10 @@ def test_table_and_picture():
     texts = checked(findings.picture(RESULTS))
     assert "11.00 to 13.00, off this scale" in " ".join(texts)
     assert f"{next(iter(RECIPES))}: 72.00 ± 0.58 %, 2.0 minutes" in texts
-    assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # of one seed there is no spread
+    assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # one seed has no spread
 
 
-def test_the_table_of_batches_compares_with_the_smallest():
+def test_batches_are_compared_with_smallest():
     cells = [(optimiser, batch) for optimiser in findings.OPTIMISERS for batch in findings.BATCHES]
     results = [Result(findings._batch(*cell), seed, 70.0 - k + seed) for k, cell in enumerate(cells) for seed in (2, 1)]
     lines = findings.batch_table(results).splitlines()[2:]
@@ -48,20 +48,20 @@ def test_the_table_of_batches_compares_with_the_smallest():
     assert sum(", global batch " in text for text in texts) == len(cells) == 4
 
 
-def test_other_options_do_not_come_into_one_table(tmp_path):
+def test_changed_options_are_rejected(tmp_path):
     study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
     study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
     with pytest.raises(OptionError, match="has runs with '--epochs 1' after --, not ''"):
         study.check_unchanged(tmp_path / "x", [])
 
 
-def test_a_run_without_the_average_is_said(tmp_path):
+def test_missing_average_is_reported(tmp_path):
     (tmp_path / "validation.csv").write_text("name,val_acc\nckpt-3,50\n")
     with pytest.raises(Failed, match="has no validation of weight_avg_exp_0.5"):
         findings._accuracy(tmp_path)
 
 
-def test_what_is_done_is_not_done_again_and_failures_are_told(tmp_path):
+def test_finished_runs_are_reused_failures_reported(tmp_path):
     done = tmp_path / "B0-G1-GN-Native_mini-1"
     done.mkdir()
     (done / "validation.csv").write_text("name,val_acc\nckpt-3,50\nweight_avg_exp_0.5,61.5\n")
@@ -76,7 +76,7 @@ def test_what_is_done_is_not_done_again_and_failures_are_told(tmp_path):
         study.run_all([broken], sorted(os.sched_getaffinity(0))[:1])
 
 
-def test_the_command_line():
+def test_wrong_seeds_are_rejected():
     call = [sys.executable, str(ROOT / "tools/findings.py"), "--seeds", "0"]
     done = subprocess.run(call, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and "argument --seeds: 0 " in done.stderr

@@ -1,4 +1,4 @@
-"""Weights of other projects: recognised by their names, renamed, transposed, and refused in one line."""
+"""Weights of other projects are recognised by name, renamed and transposed, or rejected in one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH_NORM = {"batch_norm": True, "group_norm": False}
 
 
 def state(name: str) -> dict[str, np.ndarray]:
-    """A network of timm as its file holds it: the recorded names and shapes, values from a seed."""
+    """Return a network of timm as in its file: recorded names and shapes, values from a seed."""
     _, shapes = recorded(name)
     draw = np.random.default_rng(1)
     found = {key: draw.uniform(0.5, 1.5, shape).astype(np.float32) for key, shape in shapes.items()}
@@ -44,7 +44,7 @@ def state(name: str) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def tool(monkeypatch, capsys, tmp_path):
-    """The tool as the shell would start it, in a folder of its own: exit code, output and errors."""
+    """Return a function that runs the tool in its own folder and returns exit code, output and errors."""
 
     def start(*words: object) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def tool(monkeypatch, capsys, tmp_path):
 
 
 def refused(tool, *words: object) -> str:
-    """The one line with which it refuses; nothing is written."""
+    """Return the one-line error; nothing must be written."""
     code, out, err = tool(*words)
     assert code == 2
     assert out == ""
@@ -67,7 +67,7 @@ def refused(tool, *words: object) -> str:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_of_timm_are_recognised_and_take_every_weight(name):
+def test_timm_networks_take_every_weight(name):
     model, size = NETWORKS[name]
     theirs = state(name)
     found = weight_names.identify(theirs)
@@ -81,7 +81,7 @@ def test_networks_of_timm_are_recognised_and_take_every_weight(name):
     assert bool(found.added) == (name in ("resnet18", "resnet34"))
 
 
-def test_places_and_axes():
+def test_weights_are_placed_and_transposed():
     theirs = state("resnet50")
     found = weight_names.identify(theirs).values
     np.testing.assert_array_equal(
@@ -103,7 +103,7 @@ def test_places_and_axes():
 @pytest.mark.parametrize(
     "prefix", ["module.", "_orig_mod.module.", "state_dict.model.", "model_state_dict.", "backbone.net."]
 )
-def test_whatever_stands_before_the_names_is_taken_off(prefix):
+def test_prefixes_of_names_are_removed(prefix):
     theirs = state("resnet18")
     found = weight_names.identify({f"{prefix}{k}": v for k, v in theirs.items()} | {"loss.weight": np.ones(3)})
     assert np.array_equal(found.values["all/b0/batch_norm/gamma"], theirs["bn1.weight"])
@@ -113,7 +113,7 @@ def test_whatever_stands_before_the_names_is_taken_off(prefix):
 @pytest.mark.parametrize(
     "places", [("state_dict.", "state_dict_ema."), ("model.", "model_ema.module."), ("net.", "ema_net.")]
 )
-def test_the_average_is_taken_unless_told_otherwise(places):
+def test_average_is_imported_by_default(places):
     theirs = state("resnet18")
     both = {f"{place}{k}": v + 3 * k.endswith("bn1.bias") * n for n, place in enumerate(places) for k, v in theirs.items()}
     for average, added in ((True, 3), (False, 0)):
@@ -131,7 +131,7 @@ def test_the_average_is_taken_unless_told_otherwise(places):
         ("resnext50", ("conv1", "bn1", "conv2", "bn2"), ("conv2", "conv3"), 32, 8),  # resnext50_32x8d
     ],
 )
-def test_the_width_of_groups_is_recognised_by_shapes(name, wider, deeper, groups, width):
+def test_group_width_is_recognised_by_shapes(name, wider, deeper, groups, width):
     theirs = {}
     for key, value in state(name).items():
         place, shape = key.split(".")[-2], list(value.shape)
@@ -143,7 +143,7 @@ def test_the_width_of_groups_is_recognised_by_shapes(name, wider, deeper, groups
     assert (asked["model"], asked["convolution_groups"], asked["group_dim"]) == ("resnext", groups, width)
 
 
-def test_other_numbers_of_classes_and_none():
+def test_other_class_counts_and_missing_classifier():
     theirs = state("resnet50")
     ten = {**theirs, "fc.weight": theirs["fc.weight"][:10], "fc.bias": theirs["fc.bias"][:10]}
     assert weight_names.identify(ten).values["all/fc1/dense/kernel"].shape == (2048, 10)
@@ -152,11 +152,11 @@ def test_other_numbers_of_classes_and_none():
     recorded = [
         import_weights.options(match, UNKNOWN, False).get("num_classes") for match in (weight_names.identify(ten), none)
     ]
-    assert recorded == [10, None]  # without --num-classes the command that is printed would want 1,000
+    assert recorded == [10, None]  # without --num-classes the printed command would expect 1,000
 
 
 def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
-    """Our EfficientNet-Lite0 by the names of the package that it was published in."""
+    """Return our EfficientNet-Lite0 with the names of the package it was published in."""
     layout = weight_names.LAYOUTS[3]
     blocks = [block.name for block in weight_names.plugins.load("Models", "efficientnet").blocks(options)]
     parts = {"a": ("_expand_conv", "_bn0"), "b": ("_depthwise_conv", "_bn1"), "c": ("_project_conv", "_bn2")}
@@ -172,7 +172,7 @@ def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
     return found
 
 
-def test_the_bundled_weights_come_back(tool, tmp_path):
+def test_bundled_weights_survive_round_trip(tool, tmp_path):
     bundled = weights_file.BUNDLED["efficientnet-lite0"]
     kept, asked = weights_file.arrays(bundled), weights_file.options(bundled)
     options = weight_names.plugins.load("Models", "efficientnet").Options(model_size="B0", **weight_names.LITE)
@@ -184,7 +184,7 @@ def test_the_bundled_weights_come_back(tool, tmp_path):
     assert made.keys() == kept.keys()
     assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
     assert weights_file.options(tmp_path / "lite.npz") == asked
-    assert tool("theirs.npz", "--output", "lite.npz")[0] == 0  # an import may be made anew
+    assert tool("theirs.npz", "--output", "lite.npz")[0] == 0  # an import may be repeated
     assert "needs no import" in refused(tool, "lite.npz")
 
 
@@ -193,14 +193,14 @@ def test_the_bundled_weights_come_back(tool, tmp_path):
 
 @pytest.fixture(scope="module")
 def in_keras():
-    """An EfficientNet-B0 of Keras by the names of its layers, as the tool's help saves it; values that tell channels apart."""
+    """Return a Keras EfficientNet-B0 by layer names, as the tool's help saves it; values identify channels."""
     network = keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3))
     draw = np.random.default_rng(2)
     shapes = {f"{layer.name}/{w.name}": w.shape for layer in network.layers for w in layer.weights}
     return {name: draw.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
+def test_keras_npz_and_older_files_are_read(tool, tmp_path, in_keras):
     np.savez(tmp_path / "b0.npz", **in_keras)
     with h5py.File(tmp_path / "b0.h5", "w") as file:
         for name, value in in_keras.items():
@@ -228,8 +228,8 @@ def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
     ({}, (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)),
     ({"Rescaling": (1 / 127.5, -1.0)}, (0.7, 0.75, 0.8), (0.05, 0.1, 0.15)),
 ])  # fmt: skip
-def test_the_constants_of_keras_are_recorded(tool, tmp_path, in_keras, layers, mean, deviation):
-    """x / 255, and then the normalisation; or as the settings beside the weights have it."""
+def test_keras_constants_are_recorded(tool, tmp_path, in_keras, layers, mean, deviation):
+    """Either x / 255 followed by the normalisation, or the settings stored with the weights."""
     own = {"normalization/mean": (0.4, 0.5, 0.6), "normalization/variance": (0.01, 0.04, 0.09), "normalization/count": 7}
     found = {k: v for k, v in in_keras.items() if "normalization" not in k} | {k: np.float32(v) for k, v in own.items()}
     with h5py.File(tmp_path / "b0.h5", "w") as file:
@@ -262,15 +262,15 @@ def test_the_constants_of_keras_are_recorded(tool, tmp_path, in_keras, layers, m
         ([("Conv2D", {}), ("Dense", {"activation": "sigmoid"})], "sigmoid"),
     ],
 )
-def test_keras_networks_with_other_arithmetic_are_refused(layers, named):
+def test_keras_networks_with_other_arithmetic_are_rejected(layers, named):
     entries = [{"class_name": kind, "config": {"name": "first", **config}} for kind, config in layers]
     settings = {"class_name": "Functional", "config": {"layers": entries}}
     with pytest.raises(ValueError, match=named) if named else nullcontext():
         keras_layers.preprocessing(settings, {})
 
 
-def test_imagenets_own_weights_of_keras(in_keras):
-    """They hold deviations where variances belong, and a layer without weights divides once more."""
+def test_imagenet_statistics_of_keras_are_recognised(in_keras):
+    """They store standard deviations as variances, and a layer without weights divides again."""
     usual = {"normalization/mean": np.float32(preprocessing.UNIT_MEAN)}
     odd = in_keras | usual | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION)}
     assert "image_mean" not in import_weights.options(weight_names.identify(odd), UNKNOWN, False)
@@ -279,8 +279,8 @@ def test_imagenets_own_weights_of_keras(in_keras):
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_the_files_of_keras_3(tool, tmp_path, suffix):
-    """Its answer is the harness' answer, without a constant being given."""
+def test_keras_3_files_are_read(tool, tmp_path, suffix):
+    """Its answer equals the harness's answer, without a given constant."""
     keras.utils.set_random_seed(1)
     network = keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=5)
     next(each for each in network.layers if isinstance(each, keras.layers.Normalization)).adapt(
@@ -292,7 +292,7 @@ def test_the_files_of_keras_3(tool, tmp_path, suffix):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     network(np.stack([noise, noise[::-1], 255 - noise]).astype(np.float32), training=True)
     (network.save if suffix == ".keras" else network.save_weights)(tmp_path / f"b0{suffix}")
-    Image.fromarray(np.pad(noise, [(4, 5), (4, 5), (0, 0)])).save(tmp_path / "noise.png")  # of which the middle is taken
+    Image.fromarray(np.pad(noise, [(4, 5), (4, 5), (0, 0)])).save(tmp_path / "noise.png")  # the centre is used
     assert tool(f"b0{suffix}", "--output", "b0.npz")[0] == 0
     words = ("--restore-path", tmp_path / "b0.npz", "--image-size", 64, "--predict", tmp_path / "noise.png")
     succeed("validation", *words, "--output", tmp_path / "out.json")
@@ -311,7 +311,7 @@ def test_the_files_of_keras_3(tool, tmp_path, suffix):
     ((), {"architecture": "efficientnet_b0"}, "tf_efficientnet_b0.npz", (1e-5, True)),
     (("--architecture", "tf_efficientnet_b0.ns_jft_in1k"), {"architecture": "efficientnet_b0"}, "m.npz", (1e-3, False)),
 ])  # fmt: skip
-def test_a_name_decides_padding_and_epsilon(tool, tmp_path, words, folder, file, expected):
+def test_name_decides_padding_and_epsilon(tool, tmp_path, words, folder, file, expected):
     np.savez(tmp_path / file, **state("efficientnet_b0"))
     if folder:
         (tmp_path / "config.json").write_text(json.dumps(folder))
@@ -321,7 +321,7 @@ def test_a_name_decides_padding_and_epsilon(tool, tmp_path, words, folder, file,
     assert (recorded["norm_epsilon"], recorded.get("symmetric_padding", False)) == expected
 
 
-def test_a_config_beside_the_file_is_obeyed(tool, tmp_path):
+def test_neighbouring_config_is_obeyed(tool, tmp_path):
     np.savez(tmp_path / "m.npz", **state("resnet50"))
     pictures = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 1], "input_size": [3, 176, 176], "crop_pct": 0.95}
     about = {"architecture": "resnet50.a1_in1k", "pretrained_cfg": pictures}
@@ -348,8 +348,8 @@ def test_a_config_beside_the_file_is_obeyed(tool, tmp_path):
 # --- from a file to an answer ---
 
 
-def test_a_file_of_safetensors_answers(tmp_path):
-    """The commands themselves: import, then --predict with nothing else given."""
+def test_safetensors_file_gives_answers(tmp_path):
+    """The real commands: import, then --predict without further options."""
     safetensors = pytest.importorskip("safetensors.numpy")
     _, shapes = recorded("resnet18")
     layout = weight_names.LAYOUTS[1]
@@ -369,7 +369,7 @@ def test_a_file_of_safetensors_answers(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.h5", "model.pth", "a name.h5"])
-def test_foreign_files_are_pointed_to_the_tool(name, tmp_path):
+def test_foreign_files_lead_to_import_tool(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(b"x")
     network = ("--model", "resnet", "--dataset", "cifar-10", "--generated-data")
@@ -378,14 +378,14 @@ def test_foreign_files_are_pointed_to_the_tool(name, tmp_path):
         assert result.code == 2 and f"tools/import_weights.py {shlex.quote(str(path))}" in result.err
 
 
-# --- refusals ---
+# --- rejections ---
 
 
 def without(name: str) -> dict[str, np.ndarray]:
     return {key: value for key, value in state("resnet18").items() if key != name}
 
 
-ARRAYS = {  # of a .npz, options of the call, and what the line must name
+ARRAYS = {  # arrays of a .npz, options of the call, and what the error must name
     "other": (lambda: {"weight": np.zeros(3)}, (), "'weight'"),
     "one missing": (lambda: without("layer2.1.bn1.bias"), (), "all/b2/1/1/batch_norm/beta"),
     "one too many": (lambda: state("resnet18") | {"layer4.1.se.weight": np.zeros(3)}, (), "resnet 18"),
@@ -406,7 +406,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", ARRAYS)
-def test_what_is_refused(tool, tmp_path, case):
+def test_unsuitable_weights_are_rejected(tool, tmp_path, case):
     arrays, words, named = ARRAYS[case]
     np.savez(tmp_path / "a.npz", **arrays())
     np.savez(tmp_path / "mine.npz", mine=np.zeros(3))
@@ -417,7 +417,7 @@ def test_what_is_refused(tool, tmp_path, case):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_cannot_be_read(tool, tmp_path, name):
+def test_unreadable_files_are_rejected(tool, tmp_path, name):
     if FILES[name] is not None:
         (tmp_path / name).write_bytes(FILES[name])
     assert name in refused(tool, name, "--output", "out.npz")

@@ -8,7 +8,7 @@ from tools import paper
 DOCS = plugins.ROOT / "docs"
 
 
-def test_the_page_shows_the_published_rows_and_the_chart():
+def test_page_shows_published_rows_and_chart():
     predicted = paper.predictions()
     lines = paper.table(predicted).splitlines()
     published = [line for line in lines if "% |" in line]

@@ -1,4 +1,4 @@
-"""The simulation of large worker groups: shares of a whole, which go where they must."""
+"""The simulation of large worker groups: time shares and the best checkpoint interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.simulate_groups import Group, simulated
 
 
 @pytest.mark.parametrize("instances", [16, 1024])
-def test_shares_are_of_a_whole_and_the_interval_of_auto_loses_least(instances):
+def test_shares_add_up_and_auto_is_best(instances):
     group = Group()
     found = {minutes: simulated(group, instances, minutes) for minutes in (None, 10.0, 60.0)}
     for outcome in found.values():
@@ -27,11 +27,11 @@ def test_shares_are_of_a_whole_and_the_interval_of_auto_loses_least(instances):
     assert abs(quiet.shares[1] - waited) < 0.01 and quiet.shares[2] == 0
 
 
-def test_a_group_that_never_starts_does_nothing():
+def test_group_without_start_does_no_work():
     assert simulated(Group(mtbf_hours=0.01, restarting=1000), 1024, None).shares == (0, 0, 0, 1)
 
 
-def test_a_wrong_call_is_one_line():
+def test_wrong_call_is_one_line():
     command = [sys.executable, str(ROOT / "tools/simulate_groups.py"), "--mtbf-hours", "0"]
     called = subprocess.run(command, capture_output=True, text=True)
     assert called.returncode == 2 and called.stderr.endswith("--mtbf-hours: 0 must be between 0.01 and 1e+07\n"), (

@@ -1,4 +1,4 @@
-"""Sweeps: their trials, what they refuse, their ranking; and one that is killed and resumed by the same call."""
+"""Sweeps: their trials, errors and ranking; a killed sweep resumes with the same call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def values(folder: Path, text: str) -> list[dict[str, object]]:
     return sweep._value_sets("s", ConfigFile(str(folder / "s.yml")).block("s", 2))
 
 
-def test_a_grid_has_every_combination_under_names_that_more_values_keep(tmp_path):
+def test_grid_has_every_combination_with_stable_names(tmp_path):
     made = listed(tmp_path, GRID).out.splitlines()
     assert made[0].startswith("s: 6 trials") and not (tmp_path / "logs").exists()
     names = {
@@ -43,7 +43,7 @@ def test_a_grid_has_every_combination_under_names_that_more_values_keep(tmp_path
     assert names < set(listed(tmp_path, more).out.splitlines())
 
 
-def test_random_values_stay_when_trials_and_options_are_added(tmp_path):
+def test_random_values_survive_added_trials_and_options(tmp_path):
     spans = "    momentum: [0.8, 0.9]\n    abs-learning-rate: {low: 0.01, high: 1, scale: log}\n    batch-size: {low: 3, high: 6}\n"
     spans = spans.replace("high: 1,", "high: 1.0,")
     few, many, other = (
@@ -56,7 +56,7 @@ def test_random_values_stay_when_trials_and_options_are_added(tmp_path):
     assert min(rates) >= 0.01 and max(rates) <= 1 and 20 < sum(rate < 0.1 for rate in rates) < 60
 
 
-def test_equal_values_are_one_trial_and_any_value_makes_a_folder(tmp_path):
+def test_equal_values_are_one_trial(tmp_path):
     assert "s: 1 trial " in listed(tmp_path, HEAD + "  grid:\n    momentum: [0.9, 0.90]\n").out
     text = (
         HEAD
@@ -90,12 +90,12 @@ def test_equal_values_are_one_trial_and_any_value_makes_a_folder(tmp_path):
         ("  grid:\n    momentum: [1]\n", ("--metric", "speed"), "--metric"),
     ],
 )  # fmt: skip
-def test_wrong_sweeps_are_refused(text, words, named, tmp_path):
+def test_wrong_sweeps_are_rejected(text, words, named, tmp_path):
     refused = listed(tmp_path, HEAD + text, *words)
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
 
 
-def test_the_documented_sweeps_are_sweeps(tmp_path):
+def test_documented_sweeps_are_valid(tmp_path):
     page = (plugins.ROOT / "docs/sweeps.md").read_text()
     for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S):
         (tmp_path / "s.yml").write_text(text.replace("  data-dir: photos\n", ""))
@@ -106,8 +106,8 @@ def test_the_documented_sweeps_are_sweeps(tmp_path):
                 cli.parse(list(sweep._trial(one, entries, [], tmp_path).words), "train")
 
 
-def test_a_killed_sweep_resumes_to_the_same_bits(tmp_path):
-    """One trial fails, is a row with its reason, and leaves the others alone; other options in the same folders are refused."""
+def test_killed_sweep_resume_is_exact(tmp_path):
+    """A failed trial becomes a row with its reason and affects no other. Other options in the same folders are rejected."""
     data = "--dataset fashion-mnist --model-size 8 --batch-size 50 --warmup-epochs 0 --iterations 60 --ckpts-per-epoch 100"
     text = "s:\n  seed: 3\n  grid:\n    abs-learning-rate: [0.01, 1e30]\n"
     (tmp_path / "s.yml").write_text(text)

@@ -1,4 +1,4 @@
-"""The planner against hand-computed bytes and cycles, its own monotonicity, and published numbers of real runs."""
+"""The planner agrees with bytes and cycles computed by hand and with published numbers of real runs, and is monotonic."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ B4 = "--config B4-G16-GN-Native_16IPU_4x4"
 SMALL = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 --precision 16.16"
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- by hand
 
 
-def test_memory_of_a_small_network_by_hand():
-    """ResNet-8 in 16.16 with momentum on one IPU: every part from counts."""
+def test_memory_of_small_network_by_hand():
+    """ResNet-8 in 16.16 with momentum on one IPU: every part computed from counts."""
     work = run_of(f"{SMALL} --optimiser momentum --disable-variable-offloading".split()).workload()
     memory = of(work).memories[0]
     trained = sum(v.elements for v in work.trace.variables if v.trainable)
     moving = sum(v.elements for v in work.trace.variables if not v.trainable)
     assert memory.weights == int(UNEVEN * 2 * (trained + moving))
     assert memory.optimiser_state == memory.gradients == int(UNEVEN * 2 * trained)
-    assert memory.images == 2 * 8 * 3 * 32 * 32 * 2  # one in use and one that waits, of halves
+    assert memory.images == 2 * 8 * 3 * 32 * 32 * 2  # FP16 images, one in use and one waiting
     convs = [o for o in work.trace.operations if o.kind in ("conv", "dense")]
     largest = max(8 * (o.source.elements + o.result.elements) + sum(v.elements for v in o.variables) for o in convs)
     assert memory.temporaries == int(TEMPORARIES * 2 * largest)
@@ -61,7 +61,7 @@ def test_memory_of_a_small_network_by_hand():
 
 
 def test_memory_of_stages_by_hand():
-    """Two stages: the second's state is its own; RMSprop has two slots in FP32, and masters beside the halves."""
+    """Two stages: the second has its own state. RMSprop has two FP32 slots, and FP32 masters of the FP16 weights."""
     words = "--model efficientnet --model-size B0 --dataset imagenet --shards 2 --pipeline --pipeline-splits block4a " \
             "--micro-batch-size 2 --gradient-accumulation-count 8 --precision 16.32 --optimiser RMSprop " \
             "--disable-variable-offloading --pipeline-schedule Grouped --enable-recomputation"  # fmt: skip
@@ -70,9 +70,9 @@ def test_memory_of_stages_by_hand():
     trained = [sum(v.elements for o in work.operations(j) for v in o.variables if v.trainable) for j in (0, 1)]
     assert second.optimiser_state == int(UNEVEN * (2 * 4 + 4) * trained[1])
     assert first.gradients == int(UNEVEN * 2 * trained[0])
-    # Grouped: 2 (N - 1 - j) + 1 micro-batches of the first stage wait, of which recomputation keeps the input alone
+    # Grouped: 2 (N - 1 - j) + 1 micro-batches of the first stage wait; recomputation keeps only their inputs
     assert first.stashed_activations == int(UNEVEN * 3 * 2 * 2 * work.trace.operations[0].source.elements)
-    # offloaded slots are not on the chip; the weights that passes read in halves are
+    # offloaded slots are off the chip; FP16 weights for the passes are on it
     offloaded = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=False)))
     assert of(offloaded).memories[0].optimiser_state == int(UNEVEN * 4 * trained[0]) and of(offloaded).timing.streamed > 0
 
@@ -89,8 +89,8 @@ def test_memory_of_stages_by_hand():
         ("--precision 32.32", 2 * 4, 2 * 4),
     ],
 )
-def test_state_is_counted_in_its_own_formats(formats, bytes_of_state, bytes_of_slots):
-    """Two slots for each weight, FP32 copies, and weights that lie beside those of the passes; slots alone are offloaded."""
+def test_state_is_counted_in_its_formats(formats, bytes_of_state, bytes_of_slots):
+    """Two slots per weight, FP32 copies, and weights separate from those of the passes; only slots are offloaded."""
     words = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 --optimiser LAMB --abs-learning-rate 1 " \
             f"--gradient-accumulation-count 2 {formats}"  # fmt: skip
     work = run_of(words.split()).workload()
@@ -101,8 +101,8 @@ def test_state_is_counted_in_its_own_formats(formats, bytes_of_state, bytes_of_s
     assert of(work).timing.streamed == pytest.approx(2 * bytes_of_slots * trained / (STREAMING / 4))
 
 
-def test_cycles_of_a_convolution_by_hand():
-    """A 1x1 convolution of 64 to 256 channels over 56 x 56 positions of 20 images on all tiles."""
+def test_cycles_of_convolution_by_hand():
+    """A 1x1 convolution from 64 to 256 channels over 56 x 56 positions of 20 images on all tiles."""
     trace = planned("--config mk2_resnet50_mlperf_pod16_bs20").workload.trace
     conv = next(o for o in trace.operations if o.kind == "conv" and o.kernel == 1 and o.result.channels == 256)
     kernels = Kernels(ipu=MK2, tiles=1472, batch=20, bytes_per_element=2, proportion=0.6, half_partials=True,
@@ -116,7 +116,7 @@ def test_cycles_of_a_convolution_by_hand():
     moved = block[0] * (block[1] + block[2]) + block[1] * block[2]
     assert math.isclose(cycles.exchange, 2 * moved / (4.1 * PRIOR.exchange_share), rel_tol=1e-9)
     assert cycles.launches == 4 * PRIOR.launch_cycles
-    # both gradients, each with as many products
+    # both gradients have as many products each
     assert math.isclose(kernels.backward(conv).matrix, 2 * cycles.matrix)
     assert math.isclose(kernels.backward(conv, first=True).matrix, cycles.matrix)
     # FP32 partial sums use half of the units
@@ -124,7 +124,7 @@ def test_cycles_of_a_convolution_by_hand():
 
 
 @given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 1472))
-def test_blocks_share_the_work(positions, ins, outs, tiles):
+def test_blocks_share_work(positions, ins, outs, tiles):
     block = _block((positions, ins, outs), tiles)
     assert all(length >= 1 for length in block)
     if positions * ins * outs >= tiles:
@@ -133,8 +133,8 @@ def test_blocks_share_the_work(positions, ins, outs, tiles):
 
 
 @pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
-def test_the_rows_of_a_long_schedule_follow_from_short_ones(schedule):
-    """A timeline that is extrapolated equals the one that is walked."""
+def test_long_timeline_follows_from_short_ones(schedule):
+    """An extrapolated timeline equals the complete one."""
     work = variants.scheduled(planned(B4).workload, schedule)
     timing = of(work).timing
     assert math.isclose(timing.pipeline, timing._walked(work.plan.accumulation), rel_tol=1e-9)
@@ -165,14 +165,14 @@ def test_more_work_takes_more(micro_batch_size, proportion, recomputation):
         saving = replace(work, plan=replace(work.plan, options=replace(options, enable_recomputation=True)))
         assert of(saving).timing.seconds > of(work).timing.seconds
         assert of(saving).memories[0].total < of(work).memories[0].total
-        assert of(saving).memories[3].total == of(work).memories[3].total  # the last stage has its activations still
+        assert of(saving).memories[3].total == of(work).memories[3].total  # the last stage still has its activations
     if proportion < 0.6:
         wider = replace(work, plan=replace(work.plan, options=replace(options, available_memory_proportion=(0.6,))))
         assert of(wider).timing.seconds < of(work).timing.seconds
         assert all(a.total >= b.total for a, b in zip(of(wider).memories, of(work).memories))
 
 
-def test_a_lone_stage_recomputes_by_segments():
+def test_single_stage_recomputes_by_segments():
     words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 8"
     plain, saving = planned(words), planned(f"{words} --enable-recomputation")
     assert saving.memories[0].total < plain.memories[0].total and saving.timing.seconds > plain.timing.seconds
@@ -189,21 +189,21 @@ OPTIONS = (
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_options_of_the_device_change_the_prediction(option):
+def test_device_options_change_prediction(option):
     before, after = planned(B4).values(), planned(f"{B4} {option}").values()
     keys = ("memory_bytes_per_ipu", "update_seconds")
     assert any(before[key] != after[key] for key in keys)
 
 
-# --- what is known ---------------------------------------------------------------------------------------------------
+# --- published numbers
 
 
-def test_constants_are_within_their_bounds():
+def test_constants_are_within_bounds():
     assert all(low < getattr(FITTED, name) < high for name, (low, high) in ((n, BOUNDS[n]) for n in NAMES))
 
 
 def test_published_rates_are_met():
-    """The errors that the docs print; the fit itself is made by the script."""
+    """Within the errors given in the docs; a script makes the fit."""
     errors = [
         abs(fit_planner.error(row, planned(row.options).workload, FITTED)) for row in fit_planner.ROWS
     ]  # fmt: skip
@@ -211,7 +211,7 @@ def test_published_rates_are_met():
 
 
 @pytest.mark.parametrize("words", fit_planner.RUNS)
-def test_what_ran_is_said_to_fit(words):
+def test_real_runs_are_predicted_to_fit(words):
     assert planned(words).fits
 
 
@@ -223,8 +223,8 @@ INFERENCES = {
 
 
 @pytest.mark.parametrize("words", INFERENCES)
-def test_inferences_that_ran_are_said_to_fit(words):
-    """The largest micro-batches of the published tables; ten times as much does not fit."""
+def test_real_inferences_are_predicted_to_fit(words):
+    """The largest micro-batches of the published tables fit; ten times as much does not."""
     for factor in (1, 10):
         batch = f"--dataset imagenet --micro-batch-size {factor * INFERENCES[words]}"
         work = run_of(f"{words} {batch}".split(), training=False).workload()
@@ -232,14 +232,14 @@ def test_inferences_that_ran_are_said_to_fit(words):
         assert of(work).memories[0].optimiser_state == of(work).memories[0].gradients == 0
 
 
-def test_peaks_are_the_published_ones():
+def test_published_peaks_are_met():
     """TFLOP/s: 124.5, 250 and 348.6 in half precision; 304, 897 and 897 MiB."""
     assert [round(ipu.peak / 1e12, 1) for ipu in (MK1, MK2, BOW)] == [124.5, 250.6, 348.6]
     assert [ipu.memory // MIB for ipu in (MK1, MK2, BOW)] == [304, 897, 897]
 
 
-def test_cuts_that_nobody_names_are_balanced_by_time_and_then_by_memory():
-    """Where stages of equal time fit they are taken; otherwise cuts that fit."""
+def test_automatic_cuts_balance_time_then_memory():
+    """If stages of equal time fit, they are used; otherwise cuts that fit."""
     words = "--model resnet --dataset imagenet --model-size 50 --micro-batch-size {} --shards 4 --pipeline " \
             "--pipeline-splits auto --gradient-accumulation-count 16 --pipeline-schedule Grouped"  # fmt: skip
     for size in range(1, 40):
@@ -255,11 +255,11 @@ def test_cuts_that_nobody_names_are_balanced_by_time_and_then_by_memory():
     raise AssertionError("no micro-batch for which memory decides")
 
 
-# --- search ----------------------------------------------------------------------------------------------------------
+# --- search
 
 
-def test_the_search_finds_the_published_cuts_or_better_ones():
-    """Small enough for a test: B0 on four IPUs."""
+def test_search_matches_or_beats_published_cuts():
+    """B0 on four IPUs, small enough for a test."""
     given = planned("--config B0-G16-GN-Native_16IPU_2x8 --replicas 2 --gradient-accumulation-count 16", "POD4")
     found = search.search(given.workload, SYSTEMS["POD4"])
     best = found.best

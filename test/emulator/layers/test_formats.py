@@ -1,6 +1,8 @@
-"""Every number format is the one of its name: all its values, all midpoints with their neighbours and a million bit patterns of
-FP32 are rounded as ml_dtypes casts them, or as gfloat does where ml_dtypes lacks the format; by the native kernel, by XLA, and
-by numpy."""
+"""Number formats round like ml_dtypes, or like gfloat for formats that ml_dtypes lacks.
+
+Checked for every value, every midpoint with its neighbours, and a million FP32 bit patterns, in the native kernel, XLA
+and NumPy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ OTHERS = ("e4m3b10fnuz", "e5m2b13fnuz", "e5m3", "e6m9", "e5m10b12", "e5m22", "e2
 
 
 def codes_of(number_format: Format) -> np.ndarray:
-    """Every finite number of a format, by its definition, float64; of one with more than 16 bits neighbours here and there."""
+    """Return every finite number of a format in float64, by definition; above 16 bits a sample with neighbours."""
     bits, codes = number_format.fraction_bits, np.arange(2 ** min(number_format.bits - 1, 15))
     if number_format.bits > 16:
         codes = np.random.default_rng(5).integers(0, 2 ** (number_format.bits - 1) - 1, 20_000)
@@ -41,7 +43,7 @@ def codes_of(number_format: Format) -> np.ndarray:
 
 
 def patterns(number_format: Format) -> np.ndarray:
-    """The format's numbers, midpoints and their neighbours in FP32, and a million of FP32's bit patterns."""
+    """Return the format's numbers, midpoints and their neighbours in FP32, and a million FP32 bit patterns."""
     values = codes_of(number_format)
     middle = ((values[1:] + values[:-1]) / 2).astype(np.float32)
     edge = np.float32([number_format.largest, min(number_format.overflow, 3.4e38), 0, np.inf, np.nan])
@@ -61,14 +63,13 @@ def rounded(values: np.ndarray, rounding: Rounding, seed: int | None = None) -> 
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Equal to the bit, signs of zeros too; any NaN equals any other."""
+    """Return whether values are bitwise equal, including signs of zeros; any NaN equals any other."""
     one, other = np.ascontiguousarray(one, np.float32), np.ascontiguousarray(other, np.float32)
     return bool(np.all((np.isnan(one) & np.isnan(other)) | (one.view(np.uint32) == other.view(np.uint32))))
 
 
 def cast(name: str, values: np.ndarray) -> np.ndarray:
-    """The cast of ml_dtypes or numpy, with NaN for what overflows FP16, as the IPU has it, and NaN for NaN where the format
-    has none."""
+    """Cast with ml_dtypes or NumPy. FP16 overflow becomes NaN, as on the IPU; NaN stays NaN even in formats without one."""
     with np.errstate(all="ignore"):
         found = values.astype(CASTS[name]).astype(np.float32)
     if name == "fp16":
@@ -86,7 +87,7 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CASTS)
-def test_every_format_is_ml_dtypes(name, way):
+def test_every_format_matches_ml_dtypes(name, way):
     number_format = number_formats.by_name(name)
     values = patterns(number_format)
     expected = cast(name, values)
@@ -96,7 +97,7 @@ def test_every_format_is_ml_dtypes(name, way):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
+def test_other_formats_match_gfloat(name, way):
     number_format = number_formats.by_name(name)
     of_gfloat = FormatInfo(
         name, number_format.bits, number_format.fraction_bits + 1, bias=number_format.bias, is_signed=True,
@@ -110,7 +111,7 @@ def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
     decoded = [decode_float(of_gfloat, code).fval for code in range(0, top + 1, max(1, top // 3000))]
     finite = {value for value in decoded if math.isfinite(value)}
     assert number_format.largest == of_gfloat.max
-    if number_format.bits <= 16:  # of longer ones there are too many
+    if number_format.bits <= 16:  # longer formats have too many values
         assert finite <= {*codes_of(number_format)} and max(codes_of(number_format)) == number_format.largest
     assert same(number_format.rounded(np.array([*finite], np.float32)), np.array([*finite], np.float32))
     values = np.random.default_rng(3).choice(patterns(number_format), 4000)
@@ -122,7 +123,7 @@ def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fnuz", "e5m2", "e2m5"])
-def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
+def test_stochastic_rounding_keeps_mean(name, way):
     number_format, draw = number_formats.by_name(name), np.random.default_rng(4)
     steps = codes_of(number_format)
     steps = steps[(steps >= 2.0**-100) & (steps < 2.0**100)]
@@ -130,7 +131,7 @@ def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
     for below, above in zip(steps[start], steps[start + 1]):
         share = draw.uniform()
         x = np.full(20_000, below + share * (above - below), np.float32)
-        share = (float(x[0]) - below) / (above - below)  # as FP32 has it
+        share = (float(x[0]) - below) / (above - below)  # in FP32
         found = rounded(-x, Rounding(stochastic=True, format=number_format), 5)
         assert {*found} <= {-np.float32(below), -np.float32(above)}
         assert abs(np.mean(found == -np.float32(above)) - share) < 5 * math.sqrt(0.25 / x.size)
@@ -138,8 +139,8 @@ def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
     assert same(rounded(exact, Rounding(stochastic=True, format=number_format), 6), exact)
 
 
-def test_kernels_and_xla_draw_the_same(monkeypatch):
-    """Subnormal numbers of FP32 and numbers that overflow are among the values."""
+def test_kernels_and_xla_draw_same(monkeypatch):
+    """The values include subnormal FP32 numbers and numbers that overflow."""
     if not library.identity():
         pytest.skip("the kernels are not built")
     for name, saturate in (("bf16", False), ("bf16", True), ("e4m3fnuz", False), ("e5m2", True), ("e6m9", False)):
@@ -152,7 +153,7 @@ def test_kernels_and_xla_draw_the_same(monkeypatch):
         monkeypatch.delenv(library.SWITCH)
 
 
-def test_what_overflows_becomes_what_the_format_has():
+def test_overflow_depends_on_format():
     values = np.float32([1e30, -1e30, np.inf])
     for number_format, beyond in ((E4M3FN, np.nan), (E5M2, np.inf), (E5M2FNUZ, np.nan), (FP16, np.nan)):
         assert same(rounded(values, Rounding(format=number_format)), np.float32([beyond, -beyond, beyond]))
@@ -161,8 +162,8 @@ def test_what_overflows_becomes_what_the_format_has():
 
 
 @pytest.mark.parametrize("name", ["e4m3fnuz", "e5m2fnuz", "e4m3fn", "e5m2", "e2m1fn", "e3m4", "bf16", "e4m3b11fnuz"])
-def test_twice_the_largest_so_far_stays_in_a_format_that_follows(name):
-    """Fractions on either side of that of the format's largest number, over all exponents whose factor FP32 has."""
+def test_adaptive_format_has_room_for_doubling(name):
+    """Fractions on either side of that of the format's maximum, for all exponents whose factor is an FP32 number."""
     number_format = number_formats.by_name(name)
     top = math.frexp(number_format.largest)[0] * 2
     fractions = np.unique(np.float32([1, 1.25, np.nextafter(np.float32(top), 0), top, 1.8, 1.9, 1.99, np.nextafter(2, 1)]))
@@ -173,11 +174,11 @@ def test_twice_the_largest_so_far_stays_in_a_format_that_follows(name):
     assert (factors[-len(odd) :] == 1).all() and (np.frexp(factors)[0] == 0.5).all()
     moved = factors[: -len(odd)] * sizes
     assert np.isfinite(number_format.rounded(2 * moved)).all() and (2 * moved <= number_format.largest).all()
-    kept = np.float32(sizes) > number_format.largest * 2.0**-126  # smaller ones are moved as far as FP32 goes
+    kept = np.float32(sizes) > number_format.largest * 2.0**-126  # FP32 limits the shift of smaller ones
     assert (4 * moved > number_format.largest)[kept].all()
 
 
-def test_names_and_what_is_refused():
+def test_format_names_are_parsed_or_rejected():
     assert [number_formats.by_name(name) for name in ("FP16", "half", "e5m10", "float16")] == [FP16] * 4
     others = ("bfloat16", "e8m7", "float8_e4m3fnuz")
     assert [number_formats.by_name(name) for name in others] == [BF16, BF16, E4M3FNUZ]

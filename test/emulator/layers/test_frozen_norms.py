@@ -1,4 +1,4 @@
-"""A batch norm of which nothing is trained normalises in training as in validation."""
+"""A frozen batch norm normalises in training as in validation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, 
 
 @pytest.fixture(params=["1", "off"])
 def kernels(request, monkeypatch) -> None:
-    """With native kernels, and without."""
+    """Run with and without native kernels."""
     monkeypatch.setenv(library.SWITCH, request.param)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_value_and_gradient_are_those_of_float64(activation, kernels):
+def test_value_and_gradient_match_float64(activation, kernels):
     draw = np.random.default_rng(4)
     x, dy = (draw.normal(1, 3, (2, 5, 3, 7)) for _ in range(2))
     rows = [*draw.normal(1, 0.5, (3, 7)), draw.uniform(0.1, 4, 7)]
@@ -44,8 +44,8 @@ def test_value_and_gradient_are_those_of_float64(activation, kernels):
 
 
 @pytest.mark.parametrize("name", ["32.32", "16.16", "16.32", "8.16", "bf16.32"])
-def test_a_frozen_network_answers_as_in_validation(name, kernels):
-    """Other than in its last places only where training's convolutions in FP32 have an order of their own."""
+def test_frozen_network_answers_like_validation(name, kernels):
+    """The last bits may differ only if FP32 convolutions in training add in another order."""
     segments, side = network("resnet", "cifar", 8)
     variables, draw = traced("resnet", "cifar", 8).variables, np.random.default_rng(2)
     frozen = {variable.name for variable in variables if variable.decay is not None}
@@ -77,7 +77,7 @@ def test_a_frozen_network_answers_as_in_validation(name, kernels):
         ("--config mk2_resnet8_test --generated-data --variable-filter fc1 --frozen-norm-statistics moving", "moving", 7),
     ],
 )
-def test_the_originals_recipes_keep_the_statistics_of_each_batch(words, statistics, frozen):
+def test_original_recipes_keep_batch_statistics(words, statistics, frozen):
     run = prepare(cli.parse([*words.split(), "--model-size", "8"], "train", environ={}).options, {})
     assert run.options.training.frozen_norm_statistics == statistics
     assert len(run.frozen_norms) == frozen

@@ -1,5 +1,6 @@
-"""A norm takes two places: a class in Models/_norms.py, and a method of TensorLayers with a row of NORMS. Half precision and
-exports follow from the layers that the method reads and returns by."""
+"""A new norm needs a class in Models/_norms.py, a method of TensorLayers and a row of NORMS. Half precision and exports then
+work without further code.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class RootMeanSquareNorm(Norm):
 def rms_norm(
     layers: TensorLayers, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: RootMeanSquareNorm, activation: str
 ) -> tf.Tensor:
-    """The method of TensorLayers."""
+    """Stand in for a method of TensorLayers."""
     x = layers._layer_input(x)
     square = tf.reduce_mean(tf.square(x), axis=[1, 2, 3], keepdims=True)
     return layers._activation(layers._result(x * tf.math.rsqrt(square + norm.epsilon) * gamma + beta), activation)
@@ -40,7 +41,7 @@ def half(x: np.ndarray) -> np.ndarray:
 
 
 def expected(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """RMS norm and ReLU, and the gradient of x, in float64."""
+    """Return RMS norm with ReLU and the gradient of x, in float64."""
     x, gamma, beta, dy = (each.astype(np.float64) for each in (x, gamma, beta, dy))
     r = (np.mean(x**2, axis=(1, 2, 3), keepdims=True) + 1e-5) ** -0.5
     y = x * r * gamma + beta
@@ -49,7 +50,7 @@ def expected(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, dy: np.ndarray)
 
 
 @pytest.mark.parametrize("kind", [TensorLayers, RoundedLayers, PortableLayers])
-def test_a_norm_of_two_places_is_rounded_and_exported(kind, monkeypatch):
+def test_new_norm_is_rounded_and_exported(kind, monkeypatch):
     monkeypatch.setattr(TensorLayers, "_rms_norm", rms_norm, raising=False)
     monkeypatch.setitem(tensor_layers.NORMS, RootMeanSquareNorm, "_rms_norm")
     draw = np.random.default_rng(3)

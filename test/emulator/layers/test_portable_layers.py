@@ -1,4 +1,4 @@
-"""Every layer's portable form gives what its emulated one gives, whatever the batch."""
+"""The portable form of every layer gives the values of its emulated form for any batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.commands import cli
 from harness.programs import build, embedded
 from harness.run.resolve import prepare
 
-PLAIN = frozenset(  # operations that every runtime of an export has
+PLAIN = frozenset(  # operations that every export runtime has
     [
         "AddV2",
         "BiasAdd",
@@ -66,11 +66,11 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_portable_network_answers_as_the_emulated_one(name):
+def test_portable_network_matches_emulated_one(name):
     words = f"{NETWORKS[name]} --precision 32.32".split()
     run = prepare(cli.parse(words, "validation", environ={}).options, {}, training=False)
     draw = np.random.default_rng(7)
-    values = {v.name: np.abs(draw.normal(0.5, 0.2, v.shape)) for v in run.trace.variables}  # a variance is positive
+    values = {v.name: np.abs(draw.normal(0.5, 0.2, v.shape)) for v in run.trace.variables}  # variances are positive
     for variable in run.trace.variables:
         if variable.name.endswith("kernel"):
             values[variable.name] = draw.normal(0, (2 / variable.fans[0]) ** 0.5, variable.shape)
@@ -87,5 +87,5 @@ def test_a_portable_network_answers_as_the_emulated_one(name):
         tf.import_graph_def(definition, name="")
         own = graph.get_operation_by_name("probabilities").inputs[0]
         parts = [session.run(own, {"image:0": part}) for part in (images[:1], images[1:])]
-    assert np.ptp(logits, axis=0).max() > 1e-3 * np.ptp(logits)  # pictures matter
+    assert np.ptp(logits, axis=0).max() > 1e-3 * np.ptp(logits)  # the answer depends on the image
     np.testing.assert_allclose(np.concatenate(parts), logits, rtol=0, atol=1e-4 * np.ptp(logits))

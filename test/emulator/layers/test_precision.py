@@ -1,5 +1,6 @@
-"""Half precision is half: on numpy's grid to the bit, forward and backward, in every model; stochastic rounding keeps the
-mean; and a run in 16.16 is as repeatable as one in FP32."""
+"""Half precision is on NumPy's FP16 grid to the bit, forward and backward, in every model. Stochastic rounding keeps the mean.
+Runs in 16.16 are as reproducible as in FP32.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +61,14 @@ def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None 
 
 
 def as_numpy(values: np.ndarray) -> np.ndarray:
-    """numpy's own conversion; what overflows is NaN."""
+    """Round with NumPy; overflow becomes NaN."""
     with np.errstate(all="ignore"):
         found = values.astype(np.float16).astype(np.float32)
     return np.where(np.isinf(found), np.float32(np.nan), found)
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Equal to the last bit, signs of nought too; any NaN equals any other."""
+    """Return whether values are bitwise equal, including signs of zeros; any NaN equals any other."""
     nan = np.isnan(one) & np.isnan(other)
     return bool(np.all(nan | (one.view(np.uint32) == other.view(np.uint32))))
 
@@ -80,8 +81,8 @@ def representable(values: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("count", [3, 10])
-def test_accumulation_is_numpys_in_half(count):
-    """A gradient, its share and the sum are halves, one after another."""
+def test_half_accumulation_matches_numpy(count):
+    """The gradient, its share and the sum are rounded to FP16 one after another."""
     draw = np.random.default_rng(5)
     total, x = draw.normal(size=(2, 5000)).astype(np.float16), (draw.normal(size=5000) * 300).astype(np.float32)
     share = (x.astype(np.float16).astype(np.float32) / np.float32(count)).astype(np.float16)
@@ -96,7 +97,7 @@ def test_accumulation_is_numpys_in_half(count):
 
 
 def on_layers(build, *arrays: np.ndarray):
-    """Return the result of a function of (layers, *tensors) in half, and its gradients; the arrays are halves."""
+    """Return the result of a function of (layers, *tensors) in FP16, and its gradients; the arrays are FP16."""
     with new_graph().as_default():
         tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
         y = build(RoundedLayers({}, training=True, rounding=Rounding()), *tensors)
@@ -116,7 +117,7 @@ PAIRS = np.random.default_rng(1).choice(FINITE, (2, 1 << 16)).reshape(2, 256, 1,
     ],
     ids=["add", "multiply", "maximum"],
 )
-def test_arithmetic_is_numpys_to_the_bit(build, reference):
+def test_half_arithmetic_matches_numpy_exactly(build, reference):
     with np.errstate(all="ignore"):
         expected = reference(*PAIRS).astype(np.float32)
     expected = np.where(np.isinf(expected), np.float32(np.nan), expected)
@@ -127,8 +128,8 @@ def test_arithmetic_is_numpys_to_the_bit(build, reference):
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "swish"])
-def test_transcendental_functions_of_every_half(name):
-    """Within half a unit of the exact value, and FP16's own result for 99.9 % of all halves."""
+def test_transcendental_functions_are_within_half_unit(name):
+    """Within half a unit of the exact value; equal to NumPy's FP16 result for 99.9 % of all inputs."""
     x = FINITE.astype(np.float32).reshape(-1, 1, 1, 1)
     with new_graph().as_default():
         (found,) = evaluated(getattr(RoundedLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
@@ -143,8 +144,8 @@ def test_transcendental_functions_of_every_half(name):
     assert (np.abs(found - exact) <= 0.51 * unit + 2.0**-25).all()
 
 
-def test_products_of_matrices_are_rounded_once():
-    """A float64 reference rounded once, but for what lies within FP32's own error of a boundary."""
+def test_matrix_products_are_rounded_once():
+    """Equal to a float64 reference rounded once, except within FP32's own error of a rounding boundary."""
     draw = np.random.default_rng(2)
     x = draw.normal(size=(4, 6, 6, 32)).astype(np.float16).astype(np.float32)
     weights = draw.normal(size=(1, 1, 32, 16)).astype(np.float16).astype(np.float32) / 8
@@ -172,11 +173,10 @@ MODELS = {
 }  # fmt: skip
 
 
-def test_products_can_be_left_to_the_processor():
-    """In its own BF16: numbers within the rounding of sums that are added in BF16, and gradients too.
+def test_products_may_use_native_bf16():
+    """Values are within the rounding of sums in BF16, and so are gradients.
 
-    oneDNN adds in FP32. TensorFlow's own kernels add in BF16; which of the two a process takes for small products depends on
-    its threads.
+    oneDNN adds in FP32, TensorFlow's own kernels in BF16. Which one computes small products depends on the number of threads.
     """
     draw = np.random.default_rng(1)
     arrays = [draw.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((4, 6, 6, 8), (3, 3, 8, 8), (4, 6, 6, 8))]
@@ -196,7 +196,7 @@ def test_products_can_be_left_to_the_processor():
 
 
 class Listening(RoundedLayers):
-    """Keeps every layer's result."""
+    """Keep every layer's result."""
 
     def __init__(self, *words, **named_words):
         super().__init__(*words, **named_words)
@@ -216,7 +216,7 @@ class Listening(RoundedLayers):
         return value
 
 
-# the inputs at which gradients arrive at operations that an IPU executes, by the kind of operation; AddN: what meets there
+# inputs at which gradients arrive at operations that an IPU executes, by kind of operation; AddN sums them
 ARRIVING = {
     "ReluGrad": (0,), "Relu6Grad": (0,), "SigmoidGrad": (1,), "MaxPoolGrad": (2,), "BiasAddGrad": (0,), "Slice": (0,),
     "StridedSliceGrad": (4,), "FusedBatchNormGradV3": (0,), "Conv2DBackpropInput": (2,), "Conv2DBackpropFilter": (2,),
@@ -226,8 +226,10 @@ ARRIVING = {
 
 
 def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
-    """Each gradient of samples that arrives at an operation of the backward pass, but for those that fused operations round
-    inside; the loss is no operation of the network."""
+    """Return each gradient of samples that arrives at an operation of the backward pass.
+
+    Gradients that fused operations round inside are left out, and so is the loss, which is outside the network.
+    """
     found = {}
     for op in graph.get_operations():
         places = ARRIVING.get(op.type, ())
@@ -237,12 +239,12 @@ def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
             places = (int(op.name.endswith("Mul_1")),)
         inputs = [(k, op.inputs[k]) for k in places if k < len(op.inputs) and op.name.startswith("gradients")]
         found |= {f"{op.type} {op.name} {k}": x for k, x in inputs if x.dtype == tf.float32 and x.shape.rank in (2, 4)}
-    # a convolution by kernels of one pixel is a product of all pixels' channels
+    # a convolution with 1x1 kernels is a product over all pixels' channels
     return {place: x for place, x in found.items() if x.shape[0] == batch or (x.shape.rank == 2 and x.shape[0] % batch == 0)}
 
 
 def called(name: str, precision, listeners: list, recompute: bool = False):
-    """Build a pass of a small network, forward and backward; `listeners` gets the layers that take part. Return its results."""
+    """Run a small network forward and backward and return the results; `listeners` gets its layers."""
     model, family, size, changes, side = MODELS[name]
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
@@ -277,9 +279,10 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     ("name", "stochastic"),
     [(n, False) for n in MODELS] + [pytest.param(n, True, marks=() if n == "resnet" else slow) for n in MODELS],
 )
-def test_everything_in_a_model_is_half(name, stochastic):
-    """What each layer puts out, and what arrives at each operation of the backward pass, also where several readers of one
-    tensor hand back gradients; and at random, with recomputation."""
+def test_everything_in_model_is_half(name, stochastic):
+    """Checked for every layer's output and every gradient in the backward pass, also if a tensor has several readers; with
+    stochastic rounding, and with recomputation.
+    """
     listeners = []
     precision = by_name("16.32", stochastic=ALL if stochastic else OFF)
     with new_graph().as_default() as graph:
@@ -289,7 +292,7 @@ def test_everything_in_a_model_is_half(name, stochastic):
         gradients = arriving(graph, 4)
         with tf.Session(config=session_config()) as session:
             results, backward, found, whole = session.run((kept, gradients, found, whole))
-    assert_same_bits(found, whole)  # whether segments are differentiated apart
+    assert_same_bits(found, whole)  # with and without separate differentiation of segments
     for place, value in (*results.items(), *backward.items()):
         assert np.isfinite(value).all() and representable(value), place
     kinds = [place.split()[0] for place in backward]
@@ -306,8 +309,8 @@ def _used(variable):
 
 @pytest.mark.parametrize("kind", ["batch", "group", "proxy"])
 @pytest.mark.parametrize("activation", ["relu", "swish"])
-def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
-    """The gradient that arrives at the first convolution's result is half, and so is the gradient of the norm inside."""
+def test_norm_between_convolutions_returns_half_gradients(kind, activation):
+    """The gradient at the first convolution's result is FP16, and so is the one inside the norm."""
     draw = np.random.default_rng(4)
     policy = BatchNorm(epsilon=1e-3) if kind == "batch" else GroupNorm(epsilon=1e-3, groups=4)
     x = draw.normal(size=(4, 6, 6, 16)).astype(np.float16).astype(np.float32)
@@ -319,12 +322,12 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
             weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
         weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
         layers, raw = RoundedLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
-        y = layers.conv(raw, 16, 1, None)  # a convolution that changes nothing: nor does it change the gradient
+        y = layers.conv(raw, 16, 1, None)  # an identity convolution, which leaves the gradient unchanged
         if kind == "proxy":
             y, _ = layers.proxy_norm_activation(y, policy, rule, scaled=True)
         else:
             y = layers.norm_activation(y, policy, activation)
-        dy = tf.constant(draw.normal(size=(4, 6, 6, 16)).astype(np.float32))  # not half, as from a convolution
+        dy = tf.constant(draw.normal(size=(4, 6, 6, 16)).astype(np.float32))  # not FP16, as from a convolution
         out, of_input = evaluated(y, *tf.gradients(y, [raw], dy))
     assert representable(out) and representable(of_input)
     assert np.abs(of_input).max() > 0.1
@@ -335,7 +338,7 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory) -> Path:
-    """The folder of a run in 16.16."""
+    """Return the run directory of a run in 16.16."""
     folder = tmp_path_factory.mktemp("halves") / "run"
     succeed("train", *BASE.split(), "--logs-path", folder)
     return folder
@@ -344,7 +347,7 @@ def halves(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "precision", ["16.16", "16.32", "32.32", "8.16 --master-format e4m3fnuz --slot-format bf16 --format-scaling"]
 )
-def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
+def test_checkpoint_keeps_formats(precision, halves, tmp_path):
     folder = halves if precision == "16.16" else tmp_path / "run"
     if precision != "16.16":
         succeed("train", *BASE.split(), *f"--precision {precision}".split(), "--logs-path", folder)
@@ -372,7 +375,7 @@ def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["", *(pytest.param(w, marks=slow) for w in RESUMED)])
-def test_half_runs_resume_to_the_bit(words, halves, tmp_path):
+def test_half_resume_is_exact(words, halves, tmp_path):
     given = [*BASE.split(), *words.split()]
     whole = tmp_path / "whole" if words else halves
     if words:
@@ -389,7 +392,7 @@ def test_half_runs_resume_to_the_bit(words, halves, tmp_path):
         "--precision 32.32 --weight-format e4m3fn --activation-format e5m2 --gradient-format e5m2 --accumulator-format bf16",
     )),
 ])  # fmt: skip
-def test_half_is_the_same_for_every_layout(words, tmp_path):
+def test_half_is_equal_for_every_layout(words, tmp_path):
     one = "--gradient-accumulation-count 4 --fold 1"
     other = "--gradient-accumulation-count 2 --replicas 2 --fold 1 --enable-recomputation --shards 2 --pipeline --pipeline-splits auto"
     base = BASE.replace("--iterations 4", "--iterations 2")
@@ -398,7 +401,7 @@ def test_half_is_the_same_for_every_layout(words, tmp_path):
     assert_same_bits(variables(tmp_path / "0", 2), variables(tmp_path / "1", 2))
 
 
-def test_ways_of_rounding_differ_and_options_say_what_they_do(halves, tmp_path):
+def test_rounding_modes_differ_as_documented(halves, tmp_path):
     found = {"": variables(halves, 4)}
     for words in ("--no-stochastic-rounding", "--stochastic-rounding all"):
         succeed("train", *BASE.split(), *words.split(), "--logs-path", tmp_path / words)
@@ -410,7 +413,7 @@ def test_ways_of_rounding_differ_and_options_say_what_they_do(halves, tmp_path):
 
 
 @pytest.mark.parametrize(("precision", "option", "forced"), [("16.16", "fp32", np.float32), ("32.32", "fp16", np.float16)])
-def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, forced, tmp_path):
+def test_forced_weights_keep_their_format(precision, option, forced, tmp_path):
     words = f"{BASE} --precision {precision} --force-weight-to-{option} fc1 batch_norm --logs-path {tmp_path / 'run'}"
     succeed("train", *words.split())
     other = np.float16 if forced is np.float32 else np.float32
@@ -421,7 +424,7 @@ def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, for
             assert value.dtype == (forced if "fc1" in name or "batch_norm" in name else other), name
 
 
-def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
+def test_fp32_copy_keeps_small_updates(tmp_path):
     succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--logs-path", tmp_path / "run")
     found = variables(tmp_path / "run", 4)
     name = "all/b1/0/1/conv/conv2d/kernel"
@@ -432,7 +435,7 @@ def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
 
 
 def test_overflow_is_nan_or_saturates(tmp_path):
-    """A loss scale that no half can hold: gradients are lost, or cut off."""
+    """The loss scale exceeds FP16: gradients become NaN or saturate."""
     words = [*BASE.split(), "--loss-scaling", "1e7", "--iterations", "1"]
     lost = run("train", *words, "--logs-path", tmp_path / "lost")
     assert lost.code == 1 and "update 1, all/b0/conv/conv2d/kernel" in lost.err and "--loss-scaling 128" in lost.out
@@ -442,8 +445,8 @@ def test_overflow_is_nan_or_saturates(tmp_path):
     assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()
 
 
-def test_a_run_finds_its_loss_scale(tmp_path):
-    """Of a scale that no half can hold: updates that overflow are skipped, and the scale is halved, until one is done."""
+def test_run_finds_its_loss_scale(tmp_path):
+    """From a scale beyond FP16: updates that overflow are skipped and the scale is halved until one succeeds."""
     words = [*BASE.split(), "--loss-scaling", "3e6", "--automatic-loss-scaling", "--logs-path"]
     succeed("train", *words, tmp_path / "run", "--iterations", 8)
     first, last = variables(tmp_path / "run", 0), variables(tmp_path / "run", 8)
@@ -455,7 +458,7 @@ def test_a_run_finds_its_loss_scale(tmp_path):
     assert_same_bits(
         *({n: v for n, v in each.items() if n not in ("global_step", "loss_scaling")} for each in (first, unmoved))
     )
-    # Adam's first step is the rate, however many updates were skipped before
+    # Adam's first step equals the rate, however many updates were skipped before
     given = BASE.replace("momentum", "Adam --abs-learning-rate 0.001 --warmup-epochs 0 --learning-rate-decay 1")
     scaling = ["--precision", "16.32", "--loss-scaling", "3e6", "--automatic-loss-scaling"]
     succeed("train", *given.split(), *scaling, "--logs-path", tmp_path / "adam", "--iterations", int(skipped) + 1)
@@ -480,7 +483,7 @@ def test_a_run_finds_its_loss_scale(tmp_path):
         ("--automatic-loss-scaling --fp-exceptions", "--fp-exceptions"),
     ],
 )
-def test_what_cannot_be_asked_for(words, named):
+def test_impossible_precision_is_rejected(words, named):
     result = run("train", *BASE.split(), *words.split(), "--dry-run")
     assert result.code == 2 and result.err.count("\n") == 1 and all(word in result.err for word in named.split())
 
@@ -491,12 +494,12 @@ def test_what_cannot_be_asked_for(words, named):
     ("--precision 16.32 --no-stochastic-rounding", "", "16.32_noSR"),
     ("--stochastic-rounding ON", "of updates", "16.16"),
     ("--precision 32.32 --stochastic-rounding all", "", "32.32"),
-    # not of the precision's name, but of what the weights that updates move are in
+    # the format of the updated weights decides, not the name of the precision
     ("--precision 16.32 --force-weight-to-fp16 conv", "of updates", "16.32"),
     ("--optimiser momentum --offload-fp32-weight-copy", "", "16.16"),
     ("--force-weight-to-fp32 all/", "", "16.16"),
 ])  # fmt: skip
-def test_the_formats_of_updates_decide_what_rounds_at_random(words, random, label):
+def test_update_formats_decide_stochastic_rounding(words, random, label):
     run = prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
     summary = run.plan.precision.summary(run.trace.variables)
     assert (f"stochastic rounding {random}" in summary) if random else "stochastic" not in summary

@@ -1,5 +1,6 @@
-"""Proxy norm: its statistics against float64 numpy, its gradient against finite differences of the whole map, and what
-updates do to its rows."""
+"""Proxy norm: statistics agree with float64 NumPy, gradients with finite differences of the whole map, and updates move the
+right rows.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ NETWORK = (
 
 
 def rows(seed: int) -> np.ndarray:
-    """beta, gamma, two that follow from the others, beta', gamma'."""
+    """Return beta, gamma, two rows that follow from the others, beta', gamma'."""
     draw = np.random.default_rng(seed)
     return draw.normal([[0.2], [1.0], [0.0], [0.0], [0.1], [-0.1]], 0.3, [6, CHANNELS])
 
 
 def statistics(rule: ProxyRule, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and inverse deviation by the formula, with quantiles from the error function by bisection."""
+    """Return mean and inverse deviation by the formula, with quantiles of the error function by bisection."""
 
     def quantile(p: float) -> float:
         low, high = -9.0, 9.0
@@ -63,7 +64,7 @@ def evaluated(make, dtype: tf.DType, *arrays: np.ndarray):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_statistics_are_those_of_the_formula(rule):
+def test_statistics_match_formula(rule):
     value = rows(1)
     for dtype, tolerance in ((tf.float64, 1e-12), (tf.float32, 2e-6)):
         found = evaluated(lambda v: proxy_norm.statistics(rule, v[:, None, None]), dtype, value)
@@ -75,7 +76,7 @@ POLICY = GroupNorm(groups=2, epsilon=1e-3, two_pass=True)
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
-    """Two strided groups of channels."""
+    """Normalise two strided groups of channels."""
     y = np.empty_like(x)
     for group in range(2):
         part = x[..., group::2]
@@ -85,14 +86,14 @@ def normalised(x: np.ndarray) -> np.ndarray:
 
 
 def network_value(rule: ProxyRule, value: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Norm, activation less the proxy's mean, and its inverse deviation, as one function of input and trained rows."""
+    """Return (activation of the norm - proxy mean) x inverse deviation, as a function of input and trained rows."""
     mean, inverse = statistics(rule, value)
     return (ACTIVATIONS[rule.activation](value[1] * normalised(x) + value[0]) - mean) * inverse
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_value_and_gradient_are_those_of_the_whole_map(rule, scaled):
+def test_value_and_gradient_match_whole_map(rule, scaled):
     draw = np.random.default_rng(2)
     x, weight, value = draw.normal(size=[3, 4, 4, CHANNELS]), draw.normal(size=[3, 4, 4, CHANNELS]), rows(3)
 
@@ -122,7 +123,7 @@ def test_value_and_gradient_are_those_of_the_whole_map(rule, scaled):
 
 @pytest.fixture(autouse=True)
 def short(short_efficientnet) -> None:
-    """A short network, for all tests here."""
+    """Use a short network in all tests here."""
 
 
 def prepared(words: str) -> Run:
@@ -133,7 +134,7 @@ def proxies(built: TrainingProgram) -> dict[str, np.ndarray]:
     return {name: value for name, value in built.values().items() if name.endswith("proxy")}
 
 
-def test_updates_move_four_rows_and_the_other_two_follow():
+def test_updates_move_four_of_six_rows():
     run = prepared(NETWORK)
     rule = next(variable.proxy for variable in run.trace.variables if variable.proxy)
     built = program(run)
@@ -155,12 +156,12 @@ def test_updates_move_four_rows_and_the_other_two_follow():
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_updates_are_rounded_unless_updates_move_fp32(copied):
-    """As other weights, of which --offload-fp32-weight-copy keeps copies in FP32; proxies are FP32 in memory and need none."""
+def test_updates_round_unless_fp32_is_updated(copied):
+    """As for other weights, --offload-fp32-weight-copy keeps FP32 copies. Proxies are FP32 in memory and need none."""
     precision = by_name("16.16", stochastic=OFF, offload_fp32_weight_copy=copied)
     variable = Variable("act/proxy", (6, 1, 1, CHANNELS), 0.0, proxy=RULES[0])
     start = np.float32(rows(1)).astype(np.float16).astype(np.float32).reshape(variable.shape)
-    value = start * np.float32(1 + 2.0**-14)  # nearer to the start than half of FP16's step
+    value = start * np.float32(1 + 2.0**-14)  # closer to the start than half an FP16 step
     with new_graph().as_default(), tf.Session() as session:
         variables = ProgramVariables((variable,), 1, {}, precision=precision)
         session.run(tf.global_variables_initializer())
@@ -171,7 +172,7 @@ def test_updates_are_rounded_unless_updates_move_fp32(copied):
     np.testing.assert_array_equal(found[trained], (value if copied else start)[trained])
 
 
-def test_weight_decay_touches_the_corrections_alone():
+def test_weight_decay_affects_corrections_alone():
     def after(decay: float) -> dict[str, np.ndarray]:
         built = program(prepared(f"{NETWORK.replace('momentum', 'SGD')} --weight-decay {decay}"))
         values = built.values()

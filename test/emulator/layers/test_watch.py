@@ -1,4 +1,4 @@
-"""Faults of the arithmetic are named: the layer and the update of the first exception, and how many gradients FP16 lost."""
+"""Arithmetic faults are named: layer and update of the first exception, and the number of gradients that FP16 lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepared(words: str):
 
 
 def planted(program, name: str, value: float) -> None:
-    """Fill a variable with a value that is too large for the layers behind it."""
+    """Fill a variable with a value too large for the following layers."""
     values = program.values()
     values[name] = np.full_like(values[name], value)
     program.load(values)
@@ -48,7 +48,7 @@ def planted(program, name: str, value: float) -> None:
         ("batch", "32.32", np.nan, "invalid operation (NaN)"),
     ],
 )
-def test_a_planted_overflow_is_named(net, precision, value, what):
+def test_forward_overflow_is_named(net, precision, value, what):
     with closing(training_program(prepared(f"{NETS[net]} --precision {precision} --fp-exceptions"), 0)) as program:
         program.step([1e-3, 1e-3])
         kernels = [name for name in program.values() if name.endswith("conv2d/kernel")]
@@ -59,14 +59,14 @@ def test_a_planted_overflow_is_named(net, precision, value, what):
     assert str(caught.value) == f"{what} in {name.removesuffix('2d/kernel').removesuffix('/conv')}, forward, in update 3"
 
 
-def test_a_planted_overflow_of_the_backward_pass_is_named():
-    """Beyond FP16 only by the loss scale: nothing of the forward pass is to blame."""
+def test_backward_overflow_is_named():
+    """Only the loss scale takes it beyond FP16: the forward pass has no fault."""
     expected = pytest.raises(FloatingPointError, match="overflow or division by zero in .*all/fc1/dense.*, in update 1")
     with closing(training_program(prepared("--loss-scaling 1e7 --fp-exceptions"), 0)) as program, expected:
         program.step([1e-3])
 
 
-def test_saturation_is_an_exception(tmp_path):
+def test_saturation_is_reported(tmp_path):
     words = f"{BASE} --loss-scaling 1e7 --saturate-on-overflow --iterations 1 --log-dir {tmp_path}"
     stopped = run("train", *words.split(), "--fp-exceptions")
     assert stopped.code == 1 and "overflow or division by zero in" in stopped.err and stopped.err.count("\n") == 1
@@ -84,7 +84,7 @@ def test_watching_changes_no_bit(words, tmp_path):
     assert_same_bits(variables(tmp_path / "plain", 2), variables(tmp_path / "watched", 2))
 
 
-def test_validation_names_the_layer_too():
+def test_validation_names_layer():
     program = validation_program(prepared("--precision 32.32 --fp-exceptions"))
     with closing(program):
         values = {name: np.zeros(variable.shape, np.float32) for name, variable in program.state.model.items()}
@@ -98,15 +98,15 @@ def test_validation_names_the_layer_too():
 @pytest.mark.parametrize(
     ("words", "inner", "limit"), [("", (FP16, E5M2FNUZ), E5M2FNUZ.overflow), ("--format-scaling", (FP16,), FP16.overflow)]
 )
-def test_formats_that_follow_lose_nothing_by_the_loss_scale(words, inner, limit):
-    """Gradients come into the format of results before, and that stays where it is."""
+def test_adaptive_formats_ignore_loss_scale(words, inner, limit):
+    """Gradients are first rounded to the format of results, which does not adapt."""
     spec = training_spec(prepared(f"{NETS['batch']} --precision 8.16 {words}"))
     formats = spec.watched_layers.formats
     assert formats["all/b1/0/1/conv"] == inner and formats["all/fc1/dense"] == (FP16,) and spec.gradient_limit == limit
 
 
-def test_gradients_that_fp16_cannot_hold_are_counted():
-    """Of the first picture: a quarter would round to 0, an eighth overflows; elsewhere noughts mean nothing."""
+def test_gradients_lost_in_fp16_are_counted():
+    """In the first image, a quarter would round to 0 and an eighth overflows; zeros elsewhere do not count."""
     dy = np.full((2, 4, 4, 2), 1.0, np.float32)
     dy[0].reshape(-1)[:8] = [0, 2.0**-25, -(2.0**-26), 1e-9, 2.9e-8, -1e-30, 0, 2.0**-25]
     dy[0].reshape(-1)[8:12] = [65520, -np.inf, np.nan, 1e6]
@@ -125,10 +125,10 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
 @pytest.mark.parametrize(
     ("scale", "expected"), [("1e-3", "gradients underflow: "), ("1e7", "gradients overflow: "), ("128", None)]
 )
-def test_a_run_says_what_it_loses(scale, expected, tmp_path):
+def test_run_reports_lost_gradients(scale, expected, tmp_path):
     words = f"{BASE} --loss-scaling {scale} --iterations 8 --log-freq 4 --batches-per-step 4 --no-logs"
     result = run("train", *words.split())
     out, overflows = result.out, expected is not None and "overflow" in expected
-    assert result.code == overflows, result.err  # weights that are no numbers any more end the run
+    assert result.code == overflows, result.err  # non-finite weights end the run
     assert out.count("flow: ") == (1 if expected else 0) and (not expected or expected in out), out
     assert not overflows or "a smaller --loss-scaling than 1e+07 may help; --keep-going" in result.err, result.err

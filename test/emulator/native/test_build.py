@@ -1,4 +1,4 @@
-"""Building the library of the kernels and finding it, by a compiler that copies its version into what it writes."""
+"""Build and find the kernel library, with a stand-in compiler that writes its version into the output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CPU part\t: {part}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """The folder of built libraries, empty, for a compiler that is there."""
+    """Return the empty folder of built libraries, with a compiler installed."""
     place = tmp_path / "built"
     monkeypatch.setattr(library, "built", lambda: place)
     monkeypatch.delenv(library.SWITCH, raising=False)
@@ -54,7 +54,7 @@ def use_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) 
     monkeypatch.setenv("CXX", f"{sys.executable} {script}")
 
 
-def test_a_library_that_was_cut_short_is_missing_and_built_again(folder, capsys):
+def test_truncated_library_is_rebuilt(folder, capsys):
     assert build.main([]) == 0 and library.identity() == library.newest().stem
     built = library.newest()
     whole = built.read_bytes()
@@ -65,7 +65,7 @@ def test_a_library_that_was_cut_short_is_missing_and_built_again(folder, capsys)
     assert build.main([]) == 0 and "built: " in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_another_compiler_builds_a_library_of_another_name(folder, tmp_path, monkeypatch):
+def test_another_compiler_builds_another_file(folder, tmp_path, monkeypatch):
     build.main([])
     first = library.newest()
     use_compiler(tmp_path, monkeypatch, "2")
@@ -73,10 +73,10 @@ def test_another_compiler_builds_a_library_of_another_name(folder, tmp_path, mon
     assert first.exists() and library.newest() != first and library.newest().name.startswith(library.name())
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(library, "COMPILERS", ())
-    assert build.main([]) == 0 and library.newest() != first  # what is there serves without a compiler
+    assert build.main([]) == 0 and library.newest() != first  # an existing library works without a compiler
 
 
-def test_a_build_removes_what_killed_ones_have_left(folder):
+def test_build_removes_leftovers(folder):
     (folder / "tmpabcdefgh").mkdir(parents=True)
     (folder / "tmpabcdefgh" / "gates.o").touch()
     (folder / ".native-0.so.77").touch()
@@ -85,7 +85,7 @@ def test_a_build_removes_what_killed_ones_have_left(folder):
     assert {file.name for file in folder.iterdir()} == {".lock", "native-0.so", library.newest().name}
 
 
-def test_without_a_compiler_a_line_says_so(folder, monkeypatch, capsys):
+def test_missing_compiler_is_reported(folder, monkeypatch, capsys):
     monkeypatch.setattr(library, "COMPILERS", ("no-such-compiler",))
     monkeypatch.delenv("CXX")
     assert build.main([]) == 0 and not library.identity()
@@ -98,7 +98,7 @@ def test_without_a_compiler_a_line_says_so(folder, monkeypatch, capsys):
     assert not list(folder.glob("*.so"))
 
 
-def test_processors_of_arm_are_told_apart(tmp_path):
+def test_arm_processors_are_distinguished(tmp_path):
     found = []
     for part in ("0xd40", "0xd0c"):
         (tmp_path / "cpuinfo").write_text(ARM.format(part=part))
@@ -107,8 +107,8 @@ def test_processors_of_arm_are_told_apart(tmp_path):
     assert "50.00" not in found[0]  # what differs from boot to boot
 
 
-def test_a_whole_library_that_cannot_be_loaded_is_named(tmp_path):
-    """In a process of its own, as a loaded library stays."""
+def test_unloadable_library_is_named(tmp_path):
+    """In a separate process, because a loaded library stays loaded."""
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "from emulator.native import library\n"

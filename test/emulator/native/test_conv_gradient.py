@@ -1,4 +1,4 @@
-"""Convolutions whose weights' gradient is a native kernel, against float64."""
+"""Convolutions with a native kernel for the gradient of weights agree with float64."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(
     not hasattr(library.load(), "emulator_conv_weights_gradient"),
     reason="the kernels are not built, or the processor has no AVX-512",
 )
-# batch, height, width, channels; kernel; stride; channels of a group; filters: images that tiles and blocks of rows divide, and that
-# they do not, smaller than the kernel, of one pixel, and more samples than one chunk of a weights' gradient has; then ungrouped,
-# of few channels, of as many as lie whole pages apart, of several panels for one thread, and of strides above the kernel
+# batch, height, width, channels; kernel; stride; channels per group; filters. Images divisible by tiles and blocks of rows and
+# not, smaller than the kernel, of one pixel, and more samples than one chunk of a weights' gradient; then ungrouped: few channels,
+# channels whole memory pages apart, several panels for one thread, and strides above the kernel size
 CASES = [
     ((2, 14, 14, 32), 3, 1, 16, 32), ((1, 9, 23, 32), 3, 2, 16, 32), ((3, 7, 7, 48), 5, 1, 16, 48), ((2, 15, 8, 32), 5, 2, 16, 32),
     ((2, 8, 15, 32), 5, 3, 16, 32), ((2, 1, 1, 32), 5, 1, 16, 32), ((2, 2, 3, 32), 7, 2, 16, 32), ((1, 70, 131, 32), 3, 1, 16, 32),
@@ -25,9 +25,9 @@ CASES = [
     ((3, 6, 5, 32), 4, 2, 16, 32), ((2, 1, 30, 32), 3, 3, 16, 32), ((0, 8, 8, 32), 3, 2, 16, 32),
     ((3, 23, 31, 3), 7, 2, 3, 64), ((9, 32, 33, 3), 3, 2, 3, 48), ((2, 7, 9, 1), 5, 2, 1, 16), ((2, 9, 8, 13), 3, 2, 13, 32),
     ((2, 14, 15, 128), 3, 2, 128, 160), ((9, 8, 8, 256), 3, 2, 256, 544), ((3, 3, 2, 70), 5, 3, 70, 16), ((2, 9, 9, 72), 2, 3, 72, 32),
-    ((2, 9, 8, 64), 3, 2, 4, 64), ((3, 7, 7, 32), 5, 1, 8, 32), ((0, 8, 8, 32), 3, 2, 8, 32),  # groups that are joined
+    ((2, 9, 8, 64), 3, 2, 4, 64), ((3, 7, 7, 32), 5, 1, 8, 32), ((0, 8, 8, 32), 3, 2, 8, 32),  # joined groups
     ((40, 30, 30, 8), 3, 2, 8, 32), ((1, 5, 5, 300), 3, 2, 300, 96), ((0, 8, 8, 8), 3, 2, 8, 32),
-    # depthwise: of channels that fill no vector, or no panel, in tiles that divide rows and columns, and that do not
+    # depthwise: channels that do not fill a vector or panel, in tiles that divide rows and columns and in others
     ((2, 14, 15, 32), 3, 1, 1, 32), ((3, 9, 70, 50), 3, 1, 1, 50), ((2, 33, 35, 24), 5, 1, 1, 24), ((2, 56, 10, 40), 5, 2, 1, 40),
     ((1, 13, 112, 32), 3, 2, 1, 32), ((4, 1, 1, 20), 5, 1, 1, 20), ((2, 2, 3, 5), 5, 2, 1, 5), ((2, 3, 2, 16), 3, 3, 1, 16),
     ((70, 12, 12, 48), 3, 1, 1, 48), ((1, 100, 9, 2), 5, 1, 1, 2), ((2, 9, 40, 17), 3, 4, 1, 17), ((0, 8, 8, 32), 3, 1, 1, 32),
@@ -44,7 +44,7 @@ def drawn(shape: tuple[int, ...], kernel: int, stride: int, of_group: int, filte
 
 
 def outcome(inputs: dict[str, np.ndarray], stride: int, dtype: type) -> list[np.ndarray]:
-    """y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
+    """Return y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
         x, weights, dy = fed.values()
@@ -56,7 +56,7 @@ def outcome(inputs: dict[str, np.ndarray], stride: int, dtype: type) -> list[np.
 
 
 @pytest.mark.parametrize(("shape", "kernel", "stride", "of_group", "filters"), CASES)
-def test_convolutions_and_gradients_are_those_of_float64(shape, kernel, stride, of_group, filters):
+def test_convolutions_and_gradients_match_float64(shape, kernel, stride, of_group, filters):
     inputs = drawn(shape, kernel, stride, of_group, filters)
     found = outcome(inputs, stride, np.float32)
     if not shape[0]:
@@ -69,7 +69,7 @@ def test_convolutions_and_gradients_are_those_of_float64(shape, kernel, stride, 
     assert np.abs(found[2] - expected[2]).max() < 1e-6 * np.sqrt(inputs["dy"][..., 0].size) * np.abs(expected[2]).max()
 
 
-def test_images_without_pixels_have_gradients_of_zeros():
+def test_empty_images_give_zero_gradients():
     kernels = library.load()
     with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
         empty = tf.zeros((2, 3, 0, 5))
@@ -78,7 +78,7 @@ def test_images_without_pixels_have_gradients_of_zeros():
 
 
 def shared_work() -> list[np.ndarray]:
-    """Results that several threads share."""
+    """Return results that several threads share."""
     grouped = outcome(drawn((40, 40, 30, 48), 3, 1, 16, 48), 1, np.float32)
     depthwise = outcome(drawn((20, 30, 31, 72), 3, 1, 1, 72), 1, np.float32) + outcome(
         drawn((2, 9, 9, 400), 5, 1, 1, 400), 1, np.float32
@@ -87,7 +87,7 @@ def shared_work() -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(("of_group", "own"), [(16, np.s_[:, :, 5, 16:32]), (1, np.s_[:, :, 0, 21])])
-def test_a_number_that_is_not_finite_goes_where_it_belongs(of_group, own):
+def test_non_finite_numbers_stay_in_their_group(of_group, own):
     inputs = drawn((2, 8, 8, 48), 3, 1, of_group, 48)
     inputs["x"][1, 3, 4, 21] = np.nan
     dw = outcome(inputs, 1, np.float32)[2]

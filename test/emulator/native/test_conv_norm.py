@@ -1,5 +1,6 @@
-"""Inference's convolutions with what stands before and behind them as native operations, against float64; neither the
-threads nor the other samples of a pass change a bit."""
+"""Inference convolutions fused with their neighbours agree with float64. Neither threads nor other samples of a pass change a
+bit.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def depthwise(kernel: int, stride: int, activation: str = SWISH) -> Network:
 
 
 def squeezed(filters: int) -> Network:
-    """Squeeze and excitation, a projection of what is gated, and a dense layer of the mean."""
+    """Squeeze and excitation, a projection of the gated result, and a dense layer of the mean."""
 
     def network(layers: Layers, x: Tensor) -> Tensor:
         gate = layers.global_mean(x)
@@ -65,8 +66,8 @@ def biased(filters: int) -> Network:
     return lambda layers, x: layers.dense(layers.relu(layers.conv(x, filters, 1, INITIAL, bias=True)), 9)
 
 
-# batch, height, width, channels: pixels and channels that tiles divide, and that they do not; fewer pixels than filters, and
-# more; windows that reach beyond every edge; results that are larger than the caches
+# batch, height, width, channels: pixels and channels divisible by tiles and not; fewer and more pixels than filters;
+# windows beyond every edge; results larger than the caches
 CASES = {
     "pointwise": ((2, 14, 14, 32), pointwise(64), "PointwiseConvNorm"),
     "few filters": ((1, 9, 11, 24), pointwise(8, LINEAR), "PointwiseConvNorm"),
@@ -89,7 +90,7 @@ CASES = {
 
 
 def drawn(case: str) -> dict[str, np.ndarray]:
-    """The network's weights by name."""
+    """Return the network's weights by name."""
     (_, *shape), network, _ = CASES[case]
     counted = CountingLayers()
     network(counted, Shape(*shape))
@@ -102,7 +103,7 @@ def drawn(case: str) -> dict[str, np.ndarray]:
 
 
 def outcome(case: str, x: np.ndarray, dtype: type = np.float32) -> np.ndarray:
-    """The network's answer; in float64 layer by layer, by TensorFlow."""
+    """Return the network's answer; in float64 layer by layer, by TensorFlow."""
     _, network, operation = CASES[case]
     with new_graph().as_default() as graph:
         fed = tf.placeholder(dtype, x.shape)
@@ -118,7 +119,7 @@ def pictures(case: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_those_of_float64(case):
+def test_results_match_float64(case):
     x = pictures(case)
     found, expected = outcome(case, x), outcome(case, x, np.float64)
     assert found.shape == expected.shape
@@ -129,12 +130,12 @@ SHARED = ("large", "large depthwise", "gate and means", "gate and means of one",
 
 
 def shared_work() -> list[np.ndarray]:
-    """Results that several threads share."""
+    """Return results that several threads share."""
     return [outcome(case, pictures(case)) for case in SHARED]
 
 
 @pytest.mark.parametrize("case", SHARED)
-def test_no_other_sample_changes_a_bit(case):
+def test_other_samples_change_no_bit(case):
     x = pictures(case)
     alone = outcome(case, x)
     again = outcome(case, np.concatenate([x, x[::-1]]))
@@ -150,7 +151,7 @@ def test_no_other_sample_changes_a_bit(case):
         "--model squeezenet",
     ],
 )
-def test_networks_answer_as_they_do_layer_by_layer(words):
+def test_fused_networks_match_separate_layers(words):
     run = prepare(cli.parse([*words.split(), "--dataset", "cifar-10", "--generated-data"], "train", environ={}).options, {})
     random = np.random.default_rng(5)
     with new_graph().as_default():

@@ -1,5 +1,7 @@
-"""Every operation of the native kernels gives a result or an error for any shapes and attributes: it neither crashes nor reads memory
-of others. A process of its own makes the calls, `python test_invalid_shapes.py ROUNDS`, so that a crash is a failure of the test."""
+"""Native kernels return a result or an error for any shapes and attributes; they never crash or read foreign memory.
+
+The calls run in a separate process (`python test_invalid_shapes.py ROUNDS`), so that a crash fails the test.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ import pytest
 from base import plugins
 from emulator.native import library
 
-# Shapes that fit together, by the name of an input, for each of three variants: a letter is a size, a digit itself.
+# Shapes that fit, by input name, in three variants: a letter is a size, a digit is itself.
 SHAPES = {
     "x": ["nhwc"], "dy": ["nHWf"], "shortcut": ["nhwc"], "gate": ["n11c"], "factor": ["n11c"], "noise": ["n111"],
     "weights": ["kkif", "11cf", "kk1f"], "mean": ["f", "pf", "n11f"], "variance": ["f", "pf"], "inverse_deviation": ["n11f"],
     "centre": ["o"], "outer": ["o"], "rate": [""], "divisor": [""], "decays": ["v"],
 }  # fmt: skip
-USUAL = "f"  # of other names: a number for each channel
-OF_LISTS, OPTIONAL = "kkif", ("noise", "shortcut", "gate")  # of lists of variables; and lists of one input or none
+USUAL = "f"  # for other names: one number per channel
+OF_LISTS, OPTIONAL = "kkif", ("noise", "shortcut", "gate")  # lists of variables; lists with one input or none
 ACTIVATIONS = ["linear", "relu", "relu6", "swish", "sigmoid"]
 NUMBERS = {"epsilon": [1e-3], "momentum": [0.9], "share": [0.1], "largest": [65504.0], "beyond": [0.0], "fraction_bits": [10],
            "least_exponent": [-14], "salt": [1], "kernel": [1, 3, 3, 5], "stride": [1, 1, 2, 3], "groups": [1, 1, 2],
@@ -33,11 +35,11 @@ WILD = {
     "int": [-(2**63), -1, 0, 1, 3, 24, 2**31 - 1, 2**31, 2**60, 2**63 - 1],
     "float": [0.0, -1.0, float("nan"), float("inf")],
 }
-SOUND = 1e30  # results of numbers near 1 are smaller; memory that nothing was written to is filled with -1.7e38
+SOUND = 1e30  # results of numbers near 1 are smaller; uninitialised memory is filled with -1.7e38
 
 
 @pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
-def test_every_operation_takes_or_refuses_every_shape(pytestconfig):
+def test_any_shape_gives_result_or_error(pytestconfig):
     path = os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))
     environ = {**os.environ, "PYTHONPATH": path, "MALLOC_PERTURB_": "1", fuzzing.SEED: str(fuzzing.seed())}
     command = [sys.executable, __file__, str(fuzzing.rounds(200, 3000, pytestconfig))]
@@ -48,7 +50,7 @@ def test_every_operation_takes_or_refuses_every_shape(pytestconfig):
 
 
 def main(rounds: int) -> None:
-    """Call every operation of the library `rounds` times; print each call before it is made."""
+    """Call every operation of the library `rounds` times; print each call first."""
     import tensorflow.compat.v1 as tf
     from tensorflow.python.framework import op_def_registry
 
@@ -68,8 +70,10 @@ def main(rounds: int) -> None:
 
 
 def drawn(rng: random.Random, definition: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """Return attributes, the shapes of inputs (a list of them for a list), and whether results are numbers of a usual size. One or
-    two of the attributes and inputs are wild in half of the cases."""
+    """Return attributes, shapes of the inputs (a list for a list), and whether results have a usual size.
+
+    In half of the cases, one or two of the attributes and inputs are random.
+    """
     lists = {arg.number_attr for arg in definition.input_arg}
     attrs = [attr for attr in definition.attr if attr.name not in lists]
     wild = set(rng.sample([each.name for each in (*attrs, *definition.input_arg)], rng.choice((0, 0, 1, 2))))
@@ -88,7 +92,7 @@ def drawn(rng: random.Random, definition: Any) -> tuple[dict[str, Any], dict[str
 
 
 def drawn_shapes(rng: random.Random, definition: Any, wild: set[str], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the shapes of inputs that fit together and fit the attributes, other than of those that are wild."""
+    """Return shapes of inputs that fit together and fit the attributes, except those in `wild`."""
     stride, groups, parts = (abs(given[name]) or 1 for name in ("stride", "groups", "parts"))
     sizes = {"n": parts % 9 * rng.choice((0, 1, 1, 3)), "h": rng.choice((0, 1, 2, 7, 9)), "w": rng.choice((1, 2, 7, 9, 30)),
              "c": rng.choice((0, 2, 16, 32, 32, 64, 140)), "k": given["kernel"] % 9, "p": parts % 9, "v": given["count"]}  # fmt: skip
@@ -114,7 +118,7 @@ def drawn_shapes(rng: random.Random, definition: Any, wild: set[str], given: dic
 
 
 def outcome(tf, rng, definition, operation, attributes, shapes, is_sound) -> tuple[bool, bool]:
-    """Return whether the kernel gave results, and whether the shape function did for shapes of which it knows all or a part."""
+    """Return whether the kernel, and the shape function with some shapes unknown, gave results."""
     types = {arg.name: np.uint64 if arg.type == tf.uint64.as_datatype_enum else np.float32 for arg in definition.input_arg}
     lists = {arg.name for arg in definition.input_arg if arg.number_attr}
     noise = np.random.default_rng(rng.randrange(2**32))
@@ -155,7 +159,7 @@ def outcome(tf, rng, definition, operation, attributes, shapes, is_sound) -> tup
 
 
 def said(error: Exception) -> None:
-    """Refuse an error without words."""
+    """Fail for an error without a message."""
     assert re.search(r"\w{2}", str(error))
 
 

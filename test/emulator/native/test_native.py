@@ -1,4 +1,4 @@
-"""The native kernels against float64, and that no neighbour changes a bit of what they compute."""
+"""The native kernels agree with float64, and no neighbouring sample changes a bit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from emulator.program.runtime import new_graph
 from Models._norms import BatchNorm, GroupNorm
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
-# more pixels than a block has, fewer, no multiple of it, one; channels that fill no vector
+# more pixels than a block, fewer, no multiple of it, one; channels that do not fill a vector
 SHAPES = [(3, 5, 7, 12), (1, 40, 33, 8), (2, 1, 1, 6), (4, 16, 16, 34), (2, 2, 300, 16)]
 ACTIVATIONS = ("linear", "relu", "relu6", "swish")
 
 
 def drawn(shape: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
-    """Inputs of a norm, around another value than 0."""
+    """Return inputs of a norm, around a value other than 0."""
     random, channels = np.random.default_rng(seed), shape[-1]
     return {
         "x": random.normal(2, 1.5, shape), "gamma": random.normal(1, 0.5, channels), "beta": random.normal(0, 1, channels),
@@ -33,7 +33,7 @@ def drawn(shape: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
 
 
 def outcome(function, inputs: dict[str, np.ndarray], dtype: type) -> list[np.ndarray]:
-    """y and the gradients of x, gamma and beta."""
+    """Return y and the gradients of x, gamma and beta."""
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
         differentiated = [tensor for name, tensor in fed.items() if name != "dy"]
@@ -48,7 +48,7 @@ def grouped(policy: GroupNorm, activation: str):
 
 
 def batched(parts: int, activation: str):
-    """By the kernels in FP32, by the formula in float64."""
+    """Batch norm by the kernels in FP32 and by the formula in float64."""
 
     def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
         if x.dtype == tf.float32:
@@ -73,13 +73,13 @@ def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: 
 @pytest.mark.sampled
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_group_norm_is_that_of_float64(shape, activation):
+def test_group_norm_matches_float64(shape, activation):
     inputs = drawn(shape, 1)
     for groups, contiguous, two_pass in itertools.product((1, 2, shape[-1]), (False, True), (False, True)):
         policy = GroupNorm(groups=groups, contiguous=contiguous, two_pass=two_pass, epsilon=1e-3)
         function = grouped(policy, activation)
         if shape[1] * shape[2] * shape[3] == groups:
-            continue  # a group of one value, whose variance is 0
+            continue  # a group of one value has variance 0
         narrow = {name: value.astype(np.float32) for name, value in inputs.items()}
         exact = outcome(function, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
         assert_near(outcome(function, narrow, np.float32), exact, 2e-5)
@@ -88,8 +88,8 @@ def test_group_norm_is_that_of_float64(shape, activation):
 @needs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scaled", [True, False])
-def test_proxy_norm_is_that_of_float64(shape, scaled):
-    """As is the gradient of every row of the proxy."""
+def test_proxy_norm_matches_float64(shape, scaled):
+    """So does the gradient of every row of the proxy."""
     inputs, random = drawn(shape, 6), np.random.default_rng(7)
     dy = inputs.pop("dy")
     inputs |= {"mean": random.normal(0, 1, shape[-1]), "inverse": random.uniform(0.5, 2, shape[-1]), "dy": dy}
@@ -107,7 +107,7 @@ def test_proxy_norm_is_that_of_float64(shape, scaled):
 @needs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_batch_norm_is_that_of_float64(shape, activation):
+def test_batch_norm_matches_float64(shape, activation):
     inputs = drawn(shape, 2)
     for parts in {1, shape[0]}:
         if shape[0] // parts * shape[1] * shape[2] == 1:
@@ -119,14 +119,16 @@ def test_batch_norm_is_that_of_float64(shape, activation):
 
 
 class SeparateLayers(TensorLayers):
-    """The vocabulary, each word an operation of its own."""
+    """The layer vocabulary with a separate operation for each layer."""
 
     _any_operands = False
 
 
 def residual_units(kind: type[TensorLayers], inputs: dict[str, np.ndarray], parts: int) -> tuple[list[np.ndarray], int]:
-    """Ends of residual units, their gradients and moments, with a norm on one side of the sum, on both, one that something
-    else reads, and a shortcut of another shape; and how many shortcuts were added by the native norm."""
+    """Return outputs, gradients and moments of residual units, and the number of shortcuts that the native norm added.
+
+    The units have a norm on one or both sides of the sum, one with another reader, and a shortcut of another shape.
+    """
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(tf.float32, value.shape) for name, value in inputs.items()}
         x, gamma, beta, dy = fed.values()
@@ -157,7 +159,7 @@ def residual_units(kind: type[TensorLayers], inputs: dict[str, np.ndarray], part
 
 @needs_kernels
 @pytest.mark.parametrize(("shape", "parts"), [((4, 16, 16, 34), 1), ((6, 5, 7, 12), 3)])
-def test_the_end_of_a_residual_unit_is_one_operation_with_the_bits_of_three(shape, parts):
+def test_fused_residual_end_is_exact(shape, parts):
     inputs = drawn(shape, 4)
     inputs["x"][1, 2, 3, 4] = np.nan
     separate, none = residual_units(SeparateLayers, inputs, parts)
@@ -182,9 +184,10 @@ def test_variances_are_exact_far_from_zero():
 
 
 @pytest.mark.parametrize("switch", ["1", "off"])
-def test_norms_of_one_pass_far_from_zero(switch, monkeypatch):
-    """The mean of the squares less the square of the mean is a small difference of large numbers: exact enough for 30
-    deviations, and below 0 for some of these samples with 10^5 and more, whose variance counts as 0."""
+def test_one_pass_norms_far_from_zero(switch, monkeypatch):
+    """E[x^2] - E[x]^2 is a small difference of large numbers. It is exact enough at 30 deviations. From 10^5 on it is negative for
+    some of these samples, and then counts as 0.
+    """
     monkeypatch.setenv(library.SWITCH, switch)
     noise, ones = np.random.default_rng(6).normal(0, 1, (16, 30, 30, 4)).astype(np.float32), np.ones(4)
     norm = grouped(GroupNorm(groups=4, epsilon=1e-5), "linear")
@@ -199,7 +202,7 @@ def test_norms_of_one_pass_far_from_zero(switch, monkeypatch):
             np.testing.assert_allclose(y, wide / wide.std((1, 2), keepdims=True), atol=1e-2)
 
 
-# gamma 0 makes beta the number that the activation sees: at a kink the slope is 0, as TensorFlow has it
+# with gamma 0, beta is the input of the activation: at a kink the slope is 0, as in TensorFlow
 KINKS = {
     "relu": {-(2.0**-14): 0, 0.0: 0, 2.0**-14: 1},
     "relu6": {-(2.0**-14): 0, 0.0: 0, 2.0**-14: 1, 6 - 2.0**-8: 1, 6.0: 0, 6 + 2.0**-8: 0},
@@ -210,7 +213,7 @@ KINKS = {
 @pytest.mark.parametrize("rounding", [None, Rounding()], ids=["exact", "rounded"])
 @pytest.mark.parametrize("norm", ["group", "proxy", "batch"])
 @pytest.mark.parametrize("activation", KINKS)
-def test_slopes_at_kinks(activation, norm, rounding, switch, monkeypatch):
+def test_slopes_at_kinks_match_tensorflow(activation, norm, rounding, switch, monkeypatch):
     monkeypatch.setenv(library.SWITCH, switch)
     if norm == "batch" and not library.identity():
         pytest.skip("TensorFlow's own operations do it then")
@@ -236,7 +239,7 @@ NORMS = grouped(GroupNorm(groups=4, two_pass=True), "swish"), batched(5, "swish"
 
 
 def shared_work() -> list[np.ndarray]:
-    """Results that several threads share: with fewer samples than threads each sample, with more each thread has its own."""
+    """Return results that several threads share: with few samples each sample, with many each thread has its own."""
     inputs = {name: value.astype(np.float32) for name, value in drawn((5, 30, 30, 24), 4).items()}
     one = {name: value[:1] if value.ndim == 4 else value for name, value in inputs.items()}
     return [
@@ -247,7 +250,7 @@ def shared_work() -> list[np.ndarray]:
 
 
 @needs_kernels
-def test_no_neighbour_changes_a_bit():
+def test_neighbours_change_no_bit():
     inputs = {name: value.astype(np.float32) for name, value in drawn((5, 30, 30, 24), 4).items()}
     together = outcome(NORMS[0], inputs, np.float32)[:2]
     for k in range(5):
@@ -258,7 +261,7 @@ def test_no_neighbour_changes_a_bit():
 
 @needs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_gate_s_gradient_is_that_of_float64(shape):
+def test_gate_gradient_matches_float64(shape):
     random = np.random.default_rng(5)
     x, dy = (random.normal(0, 1, shape).astype(np.float32) for _ in range(2))
     factor = random.uniform(0, 1, (shape[0], 1, 1, shape[-1])).astype(np.float32)
@@ -270,8 +273,8 @@ def test_a_gate_s_gradient_is_that_of_float64(shape):
 
 @needs_kernels
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_what_is_no_number_stays_none(activation):
-    """A norm and its activation hand NaN on, in training and in inference, for a run to stop at."""
+def test_nan_stays_nan(activation):
+    """A norm and its activation pass NaN on, in training and inference, so that a run can stop at it."""
     bad = np.float32([1, np.nan, 2, 3]).reshape(1, 2, 2, 1)
     with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
         x, one, zero = tf.constant(bad), tf.ones([1]), tf.zeros([1])
@@ -286,7 +289,7 @@ def test_what_is_no_number_stays_none(activation):
 
 
 @needs_kernels
-def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
+def test_run_without_kernels_is_close(tmp_path, monkeypatch):
     words = (
         "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.2 --width-coefficient 0.25 --image-size 32 "
         "--precision 32.32 --batch-size 4 --seed 3 --iterations 3 --log-freq 1 --abs-learning-rate 0.05 --warmup-epochs 0 "

@@ -1,4 +1,4 @@
-"""Rounding onto FP16's grid by the native kernel: every bit is that of the fallback, and the fallback is there without."""
+"""The native kernel rounds to FP16 with the bits of the fallback, which also works without kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels a
 
 
 def samples() -> np.ndarray:
-    """float32 [3, 2, ...]: all of FP16, the midpoints of neighbours, FP32's numbers beside both, and bits at random; more
-    numbers a sample than a thread takes at once, and no multiple of that."""
+    """Return float32 [3, 2, ...]: all of FP16, midpoints, their FP32 neighbours, and random bits.
+
+    A sample has more numbers than a thread takes at once, and no multiple of that.
+    """
     grid = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     sizes = np.sort(grid[np.isfinite(grid)])
     middles = np.concatenate([(sizes[1:] + sizes[:-1]) / 2, np.float32([65520, -65520, 65519.996, 131008])])
     exact = np.concatenate([grid, middles])
-    with np.errstate(invalid="ignore"):  # of NaNs that signal
+    with np.errstate(invalid="ignore"):  # of signalling NaNs
         beside = [np.nextafter(exact, np.float32(towards)) for towards in (-np.inf, np.inf)]
     drawn = np.random.default_rng(1).integers(0, 1 << 32, 1 << 20, dtype=np.uint32).view(np.float32)
     numbers = np.concatenate([exact, *beside, drawn])
@@ -50,8 +52,8 @@ def assert_bits(native: list[tf.Tensor], fallback: list[tf.Tensor], inputs: dict
 
 @needs_kernels
 @pytest.mark.parametrize("rounding", [Rounding(), Rounding(saturate=True), Rounding(trap=True)], ids=str)
-def test_bits_are_those_of_the_fallback(rounding, monkeypatch):
-    """To nearest, and at random with a number for each sample, or one for all, and another salt; x is read by others."""
+def test_bits_match_fallback(rounding, monkeypatch):
+    """To nearest, and stochastically with a number per sample or one for all and another salt; x has other readers."""
     numbers = samples()
     with new_graph().as_default():
         x = tf.placeholder(tf.float32, numbers.shape)
@@ -69,9 +71,10 @@ def test_bits_are_those_of_the_fallback(rounding, monkeypatch):
 @pytest.mark.parametrize("activation", ["linear", "relu6", "swish"])
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("norm", ["group", "proxy", "batch"])
-def test_norms_round_as_the_fallback_does(norm, activation, stochastic, monkeypatch):
-    """Values and gradients are on FP16's grid, and the fallback's but for few that the last place of a sum puts on the other
-    side of a rounding."""
+def test_norms_round_like_fallback(norm, activation, stochastic, monkeypatch):
+    """Values and gradients are on FP16's grid. They equal the fallback's except for the few that the last bit of a sum rounds the
+    other way.
+    """
     random, shape, rounding = np.random.default_rng(3), (4, 14, 14, 24), Rounding(stochastic)
     with new_graph().as_default() as graph:
         x, dy = (tf.placeholder(tf.float32, shape) for _ in range(2))
@@ -102,7 +105,7 @@ def test_norms_round_as_the_fallback_does(norm, activation, stochastic, monkeypa
     dx_there = dx_there.astype(np.float16) if not stochastic else dx_there  # a reader rounds it there
     for own, other in ((y, y_there), (dx, dx_there)):
         equal = own == other
-        random_input = norm == "batch" and stochastic and own is dx  # which the fallback leaves to a reader's draw
+        random_input = norm == "batch" and stochastic and own is dx  # the fallback leaves this rounding to a reader
         assert random_input or equal.mean() > 0.99, equal.mean()
         np.testing.assert_allclose(own, other, rtol=2.0**-8, atol=2.0**-8 * np.abs(other).mean())
     for own, other in zip(rest, rest_there, strict=True):

@@ -1,5 +1,8 @@
-"""No number of threads changes a bit of what the native kernels compute. A process has one pool of threads, of the size that
-its first session asks for, so each number has a process of its own: python test_threads.py NUMBER prints its digests."""
+"""The number of threads changes no bit of the native kernels.
+
+The first session fixes the size of a process's thread pool, so each number needs a process:
+`python test_threads.py NUMBER` prints its digests.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ MODULES = (
     "test_native",
     "test_updates",
     "test_winograd",
-)  # of which each has shared work
+)  # each of them has shared work
 
 
 @pytest.mark.skipif(
     not hasattr(library.load(), "emulator_winograd_conv2d"),
     reason="the kernels are not built, or the processor has no AVX-512",
 )
-def test_no_number_of_threads_changes_a_bit():
+def test_thread_count_changes_no_bit():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))}
     calls = [
         subprocess.Popen(
@@ -43,7 +46,7 @@ def test_no_number_of_threads_changes_a_bit():
 
 
 def main(threads: int) -> None:
-    """Print a digest of each module's shared work, and how many threads the process has."""
+    """Print a digest of each module's shared work, and the number of threads of the process."""
     import tensorflow.compat.v1 as tf
 
     tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=threads)).close()

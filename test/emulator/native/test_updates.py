@@ -1,4 +1,4 @@
-"""The updates of many variables by one operation: the bits of one after the other, and arguments that stay as they are."""
+"""One operation updates many variables with the bits of separate operations and leaves its arguments unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = {"momentum": optimisers.Momentum(0.9), "RMSprop": optimisers.RMSprop(0.9
 
 
 def drawn(seed: int) -> list[np.ndarray]:
-    """A tensor of each shape, with odd numbers at random places."""
+    """Return a tensor of each shape, with odd numbers at random places."""
     random = np.random.default_rng(seed)
     return [
         np.where(random.random(shape) < 0.1, random.choice(ODD, shape), random.normal(size=shape)).astype(np.float32)
@@ -28,13 +28,15 @@ def drawn(seed: int) -> list[np.ndarray]:
 
 
 def outcome(rule: str, divisor: float, whole: bool) -> list[np.ndarray]:
-    """Values and slots after an update, moved averages, and all that they were computed from; by one operation for the
-    `whole`, or by those that there are without kernels."""
+    """Return values and slots after an update, moved averages, and all inputs.
+
+    `whole` selects the joint operation; otherwise the operations without kernels are used.
+    """
     own = RULES[rule]
     rows = [drawn(seed) for seed in range(2 + len(own.slots))]
     with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
         fed = [[tf.placeholder(tf.float32, shape) for shape in SHAPES] for _ in rows]
-        # results of operations, whose places may be taken; their own values are asked for too
+        # results of operations, whose buffers may be reused; their own values are fetched too
         weights, gradients, *slots = ([x + 0.0 for x in row] for row in fed)
         moves = [
             Move(f"v{k}", w, dict(zip(own.slots, of_slots)), g, decay, divisor)
@@ -55,15 +57,15 @@ def outcome(rule: str, divisor: float, whole: bool) -> list[np.ndarray]:
 
 
 def shared_work() -> list[np.ndarray]:
-    """Results that no number of threads changes."""
+    """Return results that no number of threads changes."""
     return [*outcome("momentum", 1.0, True), *outcome("RMSprop", 4.0, True)]
 
 
 @pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
 @pytest.mark.parametrize("divisor", [1.0, 4.0])
 @pytest.mark.parametrize("rule", RULES)
-def test_one_operation_for_all_variables_does_what_many_do(rule, divisor):
-    """To the bit, but for TensorFlow's inverse root, which is not the nearest number."""
+def test_joint_update_equals_separate_updates(rule, divisor):
+    """Bitwise, except for TensorFlow's inverse root, which is not the nearest number."""
     tolerance = 0 if rule == "momentum" else 1e-5
     for whole, single in zip(outcome(rule, divisor, True), outcome(rule, divisor, False), strict=True):
         np.testing.assert_allclose(whole, single, rtol=tolerance, atol=tolerance)

@@ -1,5 +1,4 @@
-"""Convolutions by kernels of 3 x 3 pixels as they train, by Winograd's minimal filtering, against float64; no other sample
-changes a bit of what belongs to one."""
+"""3x3 training convolutions by Winograd's minimal filtering agree with float64, and no other sample changes a bit."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ pytestmark = pytest.mark.skipif(
     not hasattr(library.load(), "emulator_winograd_conv2d"),
     reason="the kernels are not built, or the processor has no AVX-512",
 )
-# batch, height, width, channels; channels of a group; filters: images of whole tiles and of parts of them, smaller than a tile,
-# with more tiles than one block and than one part of the batch, products of one vector and of two, several pieces of inputs
+# batch, height, width, channels; channels per group; filters: images of whole and partial tiles. Some are smaller than a tile,
+# more tiles than a block and than a part of the batch, products of one vector and of two, several pieces of inputs
 CASES = [
     ((2, 8, 8, 16), 16, 16), ((1, 7, 9, 32), 32, 16), ((3, 5, 6, 16), 16, 48), ((2, 1, 1, 16), 16, 32), ((1, 1, 8, 32), 32, 32),
     ((2, 2, 1, 16), 16, 16), ((4, 6, 5, 64), 16, 64), ((2, 9, 4, 96), 32, 96), ((1, 4, 4, 64), 32, 32), ((90, 14, 15, 32), 32, 32),
     ((5, 30, 31, 48), 48, 64), ((2, 6, 6, 256), 256, 256), ((3, 5, 5, 144), 144, 16), ((0, 4, 4, 16), 16, 16),
-    # groups that are joined, and some of as many channels that cannot be
+    # joined groups, and groups of as many channels that cannot be joined
     ((2, 9, 8, 32), 4, 32), ((3, 12, 13, 48), 8, 48), ((2, 5, 6, 64), 4, 64), ((0, 4, 4, 16), 8, 16),
     # more weights than are read for every block: fewer tiles than one thread multiplies, more than one block and one part
     ((1, 1, 1, 512), 512, 144), ((3, 9, 8, 544), 272, 544), ((3, 52, 60, 272), 272, 256), ((0, 4, 4, 512), 512, 256),
@@ -42,7 +41,7 @@ def drawn(shape: tuple[int, ...], of_group: int, filters: int, seed: int = 0) ->
 
 
 def outcome(inputs: dict[str, np.ndarray], dtype: type = np.float32) -> list[np.ndarray]:
-    """y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
+    """Return y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
         x, weights, dy = fed.values()
@@ -54,7 +53,7 @@ def outcome(inputs: dict[str, np.ndarray], dtype: type = np.float32) -> list[np.
 
 
 @pytest.mark.parametrize(("shape", "of_group", "filters"), CASES)
-def test_convolutions_and_gradients_are_those_of_float64(shape, of_group, filters):
+def test_convolutions_and_gradients_match_float64(shape, of_group, filters):
     inputs = drawn(shape, of_group, filters)
     found = outcome(inputs)
     if not shape[0]:
@@ -63,12 +62,12 @@ def test_convolutions_and_gradients_are_those_of_float64(shape, of_group, filter
         return
     for own, exact in zip(found, outcome(inputs, np.float64)):
         assert own.shape == exact.shape
-        # twice to four times what products of the operands themselves come to
+        # twice to four times the size of direct products
         np.testing.assert_allclose(own, exact, rtol=0, atol=4e-6 * np.abs(exact).max())
 
 
 def shared_work() -> list[np.ndarray]:
-    """Results that several threads share."""
+    """Return results that several threads share."""
     return (
         outcome(drawn((40, 13, 14, 48), 48, 32))
         + outcome(drawn((3, 9, 10, 96), 32, 96))
@@ -76,7 +75,7 @@ def shared_work() -> list[np.ndarray]:
     )
 
 
-def test_no_other_sample_changes_a_bit():
+def test_other_samples_change_no_bit():
     inputs = drawn((40, 13, 14, 48), 48, 32)
     alone = outcome(inputs)
     some = outcome({name: value if name == "weights" else value[7:12] for name, value in inputs.items()})
@@ -84,14 +83,14 @@ def test_no_other_sample_changes_a_bit():
 
 
 @pytest.mark.parametrize(("side", "of_rows", "of_columns"), [(10, slice(2, 6), slice(2, 6)), (12, slice(0, 8), slice(0, 8))])
-def test_a_number_that_is_not_finite_stays_near_where_it_belongs(side, of_rows, of_columns):
-    """Where results are in twos, and in fours."""
+def test_non_finite_numbers_stay_in_their_tiles(side, of_rows, of_columns):
+    """For results in tiles of two, and of four."""
     inputs = drawn((2, side, side, 48), 16, 48)
     inputs["x"][1, 3, 4, 21] = np.nan
     y, _, dw = outcome(inputs)
     wrong = np.isnan(y)
-    assert wrong[1, 2:5, 3:6, 16:32].all()  # of the pixels that it is a tap of
-    wrong[1, of_rows, of_columns, 16:32] = False  # and of the tiles that these are in
+    assert wrong[1, 2:5, 3:6, 16:32].all()  # of the pixels that have it as an input
+    wrong[1, of_rows, of_columns, 16:32] = False  # and of their tiles
     assert not wrong.any()
     expected = np.zeros(dw.shape, bool)
     expected[:, :, 5, 16:32] = True
@@ -99,7 +98,7 @@ def test_a_number_that_is_not_finite_stays_near_where_it_belongs(side, of_rows, 
 
 
 @pytest.mark.parametrize(("precision", "training", "native"), [("32.32", True, 1), ("32.32", False, 0), ("16.16", True, 0)])
-def test_only_training_in_fp32_multiplies_sums_of_operands(precision, training, native):
+def test_only_fp32_training_uses_winograd(precision, training, native):
     with new_graph().as_default() as graph:
         weights = {"conv/conv2d/kernel": tf.zeros([3, 3, 16, 16])}
         layers = PrecisionPolicy(Precision.of(DeviceOptions(precision=precision))).layers(

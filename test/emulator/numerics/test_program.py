@@ -1,4 +1,4 @@
-"""What is observed of a network's numbers is what numpy finds in them."""
+"""Observed statistics of a network's numbers agree with NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALE = 30.0
 KERNELS = "all/one/conv/conv2d/kernel", "all/two/dense/kernel"
 
 
-def test_an_observation_is_numpys():
+def test_observation_matches_numpy():
     options = DeviceOptions(
         precision="8.16", weight_format="e2m1fn", activation_bias=9, gradient_format="e3m2", format_for=("one=fp32",)
     )
@@ -35,7 +35,7 @@ def test_an_observation_is_numpys():
         again = program.observe({name: 2 * value for name, value in values.items()}, 8, 1.0)
     (w, b, w_2, b_2), x, target = weights.values(), pictures[0, :, 0, 0], targets[0]
     a = np.maximum(x @ w[0, 0] + b, 0)
-    dy_2 = SCALE * (a @ w_2 + b_2 - target) / (BATCH / 2)  # each micro-batch has a mean of its own
+    dy_2 = SCALE * (a @ w_2 + b_2 - target) / (BATCH / 2)  # each micro-batch has its own mean
     dy = (dy_2 @ w_2.T) * (x @ w[0, 0] + b > 0)
     assert (found.updates, found.scale) == (7, SCALE)
     assert [(each.layer, each.kind) for each in found.tensors] == [
@@ -46,7 +46,7 @@ def test_an_observation_is_numpys():
         expected = Counter(np.frexp(size[size > 0])[1] - 1)
         assert each.exponents == dict(sorted(expected.items())), each
         if each.layer == "all/one/conv":
-            assert each.format.name == ("FP32" if each.kind == "weights" else "FP16")  # that of results is narrower
+            assert each.format.name == ("FP32" if each.kind == "weights" else "FP16")  # the format of results is narrower
         rounded = size if each.format.name == "FP32" else np.minimum(each.format.rounded(size), each.format.largest)
         rounded = np.where(np.isnan(rounded), each.format.largest, rounded)
         np.testing.assert_allclose(
@@ -58,13 +58,14 @@ def test_an_observation_is_numpys():
             rtol=1e-5,
         )  # fmt: skip
     lost = [each.losses for each in found.tensors if each.layer == "all/two/dense"]
-    assert lost[0].under > 0 and lost[1].error > 0 and lost[2].over > 0  # the numbers put each of them to the test
+    assert lost[0].under > 0 and lost[1].error > 0 and lost[2].over > 0  # the numbers cover each case
     assert min(again.tensors[0].exponents) == min(found.tensors[0].exponents) + 1
 
 
-def test_formats_that_follow_are_observed_as_they_lie():
-    """Of gradients near 2^-24 all would be 0 in e5m2fnuz as its bias has it; one that has followed smaller ones loses the
-    largest of them."""
+def test_adaptive_formats_are_observed_as_shifted():
+    """All gradients near 2^-24 would be 0 in e5m2fnuz with its default bias. A format adapted to smaller ones loses the
+    largest of them.
+    """
     options = DeviceOptions(precision="8.16", format_scaling="maximum", format_for=("two=fp16",))
     precision = Precision.of(options, kernels=KERNELS)
     weights, pictures, _ = numbers()
@@ -83,6 +84,6 @@ def test_formats_that_follow_are_observed_as_they_lie():
     np.testing.assert_allclose(gradient.losses[:3], [3 / 6, 0, 2 / 6], rtol=1e-6)
     np.testing.assert_allclose(smaller.tensors[2].losses[:3], [3 / 6, 3 / 6, 0], rtol=1e-6)  # in FP16, as they arrive
     x = np.abs(pictures[0])
-    assert activation.losses.over == np.mean(x >= E4M3FNUZ.overflow / 2.0**6)  # 1 lies at 2^6
+    assert activation.losses.over == np.mean(x >= E4M3FNUZ.overflow / 2.0**6)  # 1 is at 2^6
     drawn = numerics_chart.draw(found)
     assert "e5m2fnuz: 33 octaves by each layer" in drawn and "e4m3fnuz: 18 octaves" in drawn

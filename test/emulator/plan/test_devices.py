@@ -1,4 +1,4 @@
-"""Where a plan is carried out: emulated device ids, TensorFlow devices, and programs that are only built."""
+"""Where a plan runs: emulated device ids, TensorFlow devices, and programs that are only built."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPla
 
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
-def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
+def test_device_ids_are_single_ipus_then_groups(size, ids):
     found = ipu_ids.devices(size)
     assert [device.id for device in found] == list(range(ids))
     assert [len(device.ipus) for device in found] == sorted(len(device.ipus) for device in found)
@@ -51,7 +51,7 @@ def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
         (f"{RESNET} --replicas 32", (62, 32), 0),  # a larger system
     ],
 )
-def test_selected_devices(words, training, validation):
+def test_selected_device_fits_plan(words, training, validation):
     run = prepared(words)
     found = run.plan
     assert (found.training_device.id, len(found.training_device.ipus)) == training
@@ -73,13 +73,13 @@ def test_selected_devices(words, training, validation):
         ("--rts --disable-variable-offloading", "--rts --disable-variable-offloading"),
     ],
 )
-def test_devices_that_cannot_be(words, named):
+def test_impossible_devices_are_rejected(words, named):
     with pytest.raises(OptionError) as error:
         prepared(f"{RESNET} {words}")
     assert all(word in str(error.value) for word in named.split())
 
 
-def test_validation_takes_its_own_device_from_the_command_line():
+def test_validation_device_comes_from_command_line():
     def device(words: str, recorded: dict[str, object] | None = None) -> int:
         options = cli.parse(words.split(), "validation", recorded, environ={}).options
         return prepare(options, {}, training=False).plan.validation_device.id
@@ -88,7 +88,7 @@ def test_validation_takes_its_own_device_from_the_command_line():
     assert device(f"{RESNET} --select-ipu 1 6") == 6
     assert device(RESNET, {"select_ipu": ["25"]}) == 0  # that was for training on four IPUs
     assert device(RESNET, {"select_ipu": ["25", "9"]}) == 9
-    assert device(f"{RESNET} --no-select-ipu", {"select_ipu": ["25", "9"]}) == 0  # which ended with an IndexError
+    assert device(f"{RESNET} --no-select-ipu", {"select_ipu": ["25", "9"]}) == 0  # this ended with an IndexError
 
 
 def test_gc_info_lists_every_device(capsys):
@@ -101,7 +101,7 @@ def test_gc_info_lists_every_device(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + 127
 
 
-def test_stages_go_to_the_graphics_cards_there_are():
+def test_stages_use_available_graphics_cards():
     names = lambda there, **request: resolved(STAGED, there, **request).stage_devices
     assert names(Machine(2, 0)) == ("/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3")
     assert names(Machine(2, 2)) == ("/gpu:0", "/gpu:0", "/gpu:1", "/gpu:1")

@@ -1,4 +1,4 @@
-"""How many micro-batches share a pass where the plan chooses: as predicted time and the memory budget say, and nothing else."""
+"""The automatic number of micro-batches per pass depends only on predicted time and the memory budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fold_of(words: str) -> int:
 @pytest.mark.parametrize(
     ("words", "fold"),
     [
-        (SMALL, 8),  # what a pass takes beside its multiply-adds is most of the time
+        (SMALL, 8),  # a pass's fixed cost is most of the time
         (f"{SMALL} --fold-memory 20", 4),
         (f"{SMALL} --fold-memory 1", 1),
         (SMALL.replace("count 8", "count 6"), 6),
@@ -36,12 +36,12 @@ def fold_of(words: str) -> int:
         (f"{GROUPS} --batch-size 4 --gradient-accumulation-count 8 --fold-memory 2200", 8),
     ],
 )
-def test_auto_takes_the_fewest_that_are_near_the_shortest_time(words, fold):
+def test_auto_takes_smallest_near_optimal_fold(words, fold):
     assert fold_of(words) == fold
 
 
-def test_a_span_counts_with_batch_norm_alone():
-    """Of micro-batches that share a pass, nothing but their statistics would need it, and the bits depend on the number."""
+def test_batch_norm_span_counts_alone():
+    """With other norms, a BN span changes neither the plan nor a bit."""
     words = f"{SMALL} --replicas 4 --fold 2 --precision 32.32"
 
     def plan_of(more: str) -> ExecutionPlan:

@@ -1,4 +1,4 @@
-"""Splits by name and by cost: every spelling of every segment, the texts of errors, balance against all possible cuts."""
+"""Splits by name and by cost: every spelling of every segment, error messages, balance compared with all possible cuts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RN50_UNITS = (3, 4, 6, 3)
 
 @functools.cache
 def traced(name, size, **changes):
-    """A model for ImageNet, counted."""
+    """Return a counted model for ImageNet."""
     module = importlib.import_module(f"Models.{name}")
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {key: value for key, value in module.DEFAULTS["imagenet"].items() if key in fields}
@@ -37,14 +37,14 @@ def firsts(stages):
 
 
 @pytest.mark.parametrize("segments", [RN50, B0], ids=["ResNet-50", "EfficientNet-B0"])
-def test_every_segment_but_the_first_begins_a_stage(segments):
+def test_every_later_segment_may_start_stage(segments):
     assert len(segments) > 30
     for place, name in enumerate(segments[1:], start=1):
         assert split(segments, [name], 2) == (segments[:place], segments[place:])
     assert split(segments, segments[1:], len(segments)) == tuple((name,) for name in segments)
 
 
-def test_the_names_of_the_later_vintage():
+def test_newer_segment_names_are_accepted():
     seen = set()
     for stage, units in enumerate(RN50_UNITS, start=1):
         for unit, relu in itertools.product(range(units), ("", "/relu")):
@@ -68,13 +68,13 @@ def test_the_names_of_the_later_vintage():
         (RN50, ["b1/2/relu", "b2/3/relu", "b3/5/relu"]),
     ],
 )
-def test_the_splits_of_documented_commands(segments, names):
+def test_documented_splits_are_accepted(segments, names):
     stages = split(segments, names, 4)
     assert firsts(stages) == [segments[0], *names]
     assert sum(stages, ()) == segments
 
 
-def test_capitals_matter_only_where_names_differ_by_nothing_else():
+def test_case_matters_only_between_equal_names():
     assert firsts(split(B0, ["BLOCK2A/se", "Block4A", "top"], 4))[1:] == ["block2a/SE", "block4a", "Top"]
     assert firsts(split(RN50, ["Stage3/Unit2/ReLU", "FC1"], 3))[1:] == ["b3/1/relu", "fc1"]
     alike = ("a", "X", "x", "Y")
@@ -82,7 +82,7 @@ def test_capitals_matter_only_where_names_differ_by_nothing_else():
     assert split(alike, ["x"], None) == (("a", "X"), ("x", "Y"))
 
 
-# --- refused splits
+# --- rejected splits
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_capitals_matter_only_where_names_differ_by_nothing_else():
         (["b1/1"], 1, ("1 name", "shards=1", "0")),
     ],
 )
-def test_splits_that_cannot_be_name_what_was_given(names, stages, named):
+def test_impossible_splits_are_named(names, stages, named):
     with pytest.raises(PartitionError) as caught:
         split(RN50, names, stages)
     first, *more = str(caught.value).splitlines()
     assert all(part in first for part in named) and len(more) <= 1
 
 
-def test_the_first_stage_of_stages_on_one_ipu_may_be_the_input():
+def test_first_stage_may_be_input_alone():
     assert split(RN50, ["b0", "b2/0"], None)[:2] == ((), RN50[: RN50.index("b2/0")])
 
 
@@ -113,7 +113,7 @@ def test_the_first_stage_of_stages_on_one_ipu_may_be_the_input():
 
 
 def by_trying_all(costs, parts):
-    """The cuts as `balanced` states them, from all that there are."""
+    """Return the cuts as defined by `balanced`, from all possible ones."""
 
     def rank(cuts):
         sizes = [sum(costs[first:last]) for first, last in itertools.pairwise((0, *cuts, len(costs)))]
@@ -122,7 +122,7 @@ def by_trying_all(costs, parts):
     return min(itertools.combinations(range(1, len(costs)), parts - 1), key=rank)
 
 
-def test_balanced_equals_the_best_of_all_cuts():
+def test_balanced_finds_best_cuts():
     source = random.Random(3)
     tried = 0
     for _ in range(60):
@@ -138,7 +138,7 @@ def test_balanced_equals_the_best_of_all_cuts():
     [
         ([5], 1, ()),
         ([1, 1, 1, 1], 2, (2,)),
-        ([1, 1, 1], 2, (1,)),  # two equally good: the cut that comes first
+        ([1, 1, 1], 2, (1,)),  # two equally good: the first cut wins
         ([0, 0, 0, 0], 3, (1, 2)),
         ([1, 1, 1, 1, 9], 3, (2, 4)),  # 9 is the largest in any case; the others are even, not 1 and 3
         ([9, 1, 1, 1, 1], 2, (1,)),
@@ -151,7 +151,7 @@ def test_balanced_by_hand(costs, parts, cuts):
 
 
 def tiny(*rows):
-    """A trace of (segment, kind, source side, result side, multiply-adds), one channel."""
+    """Return a trace of (segment, kind, source side, result side, multiply-adds), with one channel."""
     operations = tuple(
         Operation(segment=segment, name=segment, kind=kind, source=Shape(a, a, 1), result=Shape(b, b, 1), multiply_adds=work)
         for segment, kind, a, b, work in rows
@@ -171,7 +171,7 @@ def test_costs_by_hand():
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 @pytest.mark.parametrize(("include", "only"), [((), ""), (("",), ""), (("relu",), "relu")])
-def test_automatic_cuts_where_it_may_and_best(parts, include, only):
+def test_automatic_cuts_are_allowed_and_best(parts, include, only):
     counted = traced("resnet", 14)
     costs = dict(zip(counted.segments, segment_costs(counted)))
 
@@ -187,14 +187,14 @@ def test_automatic_cuts_where_it_may_and_best(parts, include, only):
     )
 
 
-def test_the_costs_are_those_of_the_trace():
+def test_costs_match_trace():
     counted = tiny(("a", "conv", 1, 1, 5), ("b", "conv", 1, 1, 1), ("c", "conv", 1, 1, 1), ("d", "conv", 1, 1, 2))
     assert automatic(counted, 2) == (("a",), ("b", "c", "d"))
     assert automatic(counted, 2, exclude=["b"]) == (("a", "b"), ("c", "d"))
     assert automatic(counted, 2, include=["d", "c"], exclude=["c"]) == (("a", "b", "c"), ("d",))
 
 
-def test_excluded_names_begin_no_stage():
+def test_excluded_names_start_no_stage():
     counted = traced("efficientnet", "B0")
     stages = automatic(counted, 8, exclude=["/", "Top"])
     assert len(stages) == 8 and not any("/" in name or name == "Top" for name in firsts(stages))
@@ -210,7 +210,7 @@ def test_excluded_names_begin_no_stage():
         (2, {"include": ["relu", "b2/0/rleu"]}, ("sharding_include_filter", "'b2/0/rleu'", "b2/0/relu")),
     ],
 )
-def test_filters_that_leave_too_little_are_named(parts, filters, named):
+def test_filters_with_too_few_candidates_are_named(parts, filters, named):
     with pytest.raises(PartitionError) as caught:
         automatic(traced("resnet", 14), parts, **filters)
     assert all(part in str(caught.value).splitlines()[0] for part in named)

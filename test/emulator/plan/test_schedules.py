@@ -1,4 +1,4 @@
-"""Schedules against drawings, against formulas over a grid of sizes, and that damaged timelines are refused."""
+"""Schedules agree with drawings and with formulas over a grid of sizes, and damaged timelines are rejected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ IDLE = {
 
 
 def table(drawing):
-    """The timeline that a drawing shows: a line `stage j  cell cell ...` per stage."""
+    """Return the timeline of a drawing with a line `stage j  cell cell ...` per stage."""
     lines = [line.split() for line in drawing.splitlines() if line.split()[:1] == ["stage"]]
     assert [int(line[1]) for line in lines] == list(range(len(lines)))
     return tuple(zip(*[[cell(text) for text in line[2:]] for line in lines], strict=True))
@@ -61,7 +61,7 @@ def cell(text):
 
 
 def changed(timeline, cells):
-    """A timeline with some cells, {(clock, stage): text}, written anew."""
+    """Return a timeline with some cells replaced, {(clock, stage): text}."""
     return tuple(
         tuple(cell(cells[k, j]) if (k, j) in cells else old for j, old in enumerate(row)) for k, row in enumerate(timeline)
     )
@@ -120,12 +120,12 @@ def clocks_of(timeline):
         """),
     ],
 )  # fmt: skip
-def test_drawn(schedule, stages, count, drawing):
+def test_schedules_match_drawings(schedule, stages, count, drawing):
     assert schedule(stages, count) == table(drawing)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_drawing_of_the_docstring_is_true(name):
+def test_drawing_in_docstring_is_true(name):
     drawn = table(SCHEDULES[name].__doc__)
     count = max(action.micro_batch for action in clocks_of(drawn)) + 1
     assert SCHEDULES[name](len(drawn[0]), count) == drawn
@@ -133,7 +133,7 @@ def test_the_drawing_of_the_docstring_is_true(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_rendered_timeline_reads_back(name):
+def test_rendered_timeline_is_read_back(name):
     for stages, count in ((1, 1), (2, 3), (3, 4), (5, 2), (4, 11)):
         timeline = build(name, stages, count)
         assert table(render(timeline, max_clocks=len(timeline))) == timeline
@@ -143,7 +143,7 @@ def test_a_rendered_timeline_reads_back(name):
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_every_size_is_valid_with_the_stated_counts(name, stages, count):
+def test_every_size_is_valid(name, stages, count):
     timeline = build(name, stages, count)
     validate(timeline, stages, count)
     assert len(timeline) == CLOCKS[name](stages, count)
@@ -157,30 +157,30 @@ def test_every_size_is_valid_with_the_stated_counts(name, stages, count):
 
 
 @pytest.mark.parametrize(("stages", "count"), GRID)
-def test_interleaved_and_sequential_do_one_thing_at_a_time(stages, count):
+def test_interleaved_and_sequential_never_overlap(stages, count):
     assert max(len(found) for row in one_forward_one_backward(stages, count) for found in row) == 1
     assert [sum(map(len, row)) for row in sequential(stages, count)] == [1] * (2 * stages * count)
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_waits_say_the_whole_order(name, stages, count):
+def test_waits_define_complete_order(name, stages, count):
     timeline = build(name, stages, count)
     assert max_in_flight(name, stages, count) == tuple(LIVE[name](stages, count, j) for j in range(stages))
     for j in range(stages):
         forward, backward = (list(accumulate(counts)) for counts in waits(timeline, j))
         place = {action: at for at, action in enumerate(order(timeline, j))}
-        for i in range(count):  # as many of the other kind are before it, and no more
+        for i in range(count):  # exactly as many of the other kind are before it
             assert place[Action(j, "F", i)] == i + forward[i] and place[Action(j, "B", i)] == i + backward[i]
 
 
-def test_micro_batches_out_of_their_order_cannot_be_carried_out(monkeypatch):
+def test_unordered_micro_batches_are_rejected(monkeypatch):
     monkeypatch.setattr(schedules, "SCHEDULES", {"odd": lambda n, a: table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")})
     with pytest.raises(ScheduleError, match="stage 0 does 0B1 before 0B0: the micro-batches must come in order"):
         max_in_flight("odd", 1, 4)
 
 
 @pytest.mark.parametrize("count", [1, 9, 200])
-def test_a_window_that_grows_is_seen(count, monkeypatch):
+def test_growing_window_is_detected(count, monkeypatch):
     monkeypatch.setattr(schedules, "SCHEDULES", {"all forwards first": all_forwards_first})
     assert max_in_flight("all forwards first", 2, count) == (count, count)
 
@@ -192,7 +192,7 @@ def test_idle_share_needs_no_long_timeline(name, stages, count):
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_phases_follow_each_other_and_main_is_busy(name, stages, count):
+def test_phases_follow_each_other(name, stages, count):
     timeline = build(name, stages, count)
     up, main, down = phases(timeline)
     assert [*up, *main, *down] == list(range(len(timeline)))
@@ -205,15 +205,15 @@ def test_phases_follow_each_other_and_main_is_busy(name, stages, count):
     assert not any(action.kind == "F" for k in down for action in timeline[k][0])
 
 
-def test_a_large_pipeline_is_instant():
-    """Quadratic in its clocks, it would take longer than a test may."""
+def test_large_pipeline_is_instant():
+    """Work quadratic in the number of clocks would exceed the time limit of a test."""
     for name in SCHEDULES:
         timeline = build(name, 16, 512)
         assert phases(timeline) and render(timeline) and idle_fraction(timeline)
         assert list(max_in_flight(name, 16, 512)) == [LIVE[name](16, 512, j) for j in range(16)]
 
 
-# --- refusals
+# --- rejections
 
 PLAIN = table("""
     clock    0    1    2    3    4    5
@@ -223,7 +223,7 @@ PLAIN = table("""
 
 
 def arrow_clock(message):
-    """The clock that the arrow of a message points at."""
+    """Return the clock at which the arrow of a message points."""
     lines = message.splitlines()
     top = next(line for line in lines if line.startswith("clock "))
     assert lines[-1].strip() == "^"
@@ -242,7 +242,7 @@ def arrow_clock(message):
         ({(2, 0): "0F2"}, 2, "0F2: the micro-batches are 0 to 1"),
     ],
 )  # fmt: skip
-def test_a_damaged_timeline_is_refused_with_an_arrow(cells, clock, fault):
+def test_damaged_timeline_is_rejected_with_arrow(cells, clock, fault):
     validate(PLAIN, 2, 2)
     damaged = changed(PLAIN, cells)
     with pytest.raises(ScheduleError) as caught:
@@ -252,7 +252,7 @@ def test_a_damaged_timeline_is_refused_with_an_arrow(cells, clock, fault):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_action_can_be_left_out_or_done_twice_or_swapped_with_one_it_needs(name):
+def test_missing_repeated_or_swapped_action_is_rejected(name):
     timeline = build(name, 3, 4)
     clocks = clocks_of(timeline)
     for action, k in clocks.items():
@@ -273,10 +273,10 @@ def test_no_action_can_be_left_out_or_done_twice_or_swapped_with_one_it_needs(na
                 validate(tuple(map(tuple, swapped)), 3, 4)
 
 
-# --- texts
+# --- messages
 
 
-def test_unknown_schedules_and_sizes_below_one_are_refused():
+def test_unknown_schedules_and_sizes_are_rejected():
     with pytest.raises(ScheduleError, match="no pipeline schedule 'Grouped2'; there are: Grouped, Interleaved, Sequential"):
         build("Grouped2", 2, 2)
     for name, (stages, count) in itertools.product(SCHEDULES, ((0, 1), (1, 0), (-1, 4))):

@@ -1,5 +1,6 @@
-"""The device loop against independent arithmetic: gradients by finite differences, update rules and moving
-statistics in float64, and the same bits however an update is carried out."""
+"""The device loop agrees with independent arithmetic: gradients by finite differences, update rules and moving statistics
+in float64, and the same bits for every layout.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import commands
 import numpy as np
 import pytest
 
-from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
+from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - the program is built from it
 from emulator.program import runtime
 from emulator.program.training_program import TrainingProgram
 from harness.commands import cli
@@ -28,12 +29,12 @@ def prepared(*words: object) -> Run:
 
 
 def program(*words: object) -> TrainingProgram:
-    """The training program of these options, at its initial weights."""
+    """Return the training program of these options with its initial weights."""
     return commands.program(prepared(*words))
 
 
 def after(words: tuple[object, ...], rates: list[float]) -> dict[str, np.ndarray]:
-    """Every variable after one host step."""
+    """Return every variable after one host step."""
     built = program(*words)
     built.step(np.asarray(rates, np.float32))
     values = built.values()
@@ -46,7 +47,7 @@ def kernels(values: dict[str, np.ndarray]) -> list[str]:
 
 
 def gradient(words: tuple[object, ...]) -> dict[str, np.ndarray]:
-    """The first update's gradient, from plain SGD at rate 1."""
+    """Return the first update's gradient, from plain SGD at rate 1."""
     built = program(*words, "--optimiser", "SGD")
     before = built.values()
     built.step(np.asarray([1.0], np.float32))
@@ -56,14 +57,14 @@ def gradient(words: tuple[object, ...]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("norm", ["--batch-norm", "--group-norm"])
-def test_gradient_is_the_slope_of_the_loss(norm):
+def test_gradient_is_slope_of_loss(norm):
     words = ("--batch-size", 16, norm, "--label-smoothing", 0.1)
     built = program(*words)
     start = built.values()
     slope = gradient(words)
     rng = np.random.default_rng(0)
     length = sum(float(np.square(g).sum()) for g in slope.values()) ** 0.5
-    # a direction with a large part along the gradient, so that the difference stands out of FP32's noise
+    # a direction close to the gradient, so that the difference exceeds FP32's noise
     direction = {
         name: g / length + 0.3 * rng.standard_normal(g.shape) / np.sqrt(g.size * len(slope)) for name, g in slope.items()
     }
@@ -105,8 +106,8 @@ def reference_updates(
 
 @pytest.mark.parametrize("rule", ["SGD", "momentum"])
 @pytest.mark.parametrize(("scale", "limit"), [(1, np.inf), (100, np.inf), (100, 4)])  # 4 clips the first and the third
-def test_update_rules_against_float64(rule, scale, limit):
-    # with seed 3 a weight's last place takes a pixel across a relu
+def test_update_rules_match_float64(rule, scale, limit):
+    # with seed 3 the last bit of a weight moves a pixel across a relu's kink
     words, rates = ("--batch-size", 4, "--group-norm", "--seed", 4), [0.05, 0.02, 0.08]
     words += ("--gradient-accumulation-count", 3, "--fold", 1) if limit < np.inf else ()
     own = ("--weight-decay", 0.01, "--loss-scaling", scale, "--clip-grad-norm", 0 if limit == np.inf else limit)
@@ -122,8 +123,8 @@ PROXIES = "--model efficientnet --model-size cifar --depth-coefficient 0.2 --wid
     "words",
     ["--batch-norm", "--group-norm --precision 16.16", "--group-norm --precision 16.32 --offload-fp32-weight-copy", PROXIES],
 )
-def test_the_moving_average_of_weights_against_float64(words):
-    """Of what each update stores, moving statistics among it; the first updates count for more."""
+def test_moving_average_of_weights_matches_float64(words):
+    """It averages what each update stores, including moving statistics; the first updates weigh more."""
     layout = "--replicas 2 --gradient-accumulation-count 2 --batch-size 2"
     built = program(*f"{words} {layout} --optimiser momentum --ema 0.2 --loss-scaling 128".split())
     values = [built.values()]
@@ -145,7 +146,7 @@ def test_the_moving_average_of_weights_against_float64(words):
         np.testing.assert_allclose(values[-1][name][rows], expected[rows], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_loss_scale_is_undone_in_the_rate():
+def test_loss_scale_is_undone_in_rate():
     words = ("--batch-size", 4, "--group-norm", "--optimiser", "momentum")
     plain, scaled = (after((*words, "--loss-scaling", scale), [0.1]) for scale in (1, 128))
     slot = "all/b0/conv/conv2d/kernel/Momentum"
@@ -153,8 +154,8 @@ def test_loss_scale_is_undone_in_the_rate():
     np.testing.assert_array_equal(scaled["all/b0/conv/conv2d/kernel"], plain["all/b0/conv/conv2d/kernel"])
 
 
-def test_weight_decay_spares_norms_on_imagenet_only():
-    # at loss-scaling tiny the gradients vanish, and what moves is decayed
+def test_weight_decay_spares_norms_on_imagenet():
+    # with a tiny loss scale the gradients vanish, and only decay moves weights
     def shrunk(*words: object) -> dict[str, float]:
         options = cli.parse([*map(str, words), "--generated-data", "--batch-size", "2", "--group-norm", "--weight-decay", "0.5",
                              "--seed", "1"], "train", environ={}).options  # fmt: skip
@@ -170,7 +171,7 @@ def test_weight_decay_spares_norms_on_imagenet_only():
     assert imagenet["all/b0/conv/conv2d/kernel"]
 
 
-def test_moving_statistics_are_the_mean_over_micro_batches():
+def test_moving_statistics_average_micro_batches():
     words = ("--batch-norm", "--BN-decay", 0.75, "--batch-size", 8)
     one = [after((*words, "--gradient-accumulation-count", 1), [0.0] * n) for n in (1, 2)]
     both = after((*words, "--gradient-accumulation-count", 2), [0.0])
@@ -181,7 +182,7 @@ def test_moving_statistics_are_the_mean_over_micro_batches():
         np.testing.assert_allclose(both[name], 0.75 * start + 0.25 * (first + second) / 2, rtol=2e-4, atol=2e-5)
 
 
-def test_metrics_are_those_of_each_update():
+def test_metrics_belong_to_each_update():
     built = program("--batch-size", 8, "--gradient-accumulation-count", 2)
     found = built.step(np.zeros([3], np.float32))
     assert found.loss.shape == found.accuracy.shape == (3,)
@@ -190,8 +191,8 @@ def test_metrics_are_those_of_each_update():
     built.close()
 
 
-def test_compiling_moves_nothing_and_closing_leaves_nothing():
-    words = ("--batch-size", 8, "--group-norm", "--precision", "16.16")  # fused kernels, gradients written out
+def test_compiling_and_closing_leave_nothing():
+    words = ("--batch-size", 8, "--group-norm", "--precision", "16.16")  # fused kernels, explicit gradients
     built = training_program(prepared(*words), 0)
     before = built.values()
     built.compile()
@@ -201,19 +202,19 @@ def test_compiling_moves_nothing_and_closing_leaves_nothing():
     graph = weakref.ref(built.graph)
     built.close()
     del built
-    for _ in range(20):  # a collection in another thread makes one here do nothing
+    for _ in range(20):  # a garbage collection in another thread blocks one here
         gc.collect()
         if graph() is None:
             break
         time.sleep(0.1)
-    assert graph() is None  # nor is anything kept of it
+    assert graph() is None  # nothing of it is kept
     fresh = program(*words)
-    assert fresh.step(np.zeros([1], np.float32)).loss == first  # no data was used up either
+    assert fresh.step(np.zeros([1], np.float32)).loss == first  # no data was consumed either
     fresh.close()
 
 
-def test_stages_on_graphics_cards_have_tensorflows_kernels_alone(monkeypatch):
-    """No card is needed: TensorFlow computes what was placed on one on a processor where it finds none."""
+def test_graphics_cards_use_tensorflow_kernels_alone(monkeypatch):
+    """Works without a card: TensorFlow then falls back to the processor."""
     monkeypatch.setattr(runtime, "check_devices", lambda stage_devices: None)
     words = ("--batch-size", 4, "--group-norm", "--shards", 2, "--pipeline", "--pipeline-splits", "b2/0/relu")
     run = prepared(*words, "--gradient-accumulation-count", 4)

@@ -1,5 +1,7 @@
-"""A weight update of a network of two layers in every policy, to the bit: against float64 in numpy with the casts of ml_dtypes.
-The numbers are such that FP32 has every sum exactly, so that what is rounded is rounded to a format."""
+"""An update of a two-layer network in every policy equals float64 NumPy with the casts of ml_dtypes, to the bit.
+
+FP32 represents every sum exactly, so that all rounding is rounding to a format.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ POLICIES = {
     "states": {"precision": "16.32", "accumulator_format": "bf16", "master_format": "e5m2fnuz", "slot_format": "e4m3fn"},
 }  # fmt: skip
 SCALE, RATE, MOMENTUM = 4.0, 0.25, 0.5
-LARGEST = [[2.2, 40.0], [3.3, 30.0]]  # so far, of activations and gradients
+LARGEST = [[2.2, 40.0], [3.3, 30.0]]  # the largest activations and gradients so far
 
 
 def cast(number_format: number_formats.Format, x: np.ndarray) -> np.ndarray:
-    """ml_dtypes' cast; a bias shifts the exponent of the format that it is of."""
+    """Cast with ml_dtypes; a bias shifts the exponent of its format."""
     usual = next(
         each for each in number_formats.TABLE if each[1:3] == number_format[1:3] and each.specials == number_format.specials
     )
@@ -51,7 +53,7 @@ def cast(number_format: number_formats.Format, x: np.ndarray) -> np.ndarray:
 
 
 def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None) -> dict[str, np.ndarray]:
-    """Weights and slots after an update, by the device layer."""
+    """Return weights and slots after an update, by the device layer."""
     weights, segments = numbers()[0], network()
     counted = trace(segments, 1, 2)
     plan = resolve(
@@ -72,13 +74,13 @@ def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None)
 
 
 def moved(number_format: number_formats.Format, x: np.ndarray, largest: float) -> np.ndarray:
-    """The cast of numbers that are moved by a power of two, the largest after which twice `largest` is in the format."""
+    """Cast numbers shifted by the power of two that puts twice `largest` into the format's range."""
     factor = 2.0 ** np.floor(np.log2(number_format.largest / (2 * largest)))
     return cast(number_format, x * factor) / factor
 
 
 def scaled(precision: Precision) -> dict[str, np.ndarray]:
-    """The kernels, and the amax history after the update, with scaled formats."""
+    """Return the kernels and the amax history after an update with scaled formats."""
     weights, pictures, targets = numbers()
     of, (kernel, bias, kernel_2, bias_2) = precision.operands, weights
     w, w_2 = (moved(of.weight, weights[name], np.abs(weights[name]).max()) for name in (kernel, kernel_2))
@@ -104,10 +106,10 @@ def scaled(precision: Precision) -> dict[str, np.ndarray]:
 
 
 def expected(precision: Precision) -> dict[str, np.ndarray]:
-    """The same in float64."""
+    """Return the same in float64."""
     weights, pictures, targets = numbers()
     result, summed = precision.compute, precision.accumulator
-    kernel, bias, kernel_2, bias_2 = weights  # names
+    kernel, bias, kernel_2, bias_2 = weights  # names for both layers
     master = {name: cast(precision.master, value) for name, value in weights.items()}
     of, of_2 = precision.operands_of(kernel), precision.operands_of(kernel_2)
     w, w_2 = cast(of.weight, master[kernel])[0, 0], cast(of_2.weight, master[kernel_2])
@@ -132,7 +134,7 @@ def expected(precision: Precision) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_an_update_is_that_of_float64(name):
+def test_update_matches_float64(name):
     options = DeviceOptions(stochastic_rounding="OFF", **POLICIES[name])
     precision = Precision.of(options, kernels=["all/one/conv/conv2d/kernel", "all/two/dense/kernel"])
     found = updated(precision)
@@ -141,8 +143,8 @@ def test_an_update_is_that_of_float64(name):
         np.testing.assert_array_equal(found[variable], values, variable)
 
 
-def test_sizes_of_gradients_grow_with_the_loss_scale():
-    """An update without overflow doubles the scale here; formats that stayed would have used up their room by that."""
+def test_gradient_sizes_grow_with_loss_scale():
+    """An update without overflow doubles the scale here; unadapted formats would lose their headroom."""
     options = DeviceOptions(stochastic_rounding="OFF", **POLICIES["formats that follow"])
     precision = Precision.of(options, kernels=["all/one/conv/conv2d/kernel", "all/two/dense/kernel"])
     found = updated(precision, ipu_utils.LossScale(SCALE, False, BACK_OFF, period=1))
