@@ -16,7 +16,7 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import escaped
 
-_ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # options that need no photos after them
+_ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # need no photos before them
 PACKAGE = "cnn_harness"  # the only name that an installation takes in site-packages
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
