@@ -135,9 +135,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         options = replace(options, sources={**options.sources, "generated_data": "plans read no data"})
     if options.training.distributed:
         options = replace(options, training=replace(options.training, distributed=False))
-        assumed.append(
-            "--distributed: planning one process only; to plan all, give their total number of replicas as --replicas"
-        )
+        assumed.append("--distributed: planning one process only; to plan all, give the total of their --replicas")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     if training and generates:  # the check that generated data skip, but the planned training does not
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
