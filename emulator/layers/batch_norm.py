@@ -37,7 +37,8 @@ def native_batch_norm(
     noise: tuple[tf.Tensor, ...] = (),
     shortcuts: tuple[tf.Tensor, ...] = (),
 ) -> Normed | None:
-    """Batch norm of each of `parts` equal parts of the batch, and an activation. Return None without the native kernels.
+    """Compute batch norm of each of `parts` equal parts of the batch, and an activation. Return None without the native
+    kernels.
 
     With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return the relu of
     the norm plus the shortcut. Values and gradients equal those of three separate operations to the bit, but need fewer
@@ -72,7 +73,7 @@ def native_batch_norm(
 
 
 def local_batch_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float) -> Normed:
-    """Batch norm without an activation, by TensorFlow's operations."""
+    """Compute batch norm without an activation, by TensorFlow's operations."""
     unused = (tf.constant([], tf.float32),) * 2
     of_parts = tf.split(x, parts) if parts > 1 else [x]
     results = [_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts]
@@ -91,7 +92,7 @@ def sync_batch_norm(
     epsilon: float,
     sync_mean: Callable[[tf.Tensor], tf.Tensor],
 ) -> Normed:
-    """Batch norm whose statistics are also averaged over several processes."""
+    """Compute batch norm with statistics that are also averaged over several processes."""
     flat = tf.reshape(x, [parts, -1, x.shape[-1]])
     mean = sync_mean(tf.reduce_mean(flat, 1))
     centred = flat - mean[:, None]
@@ -103,7 +104,7 @@ def sync_batch_norm(
 def inference(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float
 ) -> tf.Tensor:
-    """Batch norm with the moving mean and variance, each [channels], by TensorFlow's operations."""
+    """Compute batch norm with the moving mean and variance, each [channels], by TensorFlow's operations."""
     return _fused(x, gamma, beta, moving, epsilon, training=False).y
 
 

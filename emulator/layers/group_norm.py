@@ -38,12 +38,11 @@ def group_norm(
     rounding: Rounding | None = None,
     noise: Noise = (),
 ) -> tf.Tensor:
-    """Group normalisation (Wu and He, arXiv 1803.08494) and an activation. x: [batch, height, width, channels]; gamma, beta:
-    [channels].
+    """Compute group normalisation (Wu and He, arXiv 1803.08494) and an activation.
 
-    Groups are strided as on the IPU, group(c) = c mod groups, or contiguous if the norm says so. With a rounding, the
-    results of norm and activation and their gradients are rounded. Raise ValueError if the groups do not divide the
-    channels.
+    x: [batch, height, width, channels]; gamma, beta: [channels]. Groups are strided as on the IPU, group(c) = c mod groups,
+    or contiguous if the norm says so. With a rounding, the results of norm and activation and their gradients are rounded.
+    Raise ValueError if the groups do not divide the channels.
     """
     fault = norm.fault(x.shape[-1])
     if fault:
@@ -78,7 +77,8 @@ def proxy_norm(
     rounding: Rounding | None = None,
     noise: Noise = (),
 ) -> tf.Tensor:
-    """Group norm, then activation(gamma * xhat + beta) minus the proxy's mean, times its inverse deviation if `scaled`.
+    """Compute group norm, then activation(gamma * xhat + beta) minus the proxy's mean, times its inverse deviation if
+    `scaled`.
 
     `proxy`: beta, gamma, mean, inverse deviation, each [channels].
     """

@@ -208,7 +208,7 @@ class Precision:
         return f"{self.name} ({', '.join(words)})" if words else self.name
 
     def _rounding(self, updates: bool) -> str:
-        """`updates`: whether updates round."""
+        """Describe the rounding. `updates`: whether updates round."""
         if self.stochastic == ALL and (self.rounds_results or self.rounds_operands):
             return "stochastic rounding everywhere"
         return "stochastic rounding of updates" if updates and self.stochastic != OFF else "rounding to nearest"

@@ -84,10 +84,10 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
-    """One forward, one backward (1F1B): about half of Grouped's activations, with min(N - j, A) in flight on stage j.
+    """Alternate one forward and one backward (1F1B): half of Grouped's activations, min(N - j, A) in flight on stage j.
 
-    Stage j first takes in as many micro-batches as it may hold, then another one after each backward. The option's value is
-    Interleaved; Megatron's interleaved schedule, with virtual stages, is another one.
+    Stage j first takes as many micro-batches as it may hold, then another one after each backward. The option's value is
+    Interleaved. This is not Megatron's interleaved schedule, which has virtual stages.
 
     clock    0    1    2    3    4    5    6    7    8    9
     stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
