@@ -1,5 +1,5 @@
-// Batch norm and the activation after it: training's, forward and backward, one operation each, where the batch may be of
-// several parts whose statistics are kept apart; and inference's (Ioffe and Szegedy, arXiv 1502.03167).
+// Batch norm and the following activation (Ioffe and Szegedy, arXiv 1502.03167). Training has one operation forward and one
+// backward; the batch may have several parts with separate statistics. Inference has one operation.
 
 #include "emulator/native/norms.h"
 
@@ -36,7 +36,7 @@ struct Norm {
   Blocks blocks;
 };
 
-// With a shortcut, to which the norm is added before the activation: a residual unit's end.
+// Rules with a shortcut, which is added to the norm before the activation, at the end of a residual unit.
 struct NormRules : Norm {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -56,14 +56,14 @@ struct NormRules : Norm {
     if (shortcut) shapes->input(shortcut, "nhwc");
   }
 
-  int shortcut = 0;  // the number of the input, if there is one
+  int shortcut = 0;  // index of the shortcut's input; 0 without one
 };
 
 struct GradientRules : Norm {
   void check(Shapes* shapes) const { Norm::check(shapes, {"nhwc", "nhwc", "c", "c", "pc", "pc"}); }
 };
 
-// y = relu(x * factor + shift + shortcut) of a block.
+// Computes y = relu(x * factor + shift + shortcut) for a block.
 void relus_of_sums(const float* __restrict x, const float* __restrict shortcut, const Channels& rows, const Block& block,
                    float* __restrict y) {
   const float *factor = rows.factor, *shift = rows.shift;
@@ -201,7 +201,7 @@ struct InferenceRules {
   float epsilon = 0;
 };
 
-// With the moving mean and variance.
+// Batch norm with the moving mean and variance.
 class BatchNormInference : public CheckedKernel<InferenceRules> {
  public:
   using CheckedKernel::CheckedKernel;
@@ -211,7 +211,7 @@ class BatchNormInference : public CheckedKernel<InferenceRules> {
     const Tensor& input = context->input(0);
     const int64_t last = input.dim_size(3);
     const Walk walk(input);
-    Tensor* output;  // x itself where nothing else reads it: a value is read before it is written
+    Tensor* output;  // may be x itself: each value is read before it is written
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
     const float* x = numbers(context, 0);
     float* y = output->flat<float>().data();

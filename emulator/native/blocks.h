@@ -1,7 +1,7 @@
-// The walk over a tensor [batch, height, width, channels] in blocks of pixels, on the threads of the operation's device.
+// Iterates over a tensor [batch, height, width, channels] in blocks of pixels, on the threads of the operation's device.
 //
-// A block's sums are FP32, and the sums of blocks are added in double precision and in their order. So neither the number of
-// threads nor the other samples of a pass change a bit of a sample's sums.
+// A block's sums are FP32. The sums of blocks are added in double precision and in order. So neither the number of threads
+// nor other samples of a pass change any bit of a sample's sums.
 
 #ifndef EMULATOR_NATIVE_BLOCKS_H_
 #define EMULATOR_NATIVE_BLOCKS_H_
@@ -26,7 +26,7 @@ constexpr int64_t kBlockPixels = 128;
 // The numbers of input `k`.
 inline const float* numbers(OpKernelContext* context, int k) { return context->input(k).flat<float>().data(); }
 
-// Allocates the outputs, one of each shape, and points to their numbers.
+// Allocates the outputs, one for each shape, and sets pointers to their numbers.
 inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pair<TensorShape, float**>>& outputs) {
   for (size_t k = 0; k < outputs.size(); ++k) {
     Tensor* output;
@@ -36,7 +36,7 @@ inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pa
   return absl::OkStatus();
 }
 
-// A tensor's shape, as the kernels walk over it.
+// A tensor's shape, divided into blocks.
 struct Walk {
   Walk() : batch(0), pixels(0), channels(0), blocks(0) {}
   explicit Walk(const Tensor& x)
@@ -45,18 +45,17 @@ struct Walk {
 
   int64_t sample_size() const { return pixels * channels; }
 
-  // Of a block: its first element in the sample, and its number of pixels.
+  // A block's first element in the sample, and its number of pixels.
   int64_t start_of(int64_t block) const { return block * kBlockPixels * channels; }
   int64_t pixels_of(int64_t block) const { return std::min(kBlockPixels, pixels - block * kBlockPixels); }
 
   int64_t batch, pixels, channels, blocks;
 };
 
-// One step over a sample's blocks: called with the sample, the block, the first element of the block in the sample, and the
-// block's number of pixels.
+// One step over a sample's blocks. Arguments: sample, block, the block's first element in the sample, its number of pixels.
 using BlockStep = std::function<void(int64_t sample, int64_t block, int64_t first, int64_t pixels)>;
 
-// What follows a step once all blocks of a sample are done: sums of blocks become factors for the next step.
+// Follows a step after all blocks of a sample: turns sums of blocks into factors for the next step.
 using SampleStep = std::function<void(int64_t sample)>;
 
 struct Phase {
@@ -64,9 +63,9 @@ struct Phase {
   SampleStep then;
 };
 
-// Carries the phases out, on the threads of the operation's device: a sample by one thread from its first phase to its last,
-// as what a phase has read is in the cache for the next one; with fewer samples than threads, phase by phase.
-// `cost`: nanoseconds an element takes, roughly.
+// Runs the phases on the threads of the operation's device. With enough samples, one thread runs all phases of a sample,
+// because each phase finds its data in the cache. With fewer samples than threads, all threads run phase by phase. `cost`:
+// rough nanoseconds per element.
 inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Phase>& phases, int64_t cost) {
   auto do_blocks = [&](const Phase& phase, int64_t sample, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
@@ -93,7 +92,7 @@ inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Ph
   }
 }
 
-// Carries one step out over the blocks of all samples.
+// Runs one step over the blocks of all samples.
 inline void run(OpKernelContext* context, const Walk& walk, const BlockStep& step, int64_t cost) {
   in_threads(context, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
@@ -113,7 +112,7 @@ class BlockSums {
     return &sums_[(sample * walk_.blocks + block) * walk_.channels];
   }
 
-  // The sums of `samples` samples from one on, for each channel.
+  // Returns the sums of `samples` samples, beginning with `sample`, for each channel.
   std::vector<double> total(int64_t sample, int64_t samples = 1) const {
     std::vector<double> sums(walk_.channels, 0.0);
     for (int64_t k = sample * walk_.blocks; k < (sample + samples) * walk_.blocks; ++k) {

@@ -1,7 +1,8 @@
-// The checks of every operation: of the shapes of its inputs and of the sizes among its attributes, from which the shapes of its
-// results follow. One set of rules checks what a graph knows of the shapes and, before a kernel begins, those of the tensors.
+// Checks of the input shapes and size attributes of every operation; the shapes of its results follow from them. The same
+// rules check the shapes that a graph knows and, before a kernel begins, those of the tensors.
 //
-// A pattern has a letter for each axis and equal letters for equal sizes; a digit is a size itself: "nhwc" by "11cf" is "nhwf".
+// A pattern has a letter for each axis, and equal letters mean equal sizes. A digit is a size. Example: "nhwc" by "11cf" is
+// "nhwf".
 
 #ifndef EMULATOR_NATIVE_CHECKS_H_
 #define EMULATOR_NATIVE_CHECKS_H_
@@ -30,7 +31,7 @@ class Shapes {
   explicit Shapes(OpKernelContext* context) : kernel_(context) {}
   explicit Shapes(InferenceContext* context) : graph_(context) {}
 
-  // A letter's size; negative if a graph does not know it.
+  // Returns a letter's size; negative if the graph does not know it.
   int64_t operator[](char letter) const { return sizes_[letter & 127]; }
 
   void set(char letter, int64_t size) { sizes_[letter & 127] = size; }
@@ -57,7 +58,7 @@ class Shapes {
     if (!fits) refuse("input ", k, " is ", own.text(), ": with the inputs before it that is not ", pattern);
   }
 
-  // An input has the shape of another one.
+  // Requires that an input has the shape of another one.
   void equal(int k, int other) {
     const Dims own = dims(k), wanted = dims(other);
     if (!own.known || !wanted.known) return;
@@ -68,7 +69,7 @@ class Shapes {
     if (!fits) refuse("input ", k, " is ", own.text(), ", input ", other, " ", wanted.text(), ": they have one shape");
   }
 
-  // An input has a number of elements, in any shape.
+  // Requires that an input has this number of elements, in any shape.
   void count(int k, int64_t elements) {
     const Dims own = dims(k);
     int64_t product = 1;
@@ -79,7 +80,7 @@ class Shapes {
     if (own.known && elements >= 0 && product != elements) refuse("input ", k, " is ", own.text(), ", not ", elements, " numbers");
   }
 
-  // The elements along the first axis of an input: 1 without axes, negative if that is not known.
+  // Returns the size of an input's first axis: 1 without axes, negative if unknown.
   int64_t first_axis(int k) const {
     const Dims own = dims(k);
     return !own.known ? -1 : own.of.empty() ? 1 : own.of[0];
@@ -87,7 +88,7 @@ class Shapes {
 
   bool has_axes(int k) const { return !dims(k).of.empty(); }
 
-  // whole = part * parts: sets the one that is not known.
+  // Requires whole = part * parts, and sets the unknown one.
   void divide(char whole, char part, int64_t parts) {
     int64_t product = -1;
     if ((*this)[whole] >= 0) {
@@ -101,7 +102,7 @@ class Shapes {
     }
   }
 
-  // Of a convolution with SAME padding.
+  // Sets the result's sides of a convolution with SAME padding.
   void stride(const char (&from)[3], const char (&to)[3], int64_t stride) {
     for (int axis = 0; axis < 2; ++axis) {
       const int64_t size = (*this)[from[axis]];
@@ -178,7 +179,7 @@ absl::Status read_size(Context* context, const char* name, int64_t* size) {
   return *size >= 1 && *size <= kMost ? absl::OkStatus() : InvalidArgument(name, " is ", *size, ", not in 1 to ", kMost);
 }
 
-// A kernel whose `Rules` hold before it begins: `read` takes them from attributes, `check` holds shapes against them.
+// A kernel that checks its `Rules` before it begins: `read` reads the attributes, `check` checks the shapes.
 template <typename Rules>
 class CheckedKernel : public OpKernel {
  public:
@@ -199,7 +200,7 @@ class CheckedKernel : public OpKernel {
   Rules rules_;
 };
 
-// The same of a graph, for SetShapeFn.
+// Checks the rules for a graph; an argument of SetShapeFn.
 template <typename Rules>
 absl::Status set_shapes(InferenceContext* context) {
   Rules rules;

@@ -1,8 +1,8 @@
-// The gradient of a convolution's weights, x [batch, height, width, channels] by weights [kernel, kernel, channels of a group,
-// filters], SAME padding, for processors with vectors of 16 numbers (AVX-512).
+// The gradient of a convolution's weights: x [batch, height, width, channels] by weights [kernel, kernel, channels of a
+// group, filters], SAME padding, for processors with vectors of 16 numbers (AVX-512).
 //
-// The pixels of some rows are added in registers, the sums of rows and samples in FP32 and those of chunks of samples in double
-// precision, all in a fixed order: the number of threads changes no bit.
+// The pixels of some rows are added in registers, rows and samples in FP32, and chunks of samples in double precision. The
+// order is fixed, so the number of threads changes no bit.
 
 #ifdef __AVX512F__
 
@@ -14,16 +14,16 @@
 namespace native {
 namespace {
 
-constexpr int64_t kNear = 24 << 10;       // bytes of the results' gradients that are in the nearest cache,
-constexpr int64_t kCached = 384 << 10;    // and of the rows of x, in the next one
-constexpr int64_t kChunkPixels = 8192;    // of a chunk of samples, at least,
-constexpr int64_t kItems = 8;             // unless there would be fewer things for threads to do,
-constexpr int64_t kSums = 5 << 20;        // whose sums take no more bytes
-constexpr int kTallest = 12;              // rows of a tile of two vectors: 24 of the 32 registers hold its sums
-constexpr int64_t kPage = 128;            // channels whose multiples lie in the same lines of the cache
+constexpr int64_t kNear = 24 << 10;       // bytes of dy in the first cache.
+constexpr int64_t kCached = 384 << 10;    // bytes of x's rows in the second cache.
+constexpr int64_t kChunkPixels = 8192;    // least pixels of a chunk of samples.
+constexpr int64_t kItems = 8;             // work items for threads; with fewer, chunks are smaller.
+constexpr int64_t kSums = 5 << 20;        // most bytes of the sums of smaller chunks.
+constexpr int kTallest = 12;              // rows of a tile of two vectors: 24 of the 32 registers hold its sums.
+constexpr int64_t kPage = 128;            // multiples of this number of channels map to the same cache lines
 
-// sums [rows, vectors * 16] += x^T dy over the pixels of some lines, whose gradients lie together. `begin`: the sums are the
-// first ones.
+// sums [rows, vectors * 16] += x^T dy over the pixels of some lines; dy is contiguous. `begin`: overwrite the sums instead
+// of adding.
 template <int rows, int vectors>
 void add_products(const float* x, int64_t x_step, int64_t x_line, const float* dy, int64_t lines, int64_t columns, bool begin,
                   float* sums) {
@@ -75,11 +75,11 @@ struct Sizes {
   int64_t numbers() const { return rows.kernel * columns.kernel * channels * panel; }  // weights of a panel
 
   int64_t batch, all_channels, all_filters, groups;
-  int64_t channels, filters;  // of a group
+  int64_t channels, filters;  // of a group.
   int64_t panel, panels;      // filters that are summed together
   Axis rows, columns;
-  int64_t window, windows;    // numbers of x that lie together for a row of the kernel, and how often: few channels, for all its taps
-  int64_t pixel, line;        // from one pixel, and from one row of the padded image, to the next
+  int64_t window, windows;    // contiguous numbers of x, and how often, per kernel row: one window with few channels
+  int64_t pixel, line;        // distance between pixels, and between rows of the padded image
 };
 
 struct Rules {
@@ -118,10 +118,10 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
     const int64_t pixels = sizes.rows.out * sizes.columns.out, size = sizes.numbers(), panels = sizes.groups * sizes.panels;
     const int64_t shared = std::min((kItems + sizes.groups - 1) / sizes.groups, kSums / (4 * panels * size));
     const int64_t wanted = std::max<int64_t>({sizes.batch * pixels / kChunkPixels, shared, 1});
-    const int64_t batch = pixels ? sizes.batch : 0;  // samples that have something to add
+    const int64_t batch = pixels ? sizes.batch : 0;
     const int64_t chunk = (batch + wanted - 1) / wanted, chunks = chunk ? (batch + chunk - 1) / chunk : 0;
     const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), sizes.panels);
-    const int64_t pieces = (sizes.panels + together - 1) / together;     // of a group's panels
+    const int64_t pieces = (sizes.panels + together - 1) / together;     // pieces of a group's panels
     Tensor kept;  // sums: [chunks, panels of all groups, weights, panel]
     OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({chunks * panels * size}), &kept));
     float* const sums = kept.flat<float>().data();
@@ -149,7 +149,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
   }
 
  private:
-  // Adds the products of a sample to the sums of some panels of filters, of one group; `begin`: as of add_products.
+  // Adds the products of a sample to the sums of some panels of filters of one group; `begin` as for add_products.
   static void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t n, int64_t first_panel, int64_t last_panel,
                          bool begin, float* sums) {
     constexpr auto kTwo = adders<2>(std::make_integer_sequence<int, kTallest>());
@@ -178,7 +178,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
         }
         float* own = sums + panel * sizes.numbers();
         for (int64_t i = 0; i < rows.kernel; ++i) {
-          // of the results whose tap is inside of the image
+          // first result whose tap is inside the image
           const int64_t from = std::max(first, -floor_div(i - rows.before, stride));
           const int64_t to = std::max(std::min(end, floor_div(rows.in - 1 - i + rows.before, stride) + 1), from);
           const float* const line = x_lines.data() + ((from - first) * stride + i) * sizes.line;
@@ -196,7 +196,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
     }
   }
 
-  // A group's pixels of a row of an image, between the zeros of its padding.
+  // Copies a group's pixels of an image row, between the zeros of its padding.
   static void copy_line(const float* row, const Sizes& sizes, float* to) {
     const Axis& columns = sizes.columns;
     to += columns.before * sizes.pixel;

@@ -1,10 +1,12 @@
-// Inference's convolutions with what stands before and behind them, one pass over memory, for processors with vectors of 16
-// numbers (AVX-512): by kernels of one pixel, x [batch, height, width, channels] by weights [1, 1, channels, filters], with a gate
-// or a mean before; and depthwise, by weights [kernel, kernel, 1, channels], SAME padding. A batch norm of inference, or a bias,
-// and an activation follow.
+// Inference's convolutions together with the operations before and after them, in one pass over memory, for processors with
+// vectors of 16 numbers (AVX-512):
 //
-// A result is the sum of its products in the order of the weights, and what follows is done as batch_norm.cc does it; neither the
-// threads nor the other pixels and samples of a pass change a bit.
+// * pointwise: x [batch, height, width, channels] by weights [1, 1, channels, filters], after a gate or a mean if there is one;
+// * depthwise: by weights [kernel, kernel, 1, channels], with SAME padding.
+//
+// A batch norm of inference, or a bias, and an activation follow. A result is the sum of its products in the order of the
+// weights, and the rest is computed as in batch_norm.cc. Neither the threads nor other pixels and samples of a pass change
+// any bit.
 
 #ifdef __AVX512F__
 
@@ -17,21 +19,21 @@
 namespace native {
 namespace {
 
-constexpr int64_t kCached = 24 << 10;    // bytes of pixels that meet every panel of weights while they are in the first cache
-constexpr int64_t kOfCaches = 16 << 20;  // bytes that are not all in the caches any more when the next layer reads them
-constexpr int64_t kNear = 1 << 20;       // numbers that are in the second cache where the layer before has just written them
-constexpr int64_t kBandRows = 16;        // rows of an image that a thread takes at once
-constexpr int64_t kUnits = 16;           // of a depthwise convolution's work, at least, for the threads to share
-constexpr int kTilePixels = 7;           // of a depthwise convolution: the sides of ImageNet's layers are its multiples
-constexpr float kOutside[kPanel] = {};   // a pixel beyond the edges
+constexpr int64_t kCached = 24 << 10;    // bytes of pixels kept in the first cache for all panels of weights.
+constexpr int64_t kOfCaches = 16 << 20;  // larger results leave the caches before the next layer reads them.
+constexpr int64_t kNear = 1 << 20;       // numbers that are still in the second cache after the previous layer.
+constexpr int64_t kBandRows = 16;        // rows of an image that a thread takes at once.
+constexpr int64_t kUnits = 16;           // least number of work items of a depthwise convolution, for the threads.
+constexpr int kTilePixels = 7;           // pixels of a depthwise tile; the sides of ImageNet's layers are multiples
+constexpr float kOutside[kPanel] = {};   // a pixel outside the image
 
-// The factors and sums behind a convolution, for each of its filters, and the place of its results.
+// The factors and shifts after a convolution, for each of its filters, and the place of its results.
 struct Results {
   Results at(int64_t pixel, int64_t filter) const {
     return {factor + filter, shift + filter, y + pixel * filters + filter, filters, past_cache};
   }
 
-  // Every thread calls this after its last result: others see what is written past the caches only then.
+  // Every thread must call this after its last result. Only then do other threads see what was written past the caches.
   void end() const {
     if (past_cache) _mm_sfence();
   }
@@ -39,10 +41,10 @@ struct Results {
   const float *factor, *shift;
   float* y;
   int64_t filters;
-  bool past_cache;  // y is larger than the caches, and is written without being read into them
+  bool past_cache;  // y is larger than the caches and is written past them
 };
 
-// Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns`: of the tile, 32 or fewer.
+// Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns`: of the tile, at most 32.
 template <Activation kind, int pixels, int vectors>
 inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int64_t columns, int64_t count = pixels) {
   alignas(64) float tile[pixels * vectors * kVector];
@@ -66,7 +68,8 @@ inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int
       if (to.past_cache) {
         _mm512_stream_ps(y + v * kVector, _mm512_load_ps(from));
       } else {
-        __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);  // waiting stores would hold up the loads behind
+        // prefetched, because waiting stores would delay later loads
+        __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);
         _mm512_mask_storeu_ps(y + v * kVector, masks[v], _mm512_load_ps(from));
       }
     }
@@ -80,12 +83,12 @@ void with_activation(const std::string& name, Work work) {
   if (name == "relu6") return work(std::integral_constant<Activation, Activation::kRelu6>());
   if (name == "swish") return work(std::integral_constant<Activation, Activation::kSwish>());
   if (name == "sigmoid") return work(std::integral_constant<Activation, Activation::kSigmoid>());
-  return work(std::integral_constant<Activation, Activation::kLinear>());  // kActivationsOrGate has no other
+  return work(std::integral_constant<Activation, Activation::kLinear>());  // kActivationsOrGate has no others
 }
 
-// Pixels of samples, times their sample's gate if there is one.
+// Pixels of samples, times the sample's gate if there is one.
 struct Pixels {
-  // `wanted` pixels from `first` on, in `scratch` where they are not x's own.
+  // Returns `wanted` pixels from `first` on; in `scratch` if they differ from x.
   const float* of(int64_t first, int64_t wanted, std::vector<float>* scratch) const {
     const float* pixel = x + first * channels;
     if (!gate) {
@@ -105,7 +108,7 @@ struct Pixels {
   int64_t count, of_sample, channels;
 };
 
-// Results of a convolution by kernels of one pixel, as a product of matrices.
+// Computes a pointwise convolution as a matrix product.
 template <Activation kind>
 void multiply(OpKernelContext* context, const Pixels& x, const float* w, const Results& to) {
   const int64_t depth = x.channels, filters = to.filters, panels = (filters + kPanel - 1) / kPanel;
@@ -115,8 +118,8 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
       finish<kind>(sums, to.at(first + r, start), own);
     });
   };
-  const int64_t picoseconds = 10 * depth + 500;  // of a result
-  if (filters > x.count) {  // the weights are most of what is read
+  const int64_t picoseconds = 10 * depth + 500;  // for one result
+  if (filters > x.count) {  // most of what is read are weights
     std::vector<float> scratch;
     const float* from = x.of(0, x.count, &scratch);
     if (x.count == 1) {
@@ -150,7 +153,7 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
   });
 }
 
-// What an activation, a norm and a stride have in common.
+// Common rules for an activation, a norm and a stride.
 struct NormRules {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -189,7 +192,7 @@ struct DepthwiseRules : NormRules {
   }
 };
 
-// A convolution whose batch norm and activation come with it.
+// A convolution with batch norm and activation.
 template <typename Rules>
 class ConvNorm : public CheckedKernel<Rules> {
  public:
@@ -214,7 +217,7 @@ class ConvNorm : public CheckedKernel<Rules> {
   virtual void convolve(OpKernelContext* context, const Axis& rows, const Axis& columns, const Results& to) const = 0;
 };
 
-// By kernels of one pixel, as a product of matrices.
+// A pointwise convolution, as a matrix product.
 class PointwiseConvNorm : public ConvNorm<PointwiseRules> {
  public:
   using ConvNorm::ConvNorm;
@@ -249,7 +252,7 @@ struct BiasRules {
   bool of_mean = false;
 };
 
-// By kernels of one pixel, with a bias and an activation: of x, or of its samples' means over their pixels.
+// A pointwise convolution with bias and activation, of x or of its samples' means over the pixels.
 class PointwiseConvBias : public CheckedKernel<BiasRules> {
  public:
   using CheckedKernel::CheckedKernel;
@@ -303,7 +306,8 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
     with_activation(rules_.activation, [&](auto kind) {
       const Image<decltype(kind)::value> image{rows, columns, x.dim_size(3), weights.flat<float>().data()};
       const int64_t panels = (image.channels + kPanel - 1) / kPanel, bands = (rows.out + kBandRows - 1) / kBandRows;
-      // all panels of a row together, as they share its pixels' memory; apart where there is too little to do at once
+      // all panels of a row together, because they share the memory of its pixels; separately if there are too few work
+      // items
       const int64_t split = std::min<int64_t>((kUnits - 1) / (x.dim_size(0) * bands) + 1, panels), together = panels / split;
       const int64_t shares = (panels + together - 1) / together;
       const float* from = x.flat<float>().data();
@@ -328,7 +332,7 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
   // The work on one image.
   template <Activation kind>
   struct Image {
-    // Reads the pixels of a row's windows, or those that the windows of the row before have not.
+    // Reads the pixels of a row's windows that the previous row's windows did not contain.
     void touch_row(const float* x, int64_t row, bool is_first) const {
       const int64_t start = row * rows.stride - rows.before, end = std::min(start + rows.kernel, rows.in);
       const int64_t from = std::max<int64_t>(is_first ? start : start + rows.kernel - rows.stride, 0);
@@ -356,7 +360,7 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
       }
     }
 
-    // Some pixels of a row, whose windows are `inside` of the image, or beyond its edges as well.
+    // Computes some pixels of a row. `inside`: no window extends beyond the image's edges.
     template <bool inside, int vectors>
     void do_tile(const float* x, int64_t channel, int64_t own, int64_t row, int64_t column, const Results& to) const {
       const __mmask16 last = mask_of(own - (vectors - 1) * kVector);

@@ -1,8 +1,8 @@
-// The gradient of a depthwise convolution's weights, x [batch, height, width, channels] by weights [kernel, kernel, channels, 1],
-// SAME padding, for processors with vectors of 16 numbers (AVX-512).
+// The gradient of a depthwise convolution's weights: x [batch, height, width, channels] by weights [kernel, kernel,
+// channels, 1], SAME padding, for processors with vectors of 16 numbers (AVX-512).
 //
-// The products of a tile of pixels are added in registers, the sums of tiles and samples in FP32 and those of chunks of samples in
-// double precision, all in a fixed order: the number of threads changes no bit.
+// The products of a tile of pixels are added in registers, tiles and samples in FP32, and chunks of samples in double
+// precision. The order is fixed, so the number of threads changes no bit.
 
 #ifdef __AVX512F__
 
@@ -11,14 +11,14 @@
 namespace native {
 namespace {
 
-constexpr int64_t kNear = 28 << 10;     // bytes of a tile's pixels, padded, that stay in the nearest cache
-constexpr int64_t kTileColumns = 32;    // of a tile, at most
+constexpr int64_t kNear = 28 << 10;     // bytes of a tile's padded pixels in the first cache.
+constexpr int64_t kTileColumns = 32;    // most columns of a tile
 constexpr int64_t kTileRows = 8;
-constexpr int64_t kChunkPixels = 8192;  // of a chunk of samples, at least,
-constexpr int64_t kItems = 8;           // unless there would be fewer things for threads to do,
-constexpr int64_t kSums = 5 << 20;      // whose sums take no more bytes
+constexpr int64_t kChunkPixels = 8192;  // least pixels of a chunk of samples.
+constexpr int64_t kItems = 8;           // work items for threads; with fewer, chunks are smaller.
+constexpr int64_t kSums = 5 << 20;      // most bytes of the sums of smaller chunks
 
-// Of some vectors of channels, as many as the registers hold sums for.
+// Vectors of channels whose sums fit into the registers.
 template <int kernel>
 constexpr int kVectors = kernel == 3 ? 2 : 1;
 
@@ -38,7 +38,7 @@ struct Tile {
   int64_t row, rows, column, columns;
 };
 
-// The channels of a panel that exist, of each of its vectors.
+// Masks of the existing channels of a panel, for each of its vectors.
 template <int vectors>
 struct Masks {
   explicit Masks(int64_t channels) {
@@ -47,7 +47,7 @@ struct Masks {
   __mmask16 of[vectors];
 };
 
-// The pixels of x that a tile's windows hold, of one panel of channels, with zeros beyond the edges of the image.
+// The pixels of x in a tile's windows, for one panel of channels, with zeros outside the image.
 template <int vectors>
 void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks, float* to) {
   const Axis &rows = sizes.rows, &columns = sizes.columns;
@@ -75,7 +75,7 @@ void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Mas
   }
 }
 
-// sums [kernel, kernel, vectors * 16] += the products of a tile's pixels, which lie together, and its gradients.
+// sums [kernel, kernel, vectors * 16] += the products of a tile's contiguous pixels with its gradients.
 template <int kernel, int vectors>
 void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks,
                   float* sums) {

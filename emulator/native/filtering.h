@@ -1,10 +1,11 @@
-// Winograd's minimal filtering by kernels of three taps, along one axis of a tile: for results in twos and in fours.
+// Winograd's minimal filtering with kernels of three taps, along one axis of a tile, for two or four results:
 //
 //   y = A^T ((G w) * (B^T x))
 //
-// The matrices are those of Toom and Cook (Lavin & Gray, *Fast Algorithms for Convolutional Neural Networks*, 2016) for the points
-// 0, 1, -1 and infinity, and for 0, 3/4, -3/4, 3/2, -3/2 and infinity: of the points whose powers are exact, these lose least
-// (Barabasz et al., *Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks*, 2020).
+// The matrices are those of Toom and Cook (Lavin & Gray, *Fast Algorithms for Convolutional Neural Networks*, 2016). The
+// points are 0, 1, -1 and infinity, or 0, 3/4, -3/4, 3/2, -3/2 and infinity. Among points with exact powers, these lose
+// least (Barabasz et al., *Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks*,
+// 2020).
 
 #ifndef EMULATOR_NATIVE_FILTERING_H_
 #define EMULATOR_NATIVE_FILTERING_H_
@@ -40,7 +41,7 @@ struct Numbers {
 inline __m512 add_times(__m512 b, float factor, __m512 a) { return _mm512_fmadd_ps(_mm512_set1_ps(factor), a, b); }
 
 struct InTwos {
-  static constexpr int kTile = 2, kSide = 4;  // results, and numbers that they are made of
+  static constexpr int kTile = 2, kSide = 4;  // results, and inputs that they depend on
 
   // B^T x
   static inline void of_inputs(const __m512 (&x)[kSide], __m512 (&to)[kSide]) {
@@ -135,7 +136,7 @@ struct InFours {
     dw[2] = even_near * kNear2 + even_far * kFar2 + du[5];
   }
 
-  // The points, their squares, and one divided by a point's distances from the others.
+  // The points, their squares, and 1 / (product of a point's distances from the others).
   static constexpr double kNear = 0.75, kFar = 1.5, kNear2 = kNear * kNear, kFar2 = kFar * kFar;
   static constexpr double kOfZero = 1 / (kNear2 * kFar2), kOfNear = 1 / (2 * kNear2 * (kNear2 - kFar2)),
                           kOfFar = 1 / (2 * kFar2 * (kFar2 - kNear2));

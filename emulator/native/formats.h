@@ -1,4 +1,4 @@
-// The attributes of operations that name the format which their results are rounded to.
+// Attributes of operations that define the format of their results.
 
 #ifndef EMULATOR_NATIVE_FORMATS_H_
 #define EMULATOR_NATIVE_FORMATS_H_
@@ -8,12 +8,12 @@
 
 namespace native {
 
-constexpr int64_t kLeast = -126, kMost = 104;  // exponents that FP32 carries with room for rounding
+constexpr int64_t kLeast = -126, kMost = 104;  // exponents that FP32 can hold with room for rounding
 constexpr char kFractionBits[] = "fraction_bits: int = 10", kLeastExponent[] = "least_exponent: int = -14",
                kLargest[] = "largest: float = 65504.0", kBeyond[] = "beyond: float = 0.0",
                kKinds[] = "kind: {'narrow', 'unsigned zero', 'shortened'} = 'narrow'";
 
-// The format among an operation's attributes. `Context`: of a kernel's construction, or of a graph.
+// Reads the format from an operation's attributes. `Context`: of a kernel's construction, or of a graph.
 template <typename Context>
 absl::Status read_format(Context* context, Format* to, Kind* kind) {
   Format& format = *to;
@@ -27,7 +27,7 @@ absl::Status read_format(Context* context, Format* to, Kind* kind) {
   if (!(fraction_bits >= 1 && fraction_bits < kFraction && format.largest > 0 && std::isfinite(format.largest))) {
     return InvalidArgument("a format has 1 to 22 fraction bits and a largest number, not ", fraction_bits, " and ", format.largest);
   }
-  const int64_t top = static_cast<int64_t>(as_bits(format.largest) >> kFraction) - 127;  // its exponent
+  const int64_t top = static_cast<int64_t>(as_bits(format.largest) >> kFraction) - 127;  // exponent of the largest number
   const bool has_room = least_exponent <= top && least_exponent >= kLeast + fraction_bits && top <= kMost;
   if (name != "shortened" && !has_room) {
     return InvalidArgument("FP32 carries no format from 2^", least_exponent, " to 2^", top, " with ", fraction_bits, " fraction bits");

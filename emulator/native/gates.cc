@@ -1,4 +1,4 @@
-// The gradient of a gate, y = x * factor with a factor for every sample and channel, in one pass over its inputs.
+// The gradient of a gate, y = x * factor with a factor for each sample and channel, in one pass over its inputs.
 
 #include "emulator/native/blocks.h"
 

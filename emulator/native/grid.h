@@ -1,8 +1,8 @@
-// FP32 onto the grid of a narrower format, one number at a time, to the nearest or at random.
+// Rounds FP32 to a narrower format, one number at a time, to nearest or at random.
 //
-// Steps and their order are those of emulator/layers/rounding.py and base/draws.py, and so is every bit: FP32's own arithmetic
-// is exact in each of them but the one that rounds. An instruction that converts to FP16 would not keep the bits of a NaN, nor
-// be faster than memory is.
+// Every bit equals that of emulator/layers/rounding.py and base/draws.py, because the steps and their order are the same.
+// FP32 arithmetic is exact in all of them except the one that rounds. Instructions that convert to FP16 are not used: they
+// would change the bits of a NaN, and memory is the bottleneck anyway.
 
 #ifndef EMULATOR_NATIVE_GRID_H_
 #define EMULATOR_NATIVE_GRID_H_
@@ -19,17 +19,17 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t as_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 
-// Of formats: whose numbers are all normal in FP32; the same without a zero below 0; and FP32 with a shorter fraction, as BF16
-// is, whose subnormal numbers are FP32's.
+// Kinds of formats: kNarrow, whose numbers are all normal in FP32; kUnsignedZero, the same without a negative zero;
+// kShortened, FP32 with a shorter fraction, like BF16. The subnormal numbers of kShortened are subnormal in FP32 too.
 enum class Kind { kNarrow, kUnsignedZero, kShortened };
 
-// A format, by FP32's bits.
+// A format in terms of FP32's bits.
 struct Format {
-  int32_t smallest_exponent = (127 - 14) << kFraction;  // of normal numbers; below, the grid is as fine as there
-  int32_t beyond_exponent = (127 + 16) << kFraction;    // of numbers that are too large
-  int32_t dropped = 13;                                 // bits of the fraction that the format lacks
+  int32_t smallest_exponent = (127 - 14) << kFraction;  // of normal numbers; smaller numbers have the same spacing
+  int32_t beyond_exponent = (127 + 16) << kFraction;    // of numbers that overflow
+  int32_t dropped = 13;                                 // fraction bits that the format lacks
   float largest = 65504.0f;
-  float beyond = 0;  // what a larger size becomes
+  float beyond = 0;  // replaces sizes above `largest`
 };
 
 inline int32_t exponent_of(uint32_t bits, const Format& format) {
@@ -45,7 +45,7 @@ inline float finished(float y, const Format& format, uint32_t bits) {
   return as_float(size | (bits & kSign));
 }
 
-// The size of a number with a shorter fraction: the dropped bits go, and one is added to those above, or nothing. NaN stays.
+// Returns a size with a shorter fraction: `rounded`, except that NaN stays.
 inline float shortened(uint32_t size, uint32_t rounded) { return as_float(size > kInfinity ? size : rounded); }
 
 template <Kind kind>
@@ -92,14 +92,14 @@ inline float uniform_of(uint32_t low, uint32_t high, uint32_t place) {
   return static_cast<float>(static_cast<int32_t>((z ^ (z >> 15)) >> 8)) * 0x1p-24f;
 }
 
-// What an operation's results are rounded to, by type, so that loops over elements are compiled for each: nothing, the
-// nearest number of a format, or a neighbour at random. `salt` tells the roundings of an operation apart, `place` is the element's
-// in its sample.
+// How an operation rounds its results: not at all, to the nearest number of a format, or at random to one of two neighbours.
+// Types, so that loops are compiled for each. `salt` distinguishes the roundings of an operation; `place` is the element's
+// index in its sample.
 constexpr int kSalts = 5;
 
 struct Noise {
   Format format;
-  uint64_t words[kSalts] = {};  // of a sample
+  uint64_t words[kSalts] = {};  // for one sample, by salt
 };
 
 struct Exact {

@@ -1,8 +1,8 @@
-// Group norm, the activation after it, and proxy norm's correction of that, forward and backward, one operation each. The
-// formulas are those of emulator/layers/group_norm.py, which computes the same where these kernels are not there.
+// Group norm with the following activation, and with proxy norm's correction: one operation forward and one backward. The
+// formulas are those of emulator/layers/group_norm.py, which computes the same without native kernels.
 //
-// The inputs after beta are empty for a group norm, and one each for a proxy norm: the proxy's mean (centre) and the factor
-// of y (outer). In half precision the normalised value, its activation and their gradients are rounded, each for itself.
+// The inputs after beta are empty for group norm, and have one tensor each for proxy norm: the proxy's mean (centre) and the
+// factor of y (outer). In half precision, normalised value, activation and their gradients are rounded separately.
 
 #include "emulator/native/norms.h"
 
@@ -23,7 +23,7 @@ struct Norm {
     return absl::OkStatus();
   }
 
-  // `patterns`: of the inputs before those of a proxy.
+  // `patterns`: of the inputs before those for proxy norm.
   void check(Shapes* shapes, std::vector<const char*> patterns) const {
     for (int k = 0; k < 2; ++k) patterns.push_back(proxy ? "c" : "0");
     check_inputs(shapes, patterns);
@@ -32,7 +32,7 @@ struct Norm {
     shapes->output(0, "nhwc");
   }
 
-  // The sums over each group's channels, at every channel.
+  // Returns the sum over each group's channels, at every channel.
   std::vector<double> group_sums(const std::vector<double>& sums) const {
     const int64_t channels = sums.size(), size = channels / groups;
     auto group = [&](int64_t channel) { return contiguous ? channel / size : channel % groups; };
@@ -42,7 +42,7 @@ struct Norm {
     return spread;
   }
 
-  // How many values a sample's group has.
+  // Returns the number of values in a group of a sample.
   double group_size(const Walk& walk) const { return static_cast<double>(walk.sample_size() / groups); }
 
   NormRounding rounding;
@@ -136,7 +136,7 @@ class GroupNorm : public CheckedKernel<NormRules> {
     }
   }
 
-  // variance = mean of x^2 - mean^2, in FP32.
+  // Sets variance = mean of x^2 - mean^2, in FP32.
   void set_one_pass(const Walk& walk, int64_t sample, const BlockSums& sums, const BlockSums& squares, float* mean,
                     float* r) const {
     const double size = rules_.group_size(walk);

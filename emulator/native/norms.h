@@ -1,4 +1,4 @@
-// What the norms share: activations and their gradients, and the work on one block of pixels.
+// Common code of the norms: activations, their gradients, and the work on one block of pixels.
 
 #ifndef EMULATOR_NATIVE_NORMS_H_
 #define EMULATOR_NATIVE_NORMS_H_
@@ -10,7 +10,7 @@
 
 namespace native {
 
-// a * b + c, in one instruction and with one rounding where the processor has that.
+// Returns a * b + c; rounded only once, in one instruction, if the processor can.
 inline float fused(float a, float b, float c) {
 #ifdef __FMA__
   return __builtin_fmaf(a, b, c);
@@ -19,14 +19,14 @@ inline float fused(float a, float b, float c) {
 #endif
 }
 
-// e^x, to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r from its polynomial of degree 7. Plain
-// arithmetic, which compilers vectorise.
+// Returns e^x to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r from its polynomial of degree 7.
+// Plain arithmetic, which compilers vectorise.
 inline float exponential(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
   const float n = fused(x, 1.44269504f, kToInteger) - kToInteger;
-  const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));  // ln(2) in two parts, of which the first has few bits
+  const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));  // ln(2) in two parts; the first has few bits
   float p = 1.0f / 5040;
   p = fused(p, r, 1.0f / 720);
   p = fused(p, r, 1.0f / 120);
@@ -63,7 +63,7 @@ inline float activation_gradient(float z, float dy) {
   return dy;
 }
 
-// sums[c] = the sum of term(x, c) over the pixels, four at a time.
+// sums[c] = sum of term(x, c) over the pixels, four at a time.
 template <typename Term>
 inline void sum_pixels(const float* __restrict x, int64_t pixels, int64_t channels, float* __restrict sums, Term term) {
   std::fill(sums, sums + channels, 0.0f);
@@ -79,7 +79,7 @@ inline void sum_pixels(const float* __restrict x, int64_t pixels, int64_t channe
   }
 }
 
-// A block's means, and the sums of the squared distances from them: two passes over the block, the second from the cache.
+// Computes a block's means, and the sums of squared distances from them. The second of the two passes reads from the cache.
 inline void moments(const float* __restrict x, int64_t pixels, int64_t channels, float* __restrict means,
                     float* __restrict squares) {
   sum_pixels(x, pixels, channels, means, [](float v, int64_t) { return v; });
@@ -87,14 +87,14 @@ inline void moments(const float* __restrict x, int64_t pixels, int64_t channels,
   sum_pixels(x, pixels, channels, squares, [means](float v, int64_t c) { return (v - means[c]) * (v - means[c]); });
 }
 
-// For each channel.
+// Values for each channel.
 struct Moments {
   std::vector<double> means, variances;
 };
 
-// The moments of `samples` samples from `first` on, of blocks' means and squared distances from them: the squared distances
-// from another mean are a block's own + pixels * (its mean - that mean)^2. `total` adds up the channels that are normalised
-// together, `count` values of each.
+// Returns the moments of `samples` samples from `first` on, given blocks' means and squared distances from them. The squared
+// distances from another mean are a block's own + pixels * (its mean - that mean)^2. `total` adds up the channels that are
+// normalised together; each has `count` values.
 template <typename Total>
 Moments merged(const Walk& walk, int64_t first, int64_t samples, const BlockSums& means, const BlockSums& squares,
                double count, Total total) {
@@ -120,35 +120,34 @@ Moments merged(const Walk& walk, int64_t first, int64_t samples, const BlockSums
   return {sums, distances};
 }
 
-// Rows of channels that the work on a block reads: z = x * factor + shift, y = (activation(z) - centre) * outer, and the last
-// two of input_gradients.
+// Rows of channels for the work on a block: z = x * factor + shift, y = (activation(z) - centre) * outer. `b` and `k` are
+// for input_gradients.
 struct Channels {
   const float *factor, *shift, *mean = nullptr, *b = nullptr, *k = nullptr;
-  const float *centre = nullptr, *outer = nullptr;  // of a proxy norm
+  const float *centre = nullptr, *outer = nullptr;  // for proxy norm
 };
 
-// What a block's backward pass adds up, for each channel: dz = dy * outer * activation'(z), dz * (x - mean); and of a proxy
-// norm dy, and dy * (activation(z) - centre).
+// Sums of a block's backward pass for each channel: dz = dy * outer * activation'(z), and dz * (x - mean). For proxy norm
+// also dy, and dy * (activation(z) - centre).
 struct Sums {
   float *slopes, *products, *arriving = nullptr, *scaled = nullptr;
 };
 
-// The salts of a norm's roundings: of the normalised value, of its activation, of the gradient that arrives, of dz and of dx.
+// Salts of a norm's roundings: normalised value, activation, incoming gradient, dz, dx.
 enum Salt { kNormed, kActivated, kArriving, kSlope, kOfInput };
 
-// A block of a sample: its pixels, the number of its first element in the sample, and the noise of the sample.
+// A block of a sample: its pixels, the index of its first element in the sample, and the sample's noise.
 struct Block {
   int64_t pixels, channels;
   uint32_t place = 0;
   Noise noise;
 };
 
-// Work on a block that depends on the activation and on what results are rounded to. No two of the rows overlap, nor do x, dy
-// and a gradient (ivdep).
+// Functions on a block for one activation and rounding. The rows must not overlap each other, nor x, dy and a gradient
+// (ivdep).
 struct Blocks {
   void (*values)(const float* x, const Channels& rows, const Block& block, float* y);
-  // Where results are rounded, dz is left in dx for `gradients`; elsewhere that computes dz again, which takes less time
-  // than memory does.
+  // With rounding, dz is kept in dx for `gradients`. Otherwise `gradients` computes dz again, which is faster than memory.
   void (*sums)(const float* x, const float* dy, const Channels& rows, const Block& block, const Sums& sums, float* dx);
   // dx = dz * factor + (x - mean) * b + k
   void (*gradients)(const float* x, const float* dy, const Channels& rows, const Block& block, float* dx);
@@ -232,12 +231,12 @@ Blocks blocks_of(const std::string& activation) {
   if (activation == "relu") return blocks_of<Activation::kRelu, proxy, Grid>();
   if (activation == "relu6") return blocks_of<Activation::kRelu6, proxy, Grid>();
   if (activation == "swish") return blocks_of<Activation::kSwish, proxy, Grid>();
-  return blocks_of<Activation::kLinear, proxy, Grid>();  // kActivations has no other
+  return blocks_of<Activation::kLinear, proxy, Grid>();  // kActivations has no others
 }
 
 constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'";
 
-// The attributes and the input of a norm that say what its results are rounded to.
+// The attributes and the input of a norm that define the rounding of its results.
 class NormRounding {
  public:
   template <typename Context>
@@ -257,7 +256,7 @@ class NormRounding {
                                      : blocks<proxy, Kind::kNarrow>(activation);
   }
 
-  // The noise of each sample; `input`: the number of the one that has it, [batch, ...] uint64.
+  // Returns the noise of each sample. `input`: index of the input with the noise, [batch, ...] uint64.
   std::vector<Noise> noise(OpKernelContext* context, int input, int64_t batch) const {
     std::vector<Noise> noise(batch);
     for (int64_t sample = 0; sample < batch; ++sample) {
@@ -269,7 +268,7 @@ class NormRounding {
     return noise;
   }
 
-  // Of the noise, a number for each sample.
+  // Requires one number of noise for each sample.
   void check(Shapes* shapes, int input) const {
     if (count_) shapes->count(input, (*shapes)['n']);
   }
@@ -293,7 +292,7 @@ inline void invert(int64_t channels, const float* variance, float epsilon, float
   for (int64_t c = 0; c < channels; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon);
 }
 
-// factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.
+// Sets factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.
 inline void scale(int64_t channels, const float* gamma, const float* beta, const float* mean, const float* r, float* factor,
                   float* shift) {
   for (int64_t c = 0; c < channels; ++c) {
@@ -302,7 +301,7 @@ inline void scale(int64_t channels, const float* gamma, const float* beta, const
   }
 }
 
-// The inputs of a norm that begin with x, which has elements.
+// Checks the inputs of a norm. The first is x, which must not be empty.
 inline void check_inputs(Shapes* shapes, const std::vector<const char*>& patterns) {
   for (size_t k = 0; k < patterns.size(); ++k) shapes->input(k, patterns[k]);
   shapes->require_positive("nhwc");

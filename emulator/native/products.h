@@ -1,7 +1,7 @@
-// Products of matrices in tiles that stay in registers, for processors with vectors of 16 numbers (AVX-512).
+// Matrix products in tiles that stay in registers, for processors with vectors of 16 numbers (AVX-512).
 //
-// Every number of a product is one sum over the depth in its order, so neither the threads, nor the tiles, nor the other rows change
-// a bit of it.
+// Every number of a product is one sum over the depth, in order. So threads, tiles and other rows do not change any bit of
+// it.
 
 #ifndef EMULATOR_NATIVE_PRODUCTS_H_
 #define EMULATOR_NATIVE_PRODUCTS_H_
@@ -17,25 +17,26 @@
 namespace native {
 
 constexpr int64_t kVector = 16;     // numbers of a vector
-constexpr int64_t kStrip = 128;     // columns of a product of one row, eight vectors
+constexpr int64_t kStrip = 128;     // columns of a strip of a one-row product: eight vectors
 constexpr int64_t kPanel = 32;      // columns of a tile: two vectors
-constexpr int64_t kAhead = 32;      // rows of b that are asked for before they are needed: they lie too far apart to be foreseen
-constexpr int kTallTile = 12;       // rows of a tile of two vectors, half those of one: 24 of the 32 registers hold its sums
-constexpr int kTallestTile = 13;    // where one row would be left, that takes a third of a tile's time: of 7 x 7 pixels
-constexpr int kShortTile = 4;       // for the rows that are left
+constexpr int64_t kAhead = 32;      // rows of b to prefetch: they are too far apart for the hardware to do it
+// rows of a tile of two vectors (twice as many with one): 24 of the 32 registers hold its sums
+constexpr int kTallTile = 12;
+constexpr int kTallestTile = 13;    // avoids a single remaining row, which would cost a third of a tile; for 7 x 7 pixels
+constexpr int kShortTile = 4;       // for the remaining rows
 
-// The columns of a panel that exist: all of its first vector's and some of its last vector's.
+// Returns a mask of the existing columns of a panel's last vector.
 inline __mmask16 mask_of(int64_t columns) {
   return static_cast<__mmask16>(columns >= kVector ? 0xFFFF : (1u << columns) - 1);
 }
 
-// Reads a number of each line of memory in its order, which brings what follows as well: windows and tiles jump, and would wait
-// for every line.
+// Reads one number of each cache line, in order, so that the hardware prefetches the rest. Windows and tiles jump, and would
+// wait for every line.
 inline void touch(const float* from, int64_t count) {
   for (int64_t k = 0; k < count; k += kVector) asm volatile("" ::"x"(from[k]));
 }
 
-// sums [rows, vectors * 16] += a [rows] b [vectors * 16]: one step of a product whose rows lie together in a.
+// sums [rows, vectors * 16] += a [rows] b [vectors * 16]: one step of a product whose rows are adjacent in a.
 template <int rows, int vectors>
 inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vectors]) {
   __m512 columns[vectors];
@@ -49,12 +50,12 @@ inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vector
   }
 }
 
-// sums [rows, vectors * 16] = a [rows, depth] b [depth, columns]; `b_row`: from one of b's rows to the next; `last`: the columns of
-// the last vector. The rows of a lie together.
+// sums [rows, vectors * 16] = a [rows, depth] b [depth, columns]. `b_row`: distance between rows of b; `last`: mask of the
+// last vector's columns. The rows of a are adjacent.
 template <int rows, int vectors>
 inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t depth, __mmask16 last,
                           __m512 (&sums)[rows][vectors]) {
-  constexpr int kOfPointer = 3;  // rows of one pointer: twice a step is an address as well
+  constexpr int kOfPointer = 3;  // rows per pointer: an address can have an offset of one or two steps
   constexpr int kPointers = (rows + kOfPointer - 1) / kOfPointer;
   const float* pointers[kPointers];
 #pragma GCC unroll 24
@@ -101,7 +102,7 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
   tiles(std::integral_constant<int, 1>());
 }
 
-// As multiply_panel, for `columns` columns, 32 or fewer.
+// Like multiply_panel, for at most 32 `columns`.
 template <typename Use>
 inline void multiply_columns(const float* a, int64_t rows, const float* b, int64_t b_row, int64_t depth, int64_t columns,
                              Use use) {
@@ -112,8 +113,8 @@ inline void multiply_columns(const float* a, int64_t rows, const float* b, int64
   }
 }
 
-// Calls `use(first column, sums [1][vectors])` for every strip of the columns from `begin` to `end` of one row's product: long
-// pieces of b's rows, as b is read once, and from far away.
+// Calls `use(first column, sums [1][vectors])` for every strip of columns from `begin` to `end` of a one-row product. Strips
+// use long pieces of b's rows, because b is read only once, from main memory.
 template <typename Use>
 inline void multiply_row(const float* a, const float* b, int64_t b_row, int64_t depth, int64_t begin, int64_t end, Use use) {
   auto strips = [&](auto width) {

@@ -1,11 +1,11 @@
-// A tensor onto a format's grid, to the nearest or at random, in one pass and in place where the input is not needed any more.
+// Rounds a tensor to a format, to nearest or at random, in one pass. Works in place if the input is not needed any more.
 
 #include "emulator/native/formats.h"
 
 namespace native {
 namespace {
 
-constexpr int64_t kPart = 8192;  // elements, which a thread takes at once
+constexpr int64_t kPart = 8192;  // elements that a thread takes at once
 // y may be x.
 template <Kind kind>
 void round_nearest(const float* x, int64_t size, const Format& format, float* y) {
@@ -24,7 +24,7 @@ void round_at_random(const float* x, int64_t size, const Format& format, uint64_
   }
 }
 
-// Both ways of rounding for a kind of format.
+// Both ways of rounding to a kind of format.
 struct Parts {
   decltype(&round_nearest<Kind::kNarrow>) nearest;
   decltype(&round_at_random<Kind::kNarrow>) at_random;
@@ -42,7 +42,7 @@ struct Rules {
     return read_format(context, &format, &kind);
   }
 
-  // Noise is one number, or one for each sample.
+  // The noise is one number, or one for each sample.
   void check(Shapes* shapes) const {
     shapes->require(shapes->inputs() <= 2, "there is one tensor of noise");
     if (shapes->inputs() > 1) shapes->count(1, shapes->has_axes(1) ? shapes->first_axis(0) : 1);

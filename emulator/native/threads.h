@@ -1,4 +1,4 @@
-// Work shared among the threads of an operation's device.
+// Shares work among the threads of an operation's device.
 
 #ifndef EMULATOR_NATIVE_THREADS_H_
 #define EMULATOR_NATIVE_THREADS_H_
@@ -14,20 +14,21 @@
 
 namespace native {
 
-constexpr int64_t kWorthAThread = 20000;  // nanoseconds of work for each thread, at least
-constexpr int64_t kSharesOfThread = 8;    // a thread that wakes late takes fewer
-constexpr int kPatience = 2000;           // looks at the others' work before the processor is left to them
+constexpr int64_t kWorthAThread = 20000;  // least nanoseconds of work for each thread
+constexpr int64_t kSharesOfThread = 8;    // shares for each thread, so that a thread that wakes late takes fewer
+constexpr int kPatience = 2000;           // checks of the others' work before yielding the processor
 
-// Calls `work(begin, end)` for ranges of `count` things on the threads of the operation's device, by the pool's own sharing.
-// `nanoseconds`: that one takes, roughly.
+// Calls `work(begin, end)` for ranges of `count` items on the threads of the operation's device, shared out by the thread
+// pool. `nanoseconds`: rough time of one item.
 template <typename Work>
 void in_threads(tensorflow::OpKernelContext* context, int64_t count, int64_t nanoseconds, const Work& work) {
   auto* pool = context->device()->tensorflow_cpu_worker_threads();
   tensorflow::Shard(pool->num_threads, pool->workers, count, nanoseconds, work);
 }
 
-// Calls `work(begin, end)` for ranges of `count` things. `nanoseconds`: that one takes, roughly. The thread that calls begins at
-// once and takes shares until none is left: for one that has yet to wake, it does not wait, as the pool's own sharing would.
+// Calls `work(begin, end)` for ranges of `count` items. `nanoseconds`: rough time of one item. The calling thread begins at
+// once and takes shares until none is left. Unlike the pool's own sharing, it does not wait for threads that have yet to
+// wake.
 template <typename Work>
 void in_shares(tensorflow::OpKernelContext* context, int64_t count, int64_t nanoseconds, const Work& work) {
   auto* pool = context->device()->tensorflow_cpu_worker_threads();
@@ -39,7 +40,7 @@ void in_shares(tensorflow::OpKernelContext* context, int64_t count, int64_t nano
   struct Shares {
     std::atomic<int64_t> next{0}, done{0};
   };
-  const auto shares = std::make_shared<Shares>();  // outlives the call for threads that come too late
+  const auto shares = std::make_shared<Shares>();  // outlives the call, because threads may wake after it
   const int64_t size = std::max<int64_t>(count / (threads * kSharesOfThread), 1);
   const Work* const shared = &work;
   auto take = [shares, shared, count, size] {

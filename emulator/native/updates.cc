@@ -1,4 +1,5 @@
-// The update of many variables by one operation: of some hundred small ones, most of the time would go into beginning them.
+// Updates many variables in one operation. With one operation each, hundreds of small variables would spend most time on
+// starting.
 
 #include <cmath>
 #include <vector>
@@ -8,9 +9,9 @@
 namespace native {
 namespace {
 
-constexpr int64_t kPart = 4096;  // elements, which a thread takes at once
+constexpr int64_t kPart = 4096;  // elements that a thread takes at once
 
-// A variable's numbers, and where the results go: the variable, and the slots of a rule.
+// A variable's inputs, and the places of the results: the variable and the slots of a rule.
 struct Variable {
   const float *w, *g, *slots[2];
   float *new_w, *new_slots[2];
@@ -18,13 +19,15 @@ struct Variable {
   int64_t size;
 };
 
-// The inputs begin with `rows` lists of `count` tensors, of the same shapes, and the outputs are those of the first ones.
+// Checks that the inputs begin with `rows` lists of `count` tensors of the same shapes, and sets the outputs' shapes to
+// those of the first lists.
 void check_lists(Shapes* shapes, int count, int rows) {
   for (int k = count; k < count * rows; ++k) shapes->equal(k, k % count);
   for (int k = 0; k < shapes->outputs(); ++k) shapes->output_as(k, k);
 }
 
-// Output `k`, of the shape of input `k`, in the place of one of the `inputs` that is not needed any more.
+// Allocates output `k` with the shape of input `k`, in the memory of one of the `inputs` that is not needed any more, if
+// possible.
 absl::Status allocate(OpKernelContext* context, const std::vector<int>& inputs, int k, float** output) {
   Tensor* tensor;
   TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(inputs, k, context->input(k).shape(), &tensor));
@@ -49,11 +52,11 @@ void in_parts(OpKernelContext* context, const std::vector<Variable>& variables, 
   });
 }
 
-// (g + w * decay) / divisor of part of a variable: in `room`, or g itself where that changes nothing.
+// Returns (g + w * decay) / divisor for part of a variable: in `room`, or g itself if nothing changes.
 const float* whole_gradient(const Variable& of, int64_t first, int64_t size, float divisor, float* room) {
   const float *w = of.w + first, *g = of.g + first;
   const float decay = of.decay;
-  if (decay != 0) {  // zeros keep their signs without it
+  if (decay != 0) {  // adding 0 would change the sign of zeros
 #pragma GCC ivdep
     for (int64_t k = 0; k < size; ++k) room[k] = g[k] + w[k] * decay;
     g = room;
@@ -73,7 +76,7 @@ struct Momentum {
     return context->GetAttr("momentum", &momentum);
   }
 
-  // The results may be in the places of the arguments.
+  // Results may overwrite the arguments.
   void move(const Variable& of, int64_t first, int64_t size, float rate, const float* g) const {
     const float *w = of.w + first, *a = of.slots[0] + first, own = momentum;
     float *new_w = of.new_w + first, *new_a = of.new_slots[0] + first;
@@ -116,7 +119,8 @@ struct RmsProp {
   float momentum = 0, share = 0, epsilon = 0;
 };
 
-// Inputs: weights, each kind of slots, gradients, of every variable; a rate, decays, a divisor. Outputs: weights, slots.
+// Inputs: weights, each kind of slot and gradients for every variable, then the rate, decays and the divisor. Outputs:
+// weights, slots.
 template <typename Rule>
 struct RuleRules : Rule {
   void check(Shapes* shapes) const {
@@ -136,7 +140,7 @@ class RuleUpdate : public CheckedKernel<RuleRules<Rule>> {
 
  protected:
   void compute(OpKernelContext* context) override {
-    constexpr int kKinds = 1 + Rule::kSlots;  // of a variable's numbers that move
+    constexpr int kKinds = 1 + Rule::kSlots;  // weights and slots of a variable, which change
     const int count = context->num_outputs() / kKinds, more = (kKinds + 1) * count;
     const Tensor &rate = context->input(more), &decays = context->input(more + 1), &divisor = context->input(more + 2);
     std::vector<Variable> variables(count);

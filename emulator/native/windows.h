@@ -18,7 +18,7 @@ struct Axis {
   int64_t in, out, kernel, stride, before;
 };
 
-// The taps of a window that are inside of the image: from the first to before the last.
+// The taps of a window inside the image: [first, last).
 struct Taps {
   int64_t first, last;
 };

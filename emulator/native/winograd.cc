@@ -1,12 +1,12 @@
-// Convolutions by 3 x 3 kernels, stride 1, SAME padding, by Winograd's minimal filtering (filtering.h) in tiles of 2 x 2 or
-// 4 x 4 results: 16 multiplications for the 36 of four results, or 36 for the 144 of sixteen. For processors with vectors of 16
-// numbers (AVX-512).
+// Convolutions with 3 x 3 kernels, stride 1 and SAME padding, by Winograd's minimal filtering (filtering.h), in tiles of 2 x
+// 2 or 4 x 4 results. Four results take 16 multiplications instead of 36, sixteen take 36 instead of 144. For processors
+// with vectors of 16 numbers (AVX-512).
 //
-//   y = A^T ((G w G^T) * (B^T x B)) A,   dw = G^T ((A dy A^T) * (B^T x B)) G,   dx: as y, of dy by the turned weights
+//   y = A^T ((G w G^T) * (B^T x B)) A,   dw = G^T ((A dy A^T) * (B^T x B)) G,   dx: like y, from dy and the rotated weights
 //
-// The products * are products of matrices, one for each place of the 4 x 4 or 6 x 6 inputs of a tile. Sums over channels are in their
-// order; those over tiles in FP32 within a part of the batch and in double precision over the parts, which do not depend on the
-// number of threads: that changes no bit.
+// The products * are matrix products, one for each place of a tile's 4 x 4 or 6 x 6 inputs. Sums over channels are in order.
+// Sums over tiles are in FP32 within a part of the batch, and in double precision over the parts. The parts do not depend on
+// the number of threads, so it changes no bit.
 
 #ifdef __AVX512F__
 
@@ -16,20 +16,21 @@
 namespace native {
 namespace {
 
-constexpr int64_t kScratch = 512 << 10;        // bytes of a block of tiles, transformed: they stay in the cache
-constexpr int64_t kLeastTiles = 96;            // of a block, so that weights are not read too often
-constexpr int64_t kBlocks = 8, kTilesStep = 24;  // as many, if tiles are few, so that threads can share them
-constexpr int64_t kParts = 4;                  // of the batch, for the weights' gradient: at least, for threads to share,
-constexpr int64_t kTilesOfPart = 2048;         // and with no more tiles, whose sums are FP32
-constexpr int64_t kInputsOfItem = 64;          // channels of x of which one thread sums the weights' gradient
-constexpr int64_t kFewer = 75;                 // percent of the products in twos that are left in fours, at most,
-constexpr int64_t kWeightsOfFours = 1 << 15;   // and inputs by outputs of a group: more take what is saved to be transformed
-// Where weights are more than are worth reading for every block, threads take each step for many tiles together:
-constexpr int64_t kWide = 1 << 16;             // inputs by outputs of a group, above which that is so,
-constexpr int64_t kWideScratch = 32 << 20;     // bytes of those tiles, transformed,
-constexpr int64_t kTilesOfItem = 96;           // and tiles of one place that a thread multiplies
+constexpr int64_t kScratch = 512 << 10;        // bytes of a block of transformed tiles, which stay in the cache.
+constexpr int64_t kLeastTiles = 96;            // least tiles of a block, so that weights are not read too often.
+constexpr int64_t kBlocks = 8, kTilesStep = 24;  // least blocks, for the threads, if there are few tiles.
+constexpr int64_t kParts = 4;                  // least parts of the batch for the weights' gradient, for the threads.
+constexpr int64_t kTilesOfPart = 2048;         // most tiles of a part, which are summed in FP32.
+constexpr int64_t kInputsOfItem = 64;          // channels of x for which one thread sums the weights' gradient.
+// Use tiles of 4 x 4 results if both conditions hold:
+constexpr int64_t kFewer = 75;                 // at most this percentage of the products of 2 x 2 tiles is left.
+constexpr int64_t kWeightsOfFours = 1 << 15;   // at most these inputs x outputs of a group; more cost too much to transform.
+// Large weights are not read again for every block. Instead, the threads do each step together for many tiles.
+constexpr int64_t kWide = 1 << 16;             // inputs x outputs of a group above which weights are large.
+constexpr int64_t kWideScratch = 32 << 20;     // bytes of those transformed tiles.
+constexpr int64_t kTilesOfItem = 96;           // tiles of one place that a thread multiplies.
 
-// What is convolved: x [batch, rows, columns, inputs of all groups] by weights [3, 3, inputs, outputs of all groups].
+// Sizes of a convolution: x [batch, rows, columns, inputs of all groups] by weights [3, 3, inputs, outputs of all groups].
 template <typename Filtering>
 struct Sizes {
   static constexpr int64_t kTile = Filtering::kTile, kPlaces = Filtering::kSide * Filtering::kSide;
@@ -46,18 +47,19 @@ struct Sizes {
     return (std::min(most, std::max<int64_t>(shared, 1)) + kTilesStep - 1) / kTilesStep * kTilesStep;
   }
 
-  // Numbers from one place of a block's tiles to the next: a vector more than there are, as addresses that are whole pages apart
-  // take the same lines of the cache.
+  // Distance between places of a block's tiles. One more vector is added, because addresses that are whole pages apart share
+  // the same cache lines.
   int64_t place(int64_t width) const { return block * width + kVector; }
 
   int64_t batch, rows, columns, all_inputs, all_outputs;
-  int64_t inputs, groups, outputs;  // those of a group
+  int64_t inputs, groups, outputs;  // of a group
   int64_t tile_rows, tile_columns, tiles;
   bool is_wide;
-  int64_t block, blocks;  // tiles of a block
+  int64_t block, blocks;  // tiles of a block, and number of blocks
 };
 
-// Return whether a convolution is done in fours. That does not depend on the batch, in which layouts differ.
+// Returns whether to use tiles of 4 x 4 results. The answer must not depend on the batch, because layouts split it
+// differently.
 inline bool are_fours_fewer(const TensorShape& x, int64_t inputs, int64_t outputs) {
   auto products = [&x](int64_t tile, int64_t side) {
     return (x.dim_size(1) + tile - 1) / tile * ((x.dim_size(2) + tile - 1) / tile) * side * side;
@@ -66,7 +68,7 @@ inline bool are_fours_fewer(const TensorShape& x, int64_t inputs, int64_t output
   return fewer && inputs * outputs <= kWeightsOfFours;
 }
 
-// Calls `use(sample, tile row, first tile column, last, place in the block)` for the tiles of a block that lie side by side.
+// Calls `use(sample, tile row, first tile column, last, place in the block)` for adjacent tiles of a block.
 template <typename Filtering, typename Use>
 void for_runs(const Sizes<Filtering>& sizes, int64_t begin, int64_t end, Use use) {
   for (int64_t t = begin; t < end;) {
@@ -77,7 +79,7 @@ void for_runs(const Sizes<Filtering>& sizes, int64_t begin, int64_t end, Use use
   }
 }
 
-// A row of an image, or zeros outside of it.
+// A row of an image, or zeros outside the image.
 struct ImageRow {
   ImageRow() = default;
   ImageRow(const float* image, int64_t row, int64_t rows, int64_t columns, int64_t channels)
@@ -89,7 +91,7 @@ struct ImageRow {
     return _mm512_maskz_loadu_ps(inside, start + column * channels);
   }
 
-  // Asks for a pixel that is some rows further down before it is needed.
+  // Prefetches a pixel that is some rows further down.
   void prefetch(int64_t column, int64_t rows) const {
     _mm_prefetch(start + (column + rows * columns) * channels, _MM_HINT_T0);
   }
@@ -99,7 +101,7 @@ struct ImageRow {
   __mmask16 mask;
 };
 
-// The inputs of tiles that lie side by side, of one vector of channels: to the tiles' numbers, `width` apart, of each place.
+// Transforms the inputs of adjacent tiles, for one vector of channels. Tiles are `width` apart, places `place`.
 template <typename Filtering>
 void transform_row(const ImageRow (&rows)[Filtering::kSide], int64_t first, int64_t last, int64_t width, int64_t place, float* to) {
   constexpr int kTile = Filtering::kTile, kSide = Filtering::kSide;
@@ -133,7 +135,7 @@ void transform_row(const ImageRow (&rows)[Filtering::kSide], int64_t first, int6
   }
 }
 
-// Rows of an image, one below the other.
+// Adjacent rows of an image.
 template <int count>
 struct ImageRows {
   ImageRows(const float* image, int64_t first, int64_t rows, int64_t columns, int64_t channels) {
@@ -143,7 +145,7 @@ struct ImageRows {
   ImageRow own[count];
 };
 
-// The inputs of tiles, B^T x B: to [places, block, width], `width` channels of x from its first one on.
+// Transforms the inputs of tiles, B^T x B, to [places, block, width], for `width` channels of x.
 template <typename Filtering>
 void transform_inputs(const float* x, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t width, float* to) {
   for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
@@ -155,7 +157,7 @@ void transform_inputs(const float* x, const Sizes<Filtering>& sizes, int64_t beg
   });
 }
 
-// The results of a tile, of one vector of channels, A^T m A: `rows` by `columns` of them, `below` numbers from row to row.
+// Computes `rows` by `columns` results of a tile, A^T m A, for one vector of channels. `below`: distance between rows of y.
 template <typename Filtering>
 inline void transform_tile(const float* from, int64_t place, float* y, int64_t rows, int64_t columns, int64_t below,
                            int64_t channels) {
@@ -182,7 +184,7 @@ inline void transform_tile(const float* from, int64_t place, float* y, int64_t r
   }
 }
 
-// The results of tiles: from [places, block, width] to y, `width` channels from its first one on.
+// Computes the results of tiles, from [places, block, width] to y, for `width` channels.
 template <typename Filtering>
 void transform_outputs(const float* from, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t width, float* y) {
   constexpr int64_t kTile = Filtering::kTile;
@@ -199,13 +201,13 @@ void transform_outputs(const float* from, const Sizes<Filtering>& sizes, int64_t
   });
 }
 
-// Where a matrix' number [row, column] lies, in panels of `panel` columns, in which rows lie together.
+// Returns the index of a matrix element [row, column] in panels of `panel` columns, whose rows are contiguous.
 inline int64_t panel_place(int64_t row, int64_t column, int64_t rows, int64_t panel) {
   return (column / panel * rows + row) * panel + column % panel;
 }
 
-// The gradients of the results of tiles that lie side by side, of one vector of channels, A dy A^T: to the tiles' numbers, `width`
-// apart, of each place.
+// Transforms the gradients of adjacent tiles' results, A dy A^T, for one vector of channels. Tiles are `width` apart, places
+// `place`.
 template <typename Filtering>
 void transform_row_of_gradients(const ImageRow (&rows)[Filtering::kTile], int64_t first, int64_t last, int64_t width, int64_t place,
                                 float* to) {
@@ -235,7 +237,7 @@ void transform_row_of_gradients(const ImageRow (&rows)[Filtering::kTile], int64_
   }
 }
 
-// The gradients of tiles' results: to [places, panels of [block, panel]].
+// Transforms the gradients of tiles' results to [places, panels of [block, panel]].
 template <typename Filtering>
 void transform_gradients(const float* dy, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t panel, float* to) {
   for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
@@ -248,7 +250,7 @@ void transform_gradients(const float* dy, const Sizes<Filtering>& sizes, int64_t
   });
 }
 
-// Numbers from one place of a group's transformed weights, or of their sums, to the next: a vector more, as above.
+// Distance between places of a group's transformed weights or their sums; one more vector, as above.
 inline int64_t weights_place(int64_t inputs, int64_t outputs) { return inputs * outputs + kVector; }
 
 // A convolution's weights [3, 3, channels of a group, filters of all groups].
@@ -261,7 +263,7 @@ struct Kernels {
   int64_t of_group, all_filters, filters;  // channels and filters of a group
 };
 
-// The transpose of 16 rows, `row` numbers apart in `from`, to rows that are `to_row` apart.
+// Transposes 16 rows, which are `row` numbers apart in `from`, to rows that are `to_row` apart.
 void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
   __m512 a[kVector], b[kVector];
 #pragma GCC unroll 16
@@ -291,8 +293,8 @@ void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
   }
 }
 
-// The weights of a group, G w G^T, of 16 channels from `channel` on: to [places, panels of [inputs, panel]]. `turned`: for the
-// gradient of the inputs, kernels turned by half a turn, from filters to channels.
+// Transforms the weights of a group, G w G^T, for 16 channels from `channel` on, to [places, panels of [inputs, panel]].
+// `turned`: for the gradient of the inputs; kernels are rotated by 180 degrees and map filters to channels.
 template <typename Filtering>
 void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, bool turned, int64_t panel, float* to) {
   constexpr int kSide = Filtering::kSide, kPlaces = kSide * kSide;
@@ -323,7 +325,7 @@ void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, b
   }
 }
 
-// m [tiles, columns] = v [tiles, depth] u, of one place; u in panels of 16 columns for each of `vectors`.
+// m [tiles, columns] = v [tiles, depth] u, for one place. u is in panels of `vectors` x 16 columns.
 template <int vectors>
 void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth, int64_t columns, float* m) {
   constexpr int64_t kWidth = vectors * kVector;
@@ -339,7 +341,7 @@ void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth
   }
 }
 
-// What all three operations have in common: their groups, of whole vectors of channels and of filters.
+// Common rules of all three operations: groups of whole vectors of channels and filters.
 struct GroupRules {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -356,7 +358,7 @@ struct GroupRules {
   int64_t groups;
 };
 
-// Of the convolution, or with kernels that are `turned` of the gradient of its inputs.
+// Rules of the convolution, or with `turned` of the gradient of its inputs.
 template <bool turned>
 struct ConvRules : GroupRules {
   void check(Shapes* shapes) const {
@@ -376,7 +378,7 @@ struct WeightsRules : GroupRules {
   }
 };
 
-// Memory that a thread keeps from one block to the next.
+// Returns memory that a thread keeps from one block to the next.
 float* scratch(int64_t numbers) {
   static thread_local std::vector<float> kept;
   if (static_cast<int64_t>(kept.size()) < numbers) kept.resize(numbers);
@@ -387,7 +389,7 @@ tensorflow::Status allocate_floats(OpKernelContext* context, int64_t numbers, Te
   return context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({numbers}), tensor);
 }
 
-// Calls `work(begin, end)` on threads for ranges of tiles, each of which has `channels` of 16 numbers.
+// Calls `work(begin, end)` on threads for ranges of tiles, each with `channels` channels.
 template <typename Filtering, typename Work>
 void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t channels, const Work& work) {
   const int64_t cost = kTilesStep * channels * Sizes<Filtering>::kPlaces / 10 + 1, steps = (last - first + kTilesStep - 1) / kTilesStep;
@@ -396,7 +398,7 @@ void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t cha
   });
 }
 
-// The convolution, or with kernels that are `turned` the gradient of its inputs.
+// The convolution, or with `turned` the gradient of its inputs.
 template <bool turned>
 class WinogradConv : public CheckedKernel<ConvRules<turned>> {
  public:
@@ -467,7 +469,7 @@ class WinogradConv : public CheckedKernel<ConvRules<turned>> {
     }
   }
 
-  // The convolution of a group, step by step.
+  // Computes the convolution of a group, step by step.
   template <typename Filtering>
   static void convolve_steps(OpKernelContext* context, const Sizes<Filtering>& sizes, const float* x, const float* u, int64_t panel,
                              float* y) {
@@ -510,8 +512,8 @@ REGISTER_OP("EmulatorWinogradConv2DBackpropInput")
     .SetShapeFn(set_shapes<ConvRules<true>>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2DBackpropInput").Device(tensorflow::DEVICE_CPU), WinogradConv<true>);
 
-// sums [rows, vectors * 16] += a^T b over `depth` tiles; b and the sums are of one panel; `a_row`: numbers of a tile in a.
-// `begin`: the sums are the first ones.
+// sums [rows, vectors * 16] += a^T b over `depth` tiles; b and the sums are of one panel. `a_row`: numbers of a tile in a.
+// `begin`: overwrite the sums instead of adding.
 template <int rows, int vectors>
 inline void add_outer(const float* a, int64_t a_row, const float* b, int64_t depth, bool begin, float* sums) {
   constexpr int64_t kRow = vectors * kVector;
@@ -555,7 +557,7 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
     const int64_t panel = sizes.outputs % kPanel ? kVector : kPanel;
     const int64_t width = std::min(sizes.inputs, kInputsOfItem), pieces = (sizes.inputs + width - 1) / width;
-    // no part is without a tile, so that all sums are begun
+    // every part must have a tile, so that its sums are initialised
     const int64_t shared = sizes.is_wide ? 1 : std::min(kParts / (pieces * groups), sizes.blocks);
     const int64_t wanted = std::max<int64_t>({shared, (sizes.tiles + kTilesOfPart - 1) / kTilesOfPart, 1});
     const int64_t tiles_of_part = (sizes.tiles + wanted - 1) / wanted;
@@ -611,7 +613,7 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     });
   }
 
-  // The sums of a part of a group, step by step.
+  // Computes the sums of a part of a group, step by step.
   template <typename Filtering>
   static void sum_steps(OpKernelContext* context, const Sizes<Filtering>& sizes, const float* x, const float* dy, int64_t panel,
                         int64_t start, int64_t end_of_part, float* sums) {
@@ -638,7 +640,8 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     }
   }
 
-  // The sums of one place: sums [inputs, outputs] += v^T m, of `width` inputs of the `row` of a tile, all in panels.
+  // Computes the sums of one place: sums [inputs, outputs] += v^T m, for `width` inputs of the `row` of a tile, all in
+  // panels.
   template <typename Filtering>
   static void add_place(const Sizes<Filtering>& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t panel,
                         int64_t tiles, bool begin, float* sums) {
@@ -658,7 +661,7 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     }
   }
 
-  // G^T du G: to the taps of dw, `tap` numbers apart.
+  // Computes G^T du G and writes it to the taps of dw, which are `tap` numbers apart.
   template <typename Filtering>
   static void gather(const Numbers (&du)[Sizes<Filtering>::kPlaces], int64_t tap, float* dw) {
     constexpr int kSide = Filtering::kSide;
