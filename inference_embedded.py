@@ -117,7 +117,7 @@ def _row(
         top5, loss = embedded.scores(program, batches, served.micro_batches)
     return validation_row(
         run, checkpoint, trained_batch, accuracy=accuracy, top5=top5, loss=loss, seconds=served.seconds,
-        pictures=served.samples, throughput=served.inferred / served.seconds, latency=served.mean,
+        images=served.samples, throughput=served.inferred / served.seconds, latency=served.mean,
     )  # fmt: skip
 
 

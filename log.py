@@ -1,6 +1,6 @@
-"""The log of a run: console lines, log.txt, CSV rows, a progress bar, and trackers.
+"""The log of a run: console, log.txt, CSV rows, progress bar, and trackers such as TensorBoard.
 
-If a tracker fails, the log reports it once and the run continues.
+If a tracker fails, the log reports it once and stops using it. The run continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, Row, run_table
 
-THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # this part differs between releases
+THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # differs by release
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "THROUGHPUT, time: {it_time:8.6f}, total_time: {total_time:8.1f}"
@@ -33,30 +33,27 @@ VALIDATION_LINE = (
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
 
-FIRST_LINES, ROUTINE_SECONDS = (
-    20,
-    6.0,
-)  # after FIRST_LINES lines, the console shows at most one routine line per ROUTINE_SECONDS
+FIRST_LINES, ROUTINE_SECONDS = 20, 6.0  # after 20 lines, the console shows at most one routine line in 6 seconds
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that control a terminal
 
 
 class Tracker(Protocol):
-    """A service that receives a run's measures, such as TensorBoard."""
+    """A service that records a run's metrics."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Store values by tag, measured after `step` updates."""
+        """Record values by tag, after `step` updates."""
 
     def close(self, complete: bool) -> None:
-        """Close the tracker. `complete`: the run did not end early."""
+        """Close the tracker. `complete` is False if the run ended early."""
 
 
 class RunLog:
-    """The log of a run.
+    """The log of a run. Methods that write text may be called from any thread.
 
-    `folder`: the run directory; None: no files. `console`: False prints nothing.
-    `brief`: the console shows only warnings, one line per validation, and notes with `always`.
-    `locked`: take the folder's lock, and raise OptionError if another process holds it.
-    `throughput`: format of that part of training lines. `named`: see `run_table`.
+    `folder`: the run directory; None writes to the console only. `console`: whether to write to the console.
+    `brief`: limit the console to validations, warnings and notes with `always`.
+    `locked`: lock the folder; OptionError if another process holds the lock.
+    `throughput`: the part of TRAINING_LINE that differs by release. `named`: see `run_table`.
     """
 
     def __init__(
@@ -74,13 +71,13 @@ class RunLog:
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
-        self._printed, self._routine_at = 0, -math.inf  # lines on the console; the time of its last routine line
+        self._printed, self._routine_at = 0, -math.inf  # number of console lines; time of the last routine one
         self._one = threading.RLock()
 
     def note(self, text: str = "", always: bool = False, routine: bool = False) -> None:
-        """Write a line to the console and to log.txt, from any thread; control characters become escapes.
+        """Write a line to the console and to log.txt. Control characters are escaped.
 
-        `always`: a brief log shows the line, too. `routine`: the console may skip the line, to stay readable.
+        `always`: show the line in a brief log too. `routine`: the console may skip the line to stay readable.
         """
         text = _CONTROL.sub(lambda found: escaped(found[0]), text)
         with self._one:
@@ -89,7 +86,7 @@ class RunLog:
                 if always or text.startswith("warning") or not (self._brief or (routine and self._is_crowded())):
                     self._print(text)
                     self._routine_at = time.monotonic() if routine else self._routine_at
-            finally:  # log.txt says why the run ends, even if nobody reads the console any more
+            finally:  # log.txt must have the line even if writing to the console fails
                 self.file_only(text)
 
     def detail(self, text: str) -> None:
@@ -100,27 +97,24 @@ class RunLog:
             self.note(text)
 
     def _is_crowded(self) -> bool:
-        """Return whether the console shows too much for a routine line, which log.txt has anyway."""
+        """Return whether the console should skip a routine line. Without a log.txt it shows them all."""
         recent = time.monotonic() - self._routine_at < ROUTINE_SECONDS
         return self.folder is not None and self._printed >= FIRST_LINES and recent
 
     def warn(self, text: str) -> None:
-        """Write a line to standard error, even without `console`, and to log.txt; from any thread."""
+        """Write a line to standard error, even if this log has no console, and to log.txt."""
         with self._one:
             self._bar.clear()
-            with suppress(OSError):  # a run must not end because nobody reads its output
+            with suppress(OSError):  # a closed standard error must not end the run
                 print(text, file=sys.stderr, flush=True)
             self.file_only(text)
 
     def ending(self) -> None:
-        """Note that the run ends early: from now on, ignore errors when writing to the console or to log.txt."""
+        """Ignore write errors from now on, because the run is ending early."""
         self._ending = True
 
     def file_only(self, text: str) -> None:
-        """Write a line to log.txt only, from any thread.
-
-        If this fails, later lines go to the console only; raise OSError unless the run is `ending`.
-        """
+        """Write a line to log.txt only. OSError if that fails, unless the run is `ending`. Close log.txt after an error."""
         with self._one:
             if not self._text:
                 return
@@ -145,7 +139,7 @@ class RunLog:
                     raise
 
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
-        """Write a row of training.csv and its log lines. `left`: the remaining time, as text."""
+        """Write a row of training.csv and its log lines. `left`: the time until the end, as text."""
         self._last_row = row
         self.note(self._training_line.format(**row), routine=True)
         if left:
@@ -168,19 +162,19 @@ class RunLog:
             self._publish(shown, row)
 
     def _brief_line(self, row: Mapping[str, Any]) -> str:
-        """Return a validation as one line, with the last training loss except for the initial weights."""
+        """Return the line of a validation for a brief log. Row 0 validates the initial weights: no training loss yet."""
         loss = f", loss {row['loss']:.3f}" if row["loss"] != "" else ""
         trained = f"  training loss {self._last_row['loss_avg']:.3f}," if self._last_row and row["iteration"] else ""
         name = f"epoch {row['epoch']:5.2f}:" if row["iteration"] >= 0 else f"{row['name']}:"
         return f"{name}{trained}  validation {row['val_acc']:.1f}% of {row['val_size']}{loss}"
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Show a progress bar, on a terminal only."""
+        """Show a progress bar, if standard error is a terminal."""
         if self._console:
             self._bar.show(done, total, text)
 
     def resume_after(self, updates: int) -> None:
-        """Remove the CSV rows after `updates`, and those of averages; the run writes them again."""
+        """Delete the CSV rows that the resumed run will write again: those of later updates and of averages."""
         for table in self._tables.values():
             table.rewind(updates)
 
@@ -189,24 +183,24 @@ class RunLog:
         return self._tables[name].read() if self.folder else []
 
     def sync(self) -> None:
-        """Sync the CSV files to disk."""
+        """Flush the CSV files to the disk."""
         for table in self._tables.values():
             table.sync()
 
     def follow(self, name: str, start: Callable[[], Tracker]) -> None:
-        """Start a tracker, which then receives all rows until it fails. `name`: its name in the message about a failure."""
+        """Send all further rows to a tracker until it fails. `name`: the tracker's name in the log line about a failure."""
 
         def begin() -> None:
             self._trackers[name] = start()
 
-        self._outlives(name, begin)
+        self._succeeds(name, begin)
 
     def close(self) -> None:
-        """Close files and trackers; later lines go to the console only."""
+        """Close log.txt and the trackers. Further lines go to the console only."""
         self._bar.clear()
         complete, self._ending = not self._ending, True
         for name, tracker in self._trackers.items():
-            self._outlives(name, partial(tracker.close, complete))
+            self._succeeds(name, partial(tracker.close, complete))
         self._trackers = {}
         self._end_text()
         self._hold.close()
@@ -219,28 +213,28 @@ class RunLog:
 
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
         for name, tracker in list(self._trackers.items()):
-            if not self._outlives(name, partial(tracker.log, values, row["iteration"])):
+            if not self._succeeds(name, partial(tracker.log, values, row["iteration"])):
                 del self._trackers[name]
 
-    def _outlives(self, name: str, action: Callable[[], None]) -> bool:
-        """Perform a tracker's action; return whether it succeeded, and report it if not."""
+    def _succeeds(self, name: str, action: Callable[[], None]) -> bool:
+        """Run a tracker's action. Return whether it succeeded; log an error."""
         try:
             action()
-        except Exception as error:  # whatever a third party's package may raise must not end a run
+        except Exception as error:  # no error of a third-party package may end a run
             reason = (str(error).splitlines() or [""])[0]
-            self.note(f"{name} is off for the rest of this run: {type(error).__name__}: {reason}")
+            self.note(f"{name} is disabled for the rest of this run: {type(error).__name__}: {reason}")
             return False
         return True
 
 
 def write_arguments(folder: Path, values: Mapping[str, Any], restored: bool = False) -> None:
-    """Write the options of a call into a run directory; resumed calls use a separate file."""
+    """Write the options of a call into a run directory: arguments.json, or arguments_restore.json if `restored`."""
     path = folder / ARGUMENTS[restored]
     files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 
 
 class _Bar:
-    """A progress bar on standard error, shown only on a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
         self._on = sys.stderr.isatty()

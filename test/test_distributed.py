@@ -106,7 +106,7 @@ def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, more
     given = [*words(network), *replicas, *more.split(), "--ckpt-all-instances", "--logs-path", tmp_path / "run"]
     first = succeeded(LAUNCHERS[launcher](given))[0]
     assert first.out.count("Saving to ") == 1 and "x instances 2" in first.out
-    assert "had other weights" not in first.err
+    assert "warning: the weights of instance" not in first.err
     found, expected = variables(tmp_path / "run", UPDATES), variables(alone(network), UPDATES)
     other = "run_worker1" if launcher != "poprun" else "run_popdist_instance_1"
     assert_same_bits(found, variables(tmp_path / other, UPDATES))
@@ -269,7 +269,7 @@ def test_a_killed_instance_ends_the_others(lost, tmp_path):
         if k != lost:
             assert each.code == 1 and f"error: instance {lost} (localhost:" in each.err, each.err
             assert each.err.count("\n") == 1 and "Traceback" not in each.err
-            assert k or "Go on: " in each.out
+            assert k or "Resume: " in each.out
     goes_on(tmp_path / "run", 1)
 
 
@@ -289,7 +289,7 @@ def test_a_bad_record_of_one_instance_ends_all_with_its_name(launcher, tmp_path)
     assert all(each.code == 1 and "record 7 cannot be used" in each.err for each in found), found
     log = (tmp_path / "run/log.txt").read_text()
     assert "record 7 cannot be used" in log and re.search(r"The newest checkpoint is ckpt-[1-9]", log), log
-    told = re.search(r"^Go on: +\S+ restore\.py (.*)$", log, re.MULTILINE)[1]
+    told = re.search(r"^Resume: +\S+ restore\.py (.*)$", log, re.MULTILINE)[1]
     succeeded(start("restore.py", told.split()))
     assert [row["iteration"] for row in rows(tmp_path / "run/training.csv")] == [str(k) for k in range(1, 9)]
 
@@ -474,7 +474,7 @@ def test_what_breaks_between_the_instances_is_told(tmp_path):
     for k, each in enumerate(ended(processes)):
         assert each.code == 1 and each.err.startswith("train.py: error: instance ") and each.err.count("\n") == 1, each.err
         assert k or f"instance 0 ({team[0]}) cannot go on with the others, of which all answer: FailedPre" in each.err
-        assert k or ("Stopped: instance 0" in each.out and "Go on: " in each.out)
+        assert k or ("Stopped: instance 0" in each.out and "Resume: " in each.out)
     goes_on(tmp_path / "run", 1)
 
 

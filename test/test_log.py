@@ -225,7 +225,9 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
             run_log.ending()
         run_log.close()
         assert kept.seen == [(1, 0.5), (1, 0.5), not early] and not lost.seen
-        assert capsys.readouterr().out.count("--wandb is off for the rest of this run: RuntimeError: no such host\n") == 1
+        assert (
+            capsys.readouterr().out.count("--wandb is disabled for the rest of this run: RuntimeError: no such host\n") == 1
+        )
 
 
 def test_a_table_without_names_has_them_of_its_iterations(tmp_path):

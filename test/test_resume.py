@@ -101,27 +101,27 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     for name in ("arguments.json", "log.txt", "training.csv"):  # left by a process that had no time for a checkpoint
         shutil.copy(whole / name, folder / name)
     call = ("train", *words, "--logs-path", folder, "--autoresume")
+    restarting = f"restarting the run in {folder}"
     for question in ("--explain", "--summary", "--dry-run"):
-        assert "begun anew" in succeed(*call, question).out or question != "--dry-run"
+        assert restarting in succeed(*call, question).out or question != "--dry-run"
     assert (folder / "log.txt").read_text() == (whole / "log.txt").read_text()
     begun = succeed(*call, "--stop-after", 4).out
-    assert "Stopped after 4 of 9 updates" in begun and f"the run in {folder} has saved nothing: it is begun anew" in begun
-    stopped = succeed(*call, "--stop-after", 4).out
-    assert f"The run in {folder} is complete, after 4 updates; a larger --stop-after extends it" in stopped
-    assert (
-        "is complete, after 4 updates; a larger --stop-after extends" in succeed(*call, "--stop-after", 3).out
-    )  # beyond it
+    assert "Stopped after 4 of 9 updates" in begun and restarting in begun
+    for stop_after in (4, 3):
+        stopped = succeed(*call, "--stop-after", stop_after).out
+        assert f"The run in {folder} is complete (4 updates). To extend it, give a larger --stop-after." in stopped
     gone_on = succeed(*call, "--init-path", "nowhere").out
     assert "Restoring training from latest checkpoint" in gone_on and "overridden" not in gone_on
-    assert "--init-path nowhere changes nothing" in gone_on
+    assert "--init-path nowhere has no effect" in gone_on
     assert json.loads((folder / "arguments_restore.json").read_text())["init_path"] is None
     assert_same_bits(variables(whole, 9), variables(folder, 9))
     assert timeless(whole / "validation.csv") == timeless(folder / "validation.csv")
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
-    assert succeed(*call).out == f"The run in {folder} is complete, after 9 updates; a larger --iterations extends it\n"
+    done = f"The run in {folder} is complete (9 updates). To extend it, give a larger --iterations.\n"
+    assert succeed(*call).out == done
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     differing = succeed(*call, "--label-smoothing", 0.3).out.splitlines()
-    assert differing[0] == "overridden: label_smoothing = 0.3" and "; the options above change nothing; " in differing[-1]
+    assert differing[0] == "overridden: label_smoothing = 0.3" and " The options above have no effect. " in differing[-1]
     refused = run(*call, "--dataset", "cifar-10", "--generated-data")
     assert refused.code == 2 and "airplane for T-shirt/top" in refused.err, refused.err
     average, table = folder / "ckpt" / "weight_avg_exp_0.5.index", folder / "validation.csv"
@@ -143,7 +143,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     refused = run("train", *words, "--autoresume")
     assert refused.code == 2 and "--autoresume needs --logs-path" in refused.err
     refused = run(*call[:-2], tmp_path / "none", "--autoresume", "--no-logs")
-    assert refused.code == 2 and "--no-logs: --autoresume goes on in the folder of --logs-path" in refused.err
+    assert refused.code == 2 and "--no-logs: --autoresume needs the logs in --logs-path" in refused.err
     with locks.lock_folder(folder):
         assert "is writing the run in" in run(*call, "--iterations", 15).err
 
@@ -153,19 +153,21 @@ def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_p
     folder = tmp_path / "run"
     call = ("train", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--log-freq", 3, "--batches-per-step",
             3, "--ckpts-per-epoch", 0, *validation, "--logs-path", folder, "--autoresume", "--iterations")  # fmt: skip
-    assert "has saved nothing" not in succeed(*call, 3).out
+    assert "restarting" not in succeed(*call, 3).out
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
-    said = f"The run in {folder} is complete, after 3 updates, and saved no checkpoint; a longer one needs another folder\n"
+    said = f"The run in {folder} is complete (3 updates, no checkpoint). To train longer, give another --logs-path.\n"
     assert succeed(*call, 3).out == said
     longer = run(*call, 6)
     assert longer.code == 2 and "holds a complete run of 3 updates that saved no checkpoint" in longer.err
     cluster = {"worker": ["localhost:1", "localhost:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
-    assert "is complete, after 3 updates" in succeed(*call, 3, "--distributed").out  # and waits for no other instance
+    assert (
+        "is complete (3 updates, no checkpoint)" in succeed(*call, 3, "--distributed").out
+    )  # and waits for no other instance
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkeypatch):
+def test_a_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
     words = "--dataset fashion-mnist --model-size 8 --batch-size 4 --iterations 2 --no-validation --seed 3 --precision 32.32"
     succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--stop-after", 1)
     resumed = ("restore", "--restore-path", tmp_path / "run", "--dry-run")
@@ -176,10 +178,10 @@ def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkey
         assert "was computed with" not in succeed(*resumed).out
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-        assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1: from here on" in succeed(*resumed).out
+        assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1. From here on" in succeed(*resumed).out
     monkeypatch.setattr(machine, "cores", lambda: 77)
     told = succeed(*resumed).out
-    assert "ckpt-1 was computed with " in told and "77 cores: from here on the last places" in told
+    assert "ckpt-1 was computed with " in told and "77 cores. From here on" in told
     told = succeed(*resumed[:-1]).out
-    assert "77 cores: from here on the last places" in told and told.count("was computed with") == 1
-    assert "77 cores: from here on" in (tmp_path / "run/log.txt").read_text()
+    assert "77 cores. From here on" in told and told.count("was computed with") == 1
+    assert "77 cores. From here on" in (tmp_path / "run/log.txt").read_text()

@@ -58,7 +58,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_once(tmp_path):
     assert 1 < int(update) < 5
     assert "The newest checkpoint is ckpt-0." in result.out
     # the bare command would end at the same update again
-    assert re.search(r"^Go on: .*restore\.py --restore-path \S+ --abs-learning-rate [\d.e+]+$", result.out, re.M)
+    assert re.search(r"^Resume: .*restore\.py --restore-path \S+ --abs-learning-rate [\d.e+]+$", result.out, re.M)
     assert numbers(tmp_path / "run") == [0]
 
 
@@ -146,7 +146,7 @@ def test_a_full_disk_costs_the_newest_checkpoint_only(unbroken, tmp_path):
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
     assert f"restore.py: error: checkpoint {folder}/ckpt-6 cannot be written: " in result.stderr
     assert "File too large" in result.stderr and "MB)" in result.stderr
-    assert "The newest checkpoint is ckpt-3." in result.stdout and "Go on: " in result.stdout
+    assert "The newest checkpoint is ckpt-3." in result.stdout and "Resume: " in result.stdout
     assert numbers(folder) == [0, 3] and not list(folder.glob(".saving*"))
     succeed("restore", "--restore-path", folder)
     assert_same_bits(variables(unbroken, 9), variables(folder, 9))

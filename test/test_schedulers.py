@@ -33,7 +33,7 @@ def test_a_job_that_is_told_to_leave_goes_back_into_the_queue_and_ends_with_the_
             leave(slurm, job, stop)
         assert completed(slurm, job).count("Stopped: SIGUSR1") == 2
         assert "2 instances by Slurm: localhost:" in completed(slurm, other)
-        assert f"is complete, after {UPDATES} updates" in completed(slurm, submitted(slurm, "stopped"))
+        assert f"is complete ({UPDATES} updates)" in completed(slurm, submitted(slurm, "stopped"))
     stopped, unbroken = (tmp_path / "logs" / name for name in ("stopped", "unbroken"))
     assert_same_bits(variables(stopped, UPDATES), variables(unbroken, UPDATES))
     assert timeless(stopped / "training.csv") == timeless(unbroken / "training.csv")

@@ -1,5 +1,7 @@
-"""inference.json in a run's folder: the names of the classes that its weights know and the preparation of their pictures, so
-that the run needs its data no more to name a photograph's class. The network's switches are in arguments.json."""
+"""inference.json in a run directory: the class names and the image preprocessing of the weights.
+
+With this file, --predict needs no data set. The options of the network are in arguments.json.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ from harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
 from harness.run.run import Run
 
 FILE = "inference.json"
-NAMES = "classes"  # the entry with the names in the order of the labels; in the options of a .npz file, too
+NAMES = "classes"  # key of the class names, in the order of the labels; also in the options of a .npz file
 _MAX_BYTES = 64 << 20  # the names of some hundred thousand classes
-_REMEDY = "put it back as the run wrote it, or delete it to do without its names"
+_REMEDY = "Restore the original file, or delete it to do without class names"
 
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Return the content of the file: the names, () where nobody has any, and `preprocessing.described`."""
+    """Return the content of the file: the class names, which may be (), and the preprocessing."""
     from Datasets.formats import preprocessing
 
     return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
 def record_inference(run: Run, folder: Path) -> None:
-    """Write the file of a run that begins."""
+    """Write the file for a new run."""
     from Datasets.formats import class_names
 
     text = json.dumps(described(run, class_names.for_spec(run.data_source.spec)), indent=1, ensure_ascii=False)
@@ -39,33 +41,35 @@ def record_inference(run: Run, folder: Path) -> None:
 
 
 def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the names of the classes that a checkpoint knows: the recorded ones, or without a record those of the data. ()
-    where those that the training knew are not at hand: ImageNet's are not theirs. CheckpointError for a record that is not
-    this network's."""
+    """Return the class names of a checkpoint: the recorded ones, or without a record those of the data.
+
+    Return () if the training had class names that are no longer known. CheckpointError if the record does not fit the
+    network.
+    """
     from Datasets.formats import class_names
 
     folder = find.run_folder(Path(checkpoint.prefix))
     recorded = run_record.arguments(folder)
     known, spec = recorded_names(folder, recorded), run.data_source.spec
     if known and (len(known) != spec.num_classes or recorded.get(CLASSES) not in (None, digest_of(known))):
-        raise CheckpointError(f"{folder / FILE} has other classes than the run recorded; {_REMEDY}")
+        raise CheckpointError(f"the classes in {folder / FILE} differ from those that the run recorded. {_REMEDY}")
     return known or (() if recorded.get(CLASSES) and not spec.class_names else class_names.for_spec(spec))
 
 
 def check_class_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
-    """OptionError where the data have as many classes as the weights know, and others: their labels would mean others."""
+    """OptionError if the class names of the data differ from those of the weights, because labels would change meaning."""
     if not other_class_names(recorded, run.data_source.spec):
         return
     pairs = zip(recorded_names(folder, recorded), run.data_source.spec.class_names)
-    changed = next((f", as {short(now)} for {short(before)}" for before, now in pairs if before != now), "")
+    changed = next((f" ({short(now)} for {short(before)})" for before, now in pairs if before != now), "")
     raise OptionError(
-        f"the classes of the data have other names, or another order, than those that the network has learnt{changed}: give "
-        "them their earlier names, or begin a new run, which --init-path can give weights to"
+        f"the class names of the data, or their order, differ from those of the training{changed}. Restore the earlier "
+        "names, or start a new run, with --init-path to use these weights"
     )
 
 
 def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names beside the weights of a run's folder, or with those of a .npz file, whose options are `recorded`."""
+    """Return the class names in a run directory, or those in the `recorded` options of a .npz file. May be ()."""
     if weights_file.located(folder):
         return tuple(recorded.get(NAMES) or ())
     try:
@@ -75,5 +79,5 @@ def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / FILE} cannot be read: {bounds.reason(error)}; {_REMEDY}") from None
+        raise CheckpointError(f"cannot read {folder / FILE}: {bounds.reason(error)}. {_REMEDY}") from None
     return tuple(found)

@@ -1,4 +1,4 @@
-"""--dataset-benchmark: pictures per second of the input pipeline alone, and where its time goes."""
+"""--dataset-benchmark: images per second of the input pipeline alone, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from collections.abc import Callable
 from base.process import tf_runtime
 from harness.run.run import Run
 
-SECONDS = 4.0  # measured for each stage, after as many batches as fill the buffers
-_WARMING = 3
+SECONDS = 4.0  # for each stage
+_WARMING = 3  # batches before each measurement, to fill the buffers
 
 
 def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
-    """Measure the stream of training, or of validation, stage by stage: each stage's time is its addition to that of the
-    one before, so stages that run at the same time as others can add nothing."""
+    """Measure the stream of training or validation stage by stage, and print the results.
+
+    A stage's time is what it adds to the stages before it. A stage that runs in parallel with others may add nothing.
+    """
     tf_runtime.import_tensorflow()
     say(run.summary())
     if run.options.dataset.synthetic_data:
-        say("Synthetic data comes from the device: there is no input pipeline to measure")
+        say("Nothing to measure: synthetic data come from the device, without an input pipeline")
         return
     batch = run.plan.samples_per_pass if training else run.validation_batch
     request = run.request(batch)
     stages = run.data_source.stages(request, training)
     before, shares = 0.0, []
-    for name, stream, pictures in stages:
-        each = _seconds_each(stream, pictures, seconds)
+    for name, stream, images in stages:
+        each = _seconds_each(stream, images, seconds)
         shares.append((name, max(0.0, each - before)))
         before = max(before, each)
     whole = _seconds_each(lambda: _on_device(run, stages[-1][1](), request), batch, seconds)
     shares.append(("transfer", max(0.0, whole - before)))
     total = sum(share for _, share in shares)
     for name, share in shares:
-        say(f"  {name:10} {1e3 * share:8.3f} ms a picture  {100 * share / total:5.1f} %")
+        say(f"  {name:10} {1e3 * share:8.3f} ms per image  {100 * share / total:5.1f} %")
     say(f"mean throughput: {1 / whole:.1f} imgs/sec")
 
 
 def _on_device(run: Run, stream, request):
-    """The last stage: the device's own preparation of a micro-batch."""
+    """Return the stream with the last stage, in which the device prepares a micro-batch."""
 
     def ready(features):
         return run.data_source.on_device(features["image"], request, features.get("moments")), features["label"]
@@ -45,8 +47,8 @@ def _on_device(run: Run, stream, request):
     return stream.map(ready)
 
 
-def _seconds_each(stream: Callable[[], object], pictures: int, seconds: float) -> float:
-    """Seconds for each picture of a stream, each element of which has `pictures`."""
+def _seconds_each(stream: Callable[[], object], images: int, seconds: float) -> float:
+    """Return the seconds per image of a stream whose elements have `images` images each."""
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default(), tf.Session() as session:
@@ -59,4 +61,4 @@ def _seconds_each(stream: Callable[[], object], pictures: int, seconds: float) -
         while (taken := time.perf_counter() - started) < seconds or not count:
             session.run(fetch)
             count += 1
-        return taken / (count * pictures)
+        return taken / (count * images)

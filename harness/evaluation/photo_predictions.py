@@ -1,4 +1,4 @@
-"""A network's predictions for the photographs that validation.py --predict names: a table, or a file."""
+"""Predict the classes of photos (validation.py --predict), as a table or a file."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
 MOST = 5  # classes in the table
-_TOGETHER = 64  # photographs in memory
+_TOGETHER = 64  # photos in memory at a time
 
 
 @dataclass(frozen=True)
-class Photographs:
-    """Paths of photographs in their order. `of_folders`: those that nobody named, of which a damaged one is left out;
-    `warnings`: a line on each that is."""
+class Photos:
+    """Paths of photos, in order. `of_folders`: those found in folders; damaged ones are skipped. `warnings`: a line for each
+    skipped photo."""
 
     paths: tuple[str, ...]
     of_folders: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
 
-def list_photographs(given: Sequence[str]) -> Photographs:
-    """Return the photographs of the files and folders in `given`, by their headers; DataError for a file that is none, and
-    for a folder without any."""
+def list_photos(given: Sequence[str]) -> Photos:
+    """Return the photos among the files and folders in `given`, by their headers. DataError for a file that is no photo and
+    for a folder without photos."""
     paths: list[str] = []
     of_folders: set[str] = set()
     warnings: list[str] = []
@@ -57,35 +57,36 @@ def list_photographs(given: Sequence[str]) -> Photographs:
             continue
         faults = {str(file): image_headers.file_fault(file) for file in image_tree.images_below(Path(path))}
         sound = [file for file, fault in faults.items() if not fault]
-        warnings += [f"warning: photograph {file} {fault}: left out" for file, fault in faults.items() if fault]
+        warnings += [f"warning: skipped photo {file}, which {fault}" for file, fault in faults.items() if fault]
         if not sound:
-            raise DataError(f"folder {path} holds no photograph{' that can be read' if faults else ''}")
+            raise DataError(f"folder {path} contains no {'readable ' if faults else ''}photos")
         paths += sound
         of_folders |= {*sound}
-    return Photographs(tuple(dict.fromkeys(paths)), frozenset(of_folders - {*given}), tuple(warnings))
+    return Photos(tuple(dict.fromkeys(paths)), frozenset(of_folders - {*given}), tuple(warnings))
 
 
 def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
-    """Print the most probable classes of every photograph of --predict, by the checkpoint that stands for those selected, or
-    write
-    them into --output."""
+    """Print the most probable classes of each photo of --predict, or write them to --output.
+
+    The newest intact one of the `selected` checkpoints is used.
+    """
     log = RunLog(None)
     for note in run.notes:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
-        log.note("--predict records no profile; leave it out to have one of validation")
+        log.note("--predict records no profile; leave it out to profile validation")
     checkpoint, values, warnings = load_weights(run, selected)
-    listed = list_photographs(run.options.checkpoint.predict)
+    listed = list_photos(run.options.checkpoint.predict)
     for warning in (*warnings, *listed.warnings):
         log.note(warning)
     with closing(Predictor(run, checkpoint, values)) as predictor:
         answers = _answers(predictor, listed, log)
     network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
-    network += ", and mirrored" if run.mirrors else ""
+    network += ", mirrored too" if run.mirrors else ""
     output = run.options.checkpoint.output
     if output:
         predictions_file.write(output, answers)
-        log.note(f"Predictions of {network}, for {len(answers)} photographs: {output}")
+        log.note(f"Predictions of {network}, for {len(answers)} photo{'s' * (len(answers) != 1)}: {output}")
     else:
         log.note(f"Predictions of {network}:")
         for path, answer in answers.items():
@@ -94,7 +95,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 
 def load_weights(run: Run, selected: Sequence[Checkpoint]) -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the newest whole checkpoint, its tensors, and warnings of damaged ones and of its values."""
+    """Return the newest intact checkpoint, its tensors, and warnings about damaged ones and unusual values."""
     checkpoint, values, warnings = read.load_network(selected, f"--restore-path {run.options.main.restore_path}")
     return checkpoint, values, [*warnings, *compatibility.value_warnings(run, values, checkpoint)]
 
@@ -103,7 +104,7 @@ class Predictor:
     """A network with the weights of a checkpoint; `close` frees its memory."""
 
     def __init__(self, run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> None:
-        """`values`: the tensors of the checkpoint, CheckpointError for those of another network."""
+        """`values`: the tensors of the checkpoint. CheckpointError if they belong to another network."""
         tf_runtime.import_tensorflow("3")
         from harness.programs.build import prediction_program
 
@@ -118,47 +119,47 @@ class Predictor:
             raise
 
     def prepare(self, images: Sequence[str | np.ndarray]) -> np.ndarray:
-        """Return images as the network takes them, [n, side, side, 3]. `images`: paths, or uint8 [height, width, 3];
-        DataError for one that cannot be decoded."""
+        """Return images as the network takes them, [n, side, side, 3]. `images`: paths, or uint8 [height, width, 3].
+        DataError if one cannot be decoded."""
         from Datasets.pipeline import image_files
 
         return image_files.load(images, self._run.data_source.spec, self._request)
 
     def probabilities(self, prepared: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield the probabilities [classes] of each prepared image."""
-        self._batch.pictures = prepared
+        self._batch.images = prepared
         self._program.rewind()
         for k in range(len(prepared)):
             yield finite(self._program.step(k, k + 1)["probabilities"], self._checkpoint.prefix)
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the program's memory."""
         self._program.close()
 
 
 class _Batch:
-    """The prepared pictures that a program goes through, from the first one after each rewind: [n, side, side, 3]."""
+    """The prepared images [n, side, side, 3] that a program reads, from the first one after each rewind."""
 
     def __init__(self) -> None:
-        self.pictures: Sequence[np.ndarray] = ()
+        self.images: Sequence[np.ndarray] = ()
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return iter(self.pictures)
+        return iter(self.images)
 
 
-def _answers(predictor: Predictor, listed: Photographs, log: RunLog) -> dict[str, tuple[ImagePrediction, ...]]:
-    """Return the most probable classes by photograph, a few at a time. A photograph of a folder that cannot be decoded is
-    left out, with a line; DataError for any other."""
+def _answers(predictor: Predictor, listed: Photos, log: RunLog) -> dict[str, tuple[ImagePrediction, ...]]:
+    """Return the most probable classes by photo. A photo in a folder that cannot be decoded is skipped with a warning;
+    DataError for a photo that was named."""
 
     def load(paths: Sequence[str]) -> dict[str, np.ndarray]:
         try:
             return dict(zip(paths, predictor.prepare(paths)))
         except DataError as error:
             if len(paths) > 1:
-                return {path: picture for each in paths for path, picture in load([each]).items()}
+                return {path: image for each in paths for path, image in load([each]).items()}
             if paths[0] not in listed.of_folders:
                 raise
-            log.note(f"warning: {error}: left out")
+            log.note(f"warning: skipped: {error}")
             return {}
 
     answers = {}
@@ -170,18 +171,18 @@ def _answers(predictor: Predictor, listed: Photographs, log: RunLog) -> dict[str
 
 
 def finite(probabilities: np.ndarray, weights: str) -> np.ndarray:
-    """Return the probabilities; CheckpointError if they are not finite. `weights`: the file that has given them."""
+    """Return the probabilities; CheckpointError if they are not finite. `weights`: the checkpoint, for the message."""
     if not math.isfinite(probabilities.sum()):
-        raise CheckpointError(f"{weights} answers with numbers that are not finite; give another checkpoint")
+        raise CheckpointError(f"the predictions of {weights} are not finite; give another checkpoint")
     return probabilities
 
 
 def best(probabilities: np.ndarray, names: Sequence[str]) -> tuple[ImagePrediction, ...]:
-    """Return the most probable classes of a photograph, the first of equal ones first."""
+    """Return the most probable classes of a photo. Equal probabilities keep the order of the classes."""
     order = [int(i) for i in (-probabilities).argsort(kind="stable")[:MOST]]
     return tuple(ImagePrediction(i, names[i] if i < len(names) else f"class {i}", float(probabilities[i])) for i in order)
 
 
 def table(path: str, answer: Sequence[ImagePrediction]) -> str:
-    """Return a photograph's name, and a line for each of its most probable classes."""
+    """Return a photo's path, and a line for each of its most probable classes."""
     return "\n".join([escaped(path), *(f"  {100 * each.probability:5.1f} %  {short(each.name)}" for each in answer)])

@@ -1,4 +1,4 @@
-"""Predictions as a file: a row, or an object, for each photograph, with its most probable classes."""
+"""Write predictions to a file: a CSV row or a JSON object for each photo, with its most probable classes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from harness.reports import output
 
 
 class ImagePrediction(NamedTuple):
-    """A class, and its probability from 0 to 1."""
+    """A class with its probability, 0 to 1."""
 
     label: int
     name: str
     probability: float
 
 
-PredictionsByFile = Mapping[str, Sequence[ImagePrediction]]  # by photograph, the most probable class first
+PredictionsByFile = Mapping[str, Sequence[ImagePrediction]]  # by photo, the most probable class first
 
 
-def check(target: str | None, photographs: Sequence[str]) -> None:
-    """OptionError for an --output that cannot be written, or that has nothing to keep."""
+def check(target: str | None, photos: Sequence[str]) -> None:
+    """OptionError for an --output that cannot be written, or without --predict."""
     if target is None:
         return
-    if not photographs:
-        raise OptionError(f"--output {target} keeps what --predict finds; give photographs or a folder: --predict DIR")
+    if not photos:
+        raise OptionError(f"--output {target} needs photos or a folder of photos to predict: --predict DIR")
     if Path(target).suffix.lower() not in _FORMS:
         raise OptionError(f"--output {target}: the name must end in {' or '.join(_FORMS)}")
     output.check(target, _BEGINNINGS)
 
 
 def write(target: str, answers: PredictionsByFile) -> None:
-    """Write predictions in the form that the file's ending says, probabilities in six digits. Bytes of a file's name that
-    are no UTF-8 become escapes."""
+    """Write predictions as CSV or JSON, depending on the suffix, with six digits. Bytes in file names that are not UTF-8 are
+    escaped."""
     rounded = {
         file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"): [
             each._replace(probability=float(f"{each.probability:.6g}")) for each in best
@@ -48,7 +48,7 @@ def write(target: str, answers: PredictionsByFile) -> None:
 
 
 def _csv(answers: PredictionsByFile) -> str:
-    """A header, and a row for each photograph: file, then class, name and probability, once for each answer."""
+    """Return a header, and a row for each photo: file, then class, name and probability of each prediction."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     most = max(map(len, answers.values()), default=0)
@@ -58,7 +58,7 @@ def _csv(answers: PredictionsByFile) -> str:
 
 
 def _json(answers: PredictionsByFile) -> str:
-    """A list of objects: the file, and its answers as objects in a list."""
+    """Return a list with an object for each photo: its file and the list of its predictions."""
     names = ("class", "name", "probability")
     listed = [{"file": file, "top": [dict(zip(names, each)) for each in best]} for file, best in answers.items()]
     return json.dumps(listed, indent=1, ensure_ascii=False) + "\n"

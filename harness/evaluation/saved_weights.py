@@ -1,4 +1,4 @@
-"""The weights that a validation or a server starts from: what --restore-path names, and what does not fit it."""
+"""The weights of a validation or an inference server: the checkpoints of --restore-path, and their checks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from harness.run.run import Run
 
 
 class SavedWeights(Origin):
-    """The checkpoints that --restore-path names; none: random weights."""
+    """The checkpoints that --restore-path names; without any, random weights."""
 
     def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:
-        """`folder`: where the options of their training are `recorded`."""
+        """`recorded`: the options of their training; `folder`: the run directory that holds these."""
         self.checkpoints, self.folder, self.recorded = selected, folder, recorded
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """A line on a number of updates, of which there are none."""
-        return [f"{options.words('iterations')} changes nothing: nothing is trained here"] * options.given("iterations")
+        """Return a note if --iterations is given."""
+        return [f"{options.words('iterations')} has no effect: this command does not train"] * options.given("iterations")
 
     def check_run(self, run: Run) -> list[str]:
-        """Refuse checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on
-        each checkpoint that is left out."""
+        """Reject checkpoints of another network, unreadable photos and a run directory that cannot be created. Return a
+        warning for each skipped photo or checkpoint."""
         options, warnings = run.options.checkpoint, ()
         predictions_file.check(options.output, options.predict)
         if options.predict:
-            warnings = photo_predictions.list_photographs(options.predict).warnings
+            warnings = photo_predictions.list_photos(options.predict).warnings
         elif run.options.logging.logs:
             folders.check(run)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

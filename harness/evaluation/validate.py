@@ -1,4 +1,4 @@
-"""Validation of one checkpoint: accuracy, loss and speed over the whole validation set, as a row of validation.csv."""
+"""Validate one checkpoint: accuracy, loss and speed over the whole validation set, as a row of validation.csv."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
 RANDOM_WEIGHTS = Checkpoint("random", -1)
-_PIECES = 20  # of a validation, so that progress shows
-_LATENCY_MICRO_BATCHES = 100  # micro-batches, at most, of which --latency is the mean
+_PIECES = 20  # of a validation, between which the progress bar moves
+_LATENCY_MICRO_BATCHES = 100  # --latency is the mean of at most this many micro-batches
 
 
 def validate(
@@ -38,9 +38,11 @@ def validate(
     team: Team,
     signals: Signals,
 ) -> dict[str, Any]:
-    """The row of a checkpoint with these tensors, or of random weights; the team's instances share the pictures.
-    `global_batch`: samples of one update of its training, from which its epoch follows. StopRequest where one of several
-    instances has been told to stop."""
+    """Return the row of a checkpoint with the tensors `values`, or of random weights if they are None.
+
+    The team's instances share the images. `global_batch`: that of the training, to compute the checkpoint's epoch.
+    StopRequest if one of several instances got a signal.
+    """
     if values is not None:
         program.load(compatibility.model_tensors(run, values, checkpoint))
     program.rewind()
@@ -51,7 +53,7 @@ def validate(
     samples = totals["samples"]
     if not samples:
         raise DataError(
-            f"none of the {run.data_source.spec.validation_images} pictures for validation can be used: mend them, or give "
+            f"none of the {run.data_source.spec.validation_images} validation images can be used. Repair them, or give "
             "--no-validation"
         )
     return validation_row(
@@ -62,7 +64,7 @@ def validate(
         top5=100 * totals["top5"] / samples,
         loss=totals["loss"] / samples,
         seconds=seconds,
-        pictures=int(totals["samples"]),
+        images=int(totals["samples"]),
         throughput=totals["samples"] / seconds,
         latency=_latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
     )
@@ -70,10 +72,10 @@ def validate(
 
 def validation_row(
     run: Run, checkpoint: Checkpoint, global_batch: int, *, accuracy: float, top5: float, loss: float, seconds: float,
-    pictures: int, throughput: float, latency: float,
+    images: int, throughput: float, latency: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """A row of validation.csv. `accuracy`, `top5`: per cent, or -1 as `loss` where nothing tells labels; `throughput`:
-    pictures a second; `latency`: milliseconds of a micro-batch."""
+    """Return a row of validation.csv. `accuracy`, `top5`: per cent; -1, like `loss`, without labels. `throughput`: images
+    per second. `latency`: milliseconds of a micro-batch."""
     updates = checkpoint.updates
     return {
         "name": checkpoint.name,
@@ -82,7 +84,7 @@ def validation_row(
         "val_acc": accuracy,
         "raw_acc": accuracy,
         "val_time": seconds,
-        "val_size": pictures,
+        "val_size": images,
         "img_per_sec": throughput,
         "latency": latency,
         "top5_acc": top5,
@@ -91,18 +93,18 @@ def validation_row(
 
 
 def local_micro_batches(run: Run, instance: int | None = None) -> int:
-    """Return the number of micro-batches of the validation set, in this instance or another one."""
+    """Return the number of micro-batches of the validation set in an instance, by default this one."""
     total = -(-run.data_source.spec.validation_images // run.validation_batch)
     return len(range(run.cluster.instance if instance is None else instance, total, run.cluster.size))
 
 
 def training_global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
-    """Samples of one update of the training that a checkpoint comes from, as far as anything tells."""
+    """Return the global batch of a checkpoint's training: the given, recorded or planned one."""
     return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
 
 
 def record_profile(run: Run, program: InferenceProgram, request: profile.ProfileRequest | None, log: RunLog) -> None:
-    """Record the compilation and one micro-batch, if that is asked for."""
+    """Profile the compilation and one micro-batch, as the options request."""
     if run.options.device.profile_compilation:
         compiled = Compilation(program.phase_ends, build_time.target(log.folder, os.environ))
         program.rewind()
@@ -115,7 +117,7 @@ def record_profile(run: Run, program: InferenceProgram, request: profile.Profile
             log.note(line)
     if request is None:
         return
-    for attempt in (program.step, program.profile):  # the first warms caches up
+    for attempt in (program.step, program.profile):  # the first warms up caches
         program.rewind()
         operations = attempt(0, 1)
     log.note(profile.write_operations(request, f"{run.name}, one micro-batch of validation", operations))
@@ -124,8 +126,11 @@ def record_profile(run: Run, program: InferenceProgram, request: profile.Profile
 def _accumulated_metrics(
     program: InferenceProgram, micro_batches: int, most: int, log: RunLog, between: Callable[[], None]
 ) -> tuple[dict[str, float], float]:
-    """All sums, and the seconds on the device. `most`: of all instances' micro-batches, which all cut into as many pieces;
-    `between`: is called after each piece."""
+    """Return all sums, and the seconds on the device.
+
+    `most`: the largest number of micro-batches of an instance, so that all instances use the same number of pieces.
+    `between`: function to call after each piece.
+    """
     piece = max(1, -(-most // _PIECES))
     totals: dict[str, float] = dict.fromkeys(program.names, 0.0)
     seconds = 0.0
@@ -141,11 +146,11 @@ def _accumulated_metrics(
 
 
 def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> float | None:
-    """Mean milliseconds of one micro-batch at a time, host call included; None if not asked for."""
+    """Return the mean milliseconds of a single micro-batch, with the host call; None without --latency."""
     if not run.options.checkpoint.latency or not micro_batches:
         return None
     if run.options.dataset.synthetic_data:
-        log.note("--latency is off: synthetic data has no host input to wait for")
+        log.note("--latency is ignored: synthetic data have no input from the host to wait for")
         return None
     program.rewind()
     count = min(micro_batches, _LATENCY_MICRO_BATCHES)

@@ -1,4 +1,4 @@
-"""Saves checkpoints of a run in progress, and knows when a safety checkpoint is due."""
+"""Save the checkpoints of a running training; decide when a safety checkpoint is due."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointKind(Enum):
-    """The reason for a checkpoint. The next one replaces one for safety; only a scheduled one is validated."""
+    """Why a checkpoint is saved. The next checkpoint replaces a safety checkpoint. Only scheduled ones are validated."""
 
     SCHEDULED = "checkpoint"
     INITIAL = "initial checkpoint"
@@ -31,22 +31,25 @@ class CheckpointKind(Enum):
 
 
 class Checkpointer:
-    """Saves the program's variables and the rest of a run's state while training continues."""
+    """Saves the program's variables and the run's state in a thread, while training continues."""
 
     def __init__(
         self, context: TrainingContext, program: TrainingProgram, meter: Meter, divergence: Divergence,
         best: Callable[[], Mapping[str, Any] | None],
     ) -> None:  # fmt: skip
-        """`best`: returns the row of the best validation so far."""
+        """`best`: function that returns the row of the best validation so far."""
         self._context, self._program, self._meter = context, program, meter
         self._divergence, self._best = divergence, best
-        self.saved = -1  # updates that the newest checkpoint of this call has
+        self.saved = -1  # number of updates in the newest checkpoint of this call
         self._unvalidated: tuple[Checkpoint, Tensors] | None = None
         self._saved_at = time.monotonic()
-        self._blocked_seconds: float | None = None  # seconds that the last checkpoint has held training
+        self._blocked_seconds: float | None = None  # how long the last checkpoint blocked training
 
     def begin(self, resumed: Checkpoint | None) -> None:
-        """Save the initial weights of a new run; log the earlier checkpoints of a resumed one, for scripts that wait."""
+        """Save the initial weights of a new run.
+
+        For a resumed run, log the existing checkpoints, because scripts may wait for these lines.
+        """
         context = self._context
         if resumed is None:
             if context.saves:
@@ -57,39 +60,39 @@ class Checkpointer:
         initial = Checkpoint.at(context.folder, 0)
         if initial in find.numbered(context.folder):
             context.log.note(f"Saved initial checkpoint to {initial.prefix}")
-            context.log.detail("  when the run began")
+            context.log.detail("  (at the start of the run)")
         if resumed.updates:
             context.log.note(f"Saved checkpoint to {resumed.prefix}")
-            context.log.detail("  before this call")
+            context.log.detail("  (in an earlier call)")
 
     @property
     def overdue(self) -> bool:
-        """True if it is time for a safety checkpoint."""
+        """True if a safety checkpoint is due."""
         interval, context = self._safety_interval(), self._context
         return bool(interval and context.saves and context.team.is_first) and time.monotonic() - self._saved_at > interval
 
     def _safety_interval(self) -> float:
-        """Return the seconds between safety checkpoints; 0: never."""
+        """Return the number of seconds between safety checkpoints, 0 for none."""
         options, addresses = self._context.run.options.checkpoint, self._context.team.cluster.addresses
         return checkpoint_interval.safety_interval(options, len({*map(host_of, addresses)}) or 1, self._blocked_seconds)
 
     def _note_blocked(self, seconds: float) -> None:
-        """Note how long a checkpoint has held training; log, once, the interval that follows from it."""
+        """Store how long a checkpoint blocked training. The first time, log the interval that follows from it."""
         first, self._blocked_seconds = self._blocked_seconds is None, seconds
         options = self._context.run.options.checkpoint
         if first and options.safety_ckpt_minutes == AUTO and self._context.team.is_first:
             self._context.log.note(
-                f"Safety checkpoints are {self._safety_interval() / 60:.2g} minutes apart: saving holds training for "
-                f"{seconds:.2g} s, and a host fails every {options.mtbf_hours:g} hours (--mtbf-hours)"
+                f"Saving a safety checkpoint every {self._safety_interval() / 60:.2g} minutes: saving blocks training for "
+                f"{seconds:.2g} s; a host is assumed to fail every {options.mtbf_hours:g} hours (--mtbf-hours)"
             )
 
     def pop_unvalidated(self) -> tuple[Checkpoint, Tensors]:
-        """Return the newest checkpoint and its tensors, and free them here."""
+        """Return the newest checkpoint and its tensors, and drop the reference to them."""
         newest, self._unvalidated = self._unvalidated, None
         return newest
 
     def save(self, updates: int, kind: CheckpointKind = CheckpointKind.SCHEDULED) -> None:
-        """Begin to write a checkpoint in another thread."""
+        """Start to write a checkpoint in another thread."""
         context, started = self._context, time.perf_counter()
         checkpoint, values = Checkpoint.at(context.folder, updates), self._program.values()
         is_safety = kind is CheckpointKind.SAFETY
@@ -119,11 +122,11 @@ class Checkpointer:
         self._note_blocked(time.perf_counter() - started)
 
     def wait_until_finished(self) -> None:
-        """Wait until the previous checkpoint is written; with --keep-going an error is only a warning."""
+        """Wait until the previous checkpoint is written. With --keep-going, an error becomes a warning."""
         self._tolerate_save_error(self._context.writer.wait_until_finished)
 
     def poll(self) -> None:
-        """Raise the error of the previous checkpoint, as `wait_until_finished` does, without waiting."""
+        """Raise the error of the previous checkpoint, if any, without waiting. With --keep-going, log a warning."""
         self._tolerate_save_error(self._context.writer.poll)
 
     def _tolerate_save_error(self, wait: Callable[[], None]) -> None:
@@ -135,14 +138,15 @@ class Checkpointer:
             self._context.log.note(f"warning: {error}")
 
     def save_last(self, done: int) -> None:
-        """Save the checkpoint that a run which stops early resumes from, unless it is there."""
+        """Save the checkpoint to resume from if a run stops early, unless it exists."""
         self.wait_until_finished()
-        there = [checkpoint.updates for checkpoint in find.numbered(self._context.folder)]
-        if self._context.writes and (done != self.saved or done not in there):  # that file may be damaged and left out
+        existing = [checkpoint.updates for checkpoint in find.numbered(self._context.folder)]
+        # the checkpoint of these updates may have been damaged and skipped
+        if self._context.writes and (done != self.saved or done not in existing):
             self.save(done)
 
     def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
-        """Save the averages of a run that has ended after `done` updates; return them and their tensors."""
+        """Save the averaged checkpoints of a run that ends after `done` updates; return them and their tensors."""
         from harness.checkpoints import averages
 
         context, pairs = self._context, []
@@ -155,16 +159,16 @@ class Checkpointer:
                 )
                 for warning in damaged:
                     context.log.note(warning)
-                first = count ** (used - 1) if name.startswith("weight_avg_exp") else 0.0  # its share
-                mostly = f"; {100 * first:.0f} % of it is the first of them" if used > 1 and first > 0.1 else ""
+                first = count ** (used - 1) if name.startswith("weight_avg_exp") else 0.0  # weight of the first one
+                mostly = f"; the first has a weight of {100 * first:.0f} %" if used > 1 and first > 0.1 else ""
                 context.log.note(f"Saved the average of {used} checkpoint{'s' * (used > 1)} to {average.prefix}{mostly}")
                 values = read.tensors(average)
             pairs.append((average, context.team.broadcast(values)))
         return pairs
 
     def _sync_rows(self) -> None:
-        """Flush the rows of a checkpoint to the disk before it is written."""
+        """Flush the CSV rows to the disk, before the checkpoint is written."""
         try:
             self._context.log.sync()
         except OSError as error:
-            raise SaveError(f"the rows in {self._context.folder} cannot be written: {error.strerror}") from None
+            raise SaveError(f"cannot write the CSV files in {self._context.folder}: {error.strerror}") from None

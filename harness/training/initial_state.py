@@ -1,4 +1,4 @@
-"""The state that a training loop begins with: that of a new run, or of a checkpoint."""
+"""The initial state of a training loop: that of a new run, or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from harness.training.start import LoadedCheckpoint
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
 
-_AUGMENTED_COPIES, _MOST_AUGMENTED = 4, 10_000  # of each image, and of all, whose features a classifier is fitted to
+_AUGMENTED_COPIES, _MOST_AUGMENTED = 4, 10_000  # to fit a classifier: augmented copies of each image, and in total
 
 
 @dataclass(frozen=True)
 class InitialState:
-    """The state that a training loop starts from, besides the program's variables. A resumed run has the checkpoint, its
-    tensors, and the rows of validation.csv by name."""
+    """The state from which a training loop starts, in addition to the program's variables.
+
+    For a resumed run: the checkpoint, its tensors, and the rows of validation.csv by checkpoint name.
+    """
 
     meter: Meter
     checkpoint: Checkpoint | None = None
@@ -38,7 +40,7 @@ class InitialState:
 
     @property
     def updates(self) -> int:
-        """The number of updates that are done."""
+        """Number of finished updates."""
         return self.checkpoint.updates if self.checkpoint else 0
 
 
@@ -48,7 +50,7 @@ def initial_state(context: TrainingContext, program: TrainingProgram, loaded: Lo
 
 
 def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialState:
-    """Return the state of a new run, with initial weights or those of --init-path."""
+    """Return the state of a new run, with random weights or those of --init-path."""
     run, team = context.run, context.team
     if run.options.training.init_path and team.is_first:
         _load_init_path(context, program)
@@ -58,7 +60,7 @@ def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialSta
 
 
 def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
-    """Load the weights of --init-path; a classifier of another number of classes keeps its initial weights."""
+    """Load the weights of --init-path. A classifier for another number of classes keeps its initial weights."""
     run = context.run
     source, values, damaged = read.load_init_path(Path(run.options.training.init_path))
     from harness.checkpoints import conversion
@@ -66,15 +68,18 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     tensors, notes = conversion.initial_tensors(run, source, values)
     program.load_initial(tensors)
     differing = _preprocessing_warnings(run, run_record.arguments(find.run_folder(Path(source.prefix))))
-    for line in (*damaged, f"Begun with the weights of {source.prefix}", *notes, *differing):
+    for line in (*damaged, f"Initial weights: {source.prefix}", *notes, *differing):
         context.log.note(line)
     if run.options.training.fit_classifier:
         context.log.note(_fit_classifier(run, program), always=True)
 
 
 def _fit_classifier(run: Run, program: TrainingProgram) -> str:
-    """Fit the classifier to the features of the training images, each as it is and a few times augmented, which count as
-    much together. The penalty is chosen on the first ones, and is weaker with the others. Return a line for the log."""
+    """Fit the classifier to the features of the training images; return a line for the log.
+
+    Each image is used once unchanged and a few times augmented. Unchanged and augmented images have the same total
+    weight. The penalty is chosen on the unchanged images; with augmented ones, the next weaker penalty is used.
+    """
     from harness.checkpoints import conversion
     from harness.programs import build, linear_classifier
 
@@ -92,13 +97,13 @@ def _fit_classifier(run: Run, program: TrainingProgram) -> str:
     kernel, bias = linear_classifier.fit(features, labels, classes, penalty, weights)
     layer = conversion.classifier(run)
     fitted = {f"{layer}/kernel": kernel, f"{layer}/bias": bias}
-    copies = {f"{name}/{copy}": value for name, value in fitted.items() for copy in (EMA, FP32_COPY)}  # where there are any
+    copies = {f"{name}/{copy}": value for name, value in fitted.items() for copy in (EMA, FP32_COPY)}  # if there are any
     program.load_initial({**fitted, **copies})
-    return f"The classifier is fitted to {images} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}"
+    return f"Fitted the classifier to {images} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}"
 
 
 def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels and features of training images, in order or `augmented`: int [n], float32 [n, features]."""
+    """Return labels, int [n], and features, float32 [n, features], of training images, in order or `augmented`."""
     from harness.programs import build
 
     with build.feature_program(run, augmented) as features:
@@ -110,22 +115,22 @@ def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) 
 
 
 def _preprocessing_warnings(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each way in which the weights were trained on other images; each costs accuracy."""
+    """Return a warning for each difference in preprocessing to the training of the weights. Each costs accuracy."""
     used, lines = vars(run.options.dataset), []
     for name in ("symmetric_input", "normalise_input"):
         if recorded.get(name) not in (None, used[name]):
             given = flag(name if recorded[name] else f"no_{name}")
-            lines.append(f"those weights were trained on pictures that were normalised with {given}")
+            lines.append(f"the initial weights were trained on images normalised with {given}")
     for name in ("image_mean", "image_std"):
         if recorded.get(name) and tuple(recorded[name]) != used[name]:
-            lines.append(f"the weights were trained with {flag(name)} {' '.join(map(str, recorded[name]))}")
+            lines.append(f"the initial weights were trained with {flag(name)} {' '.join(map(str, recorded[name]))}")
     if other_class_names(recorded, run.data_source.spec):
-        lines.append("the classes have other names, or another order, than in the training of those weights")
+        lines.append("the initial weights were trained on classes with other names or another order")
     size, stride = recorded.get("image_size"), run.trace.stride
     if size and size % stride != run.image_size % stride:
         lines.append(
-            f"those weights were trained at {size} px and go on at {run.image_size} px, which differ modulo {stride}, the "
-            "network's stride; SAME padding falls on other sides then, and accuracy suffers"
+            f"the initial weights were trained at {size} px, this run uses {run.image_size} px. The sizes differ modulo "
+            f"{stride}, the network's stride: SAME padding falls on other sides, which costs accuracy"
         )
     return [f"warning: {line}" for line in lines]
 
@@ -137,12 +142,12 @@ def _resumed_state(context: TrainingContext, program: TrainingProgram, loaded: L
     for line in loaded.notes:
         log.note(line)
     if checkpoint.updates >= run.length.iterations:
-        log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
+        log.note(f"All {checkpoint.updates} updates are done. To train further, give a larger --epochs or --iterations.")
     values = team.broadcast(loaded.values if team.is_first else None)
     program.load(values)
     state = team.broadcast_json(run_record.state(checkpoint) if team.is_first else None)
     log.resume_after(checkpoint.updates)
     meter = Meter(run.length, run.step_increment, run.learning_rate, state)
-    context.write_record()  # after everything that may stop a resume
+    context.write_record()  # only after all checks that may reject the resume
     rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
     return InitialState(meter, checkpoint, values, rows)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens after a host step. `due` takes the updates first..done-1 of the host step, `act` the updates
-    that the run has done."""
+    """An action after a host step. `due(first, done)`: whether to act after updates first..done-1; `act(done)`: the action,
+    given the number of finished updates."""
 
     due: Callable[[int, int], bool]
     act: Callable[[int], None]
@@ -50,19 +50,19 @@ class TrainingLoop:
         self._context, self._program, self._initial = context, program, initial
         self._validator, self._profiler = validator, profiler
         self._signals, self._mlperf, self._meter = context.signals, context.mlperf, initial.meter
-        self._done = initial.updates  # of the run
-        self._updates: list[tuple[int, float, float]] = []  # number, loss and accuracy of those of the newest host step
+        self._done = initial.updates  # finished updates of the run
+        self._updates: list[tuple[int, float, float]] = []  # number, loss and accuracy of each update of the last host step
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
         self._checkpointer = Checkpointer(context, program, initial.meter, self._divergence, lambda: validator.best)
         self._observer = Observer(context, program, initial.updates)
         length = context.run.length
-        # in this order; a signal is deferred until the first ones are done, and ends the run before the others
+        # events run in this order; a signal is deferred past the first group, and ends the run before the second
         self._events_before_stop = (
             Event(length.log_due, self._log_row),
             Event(length.checkpoint_due, self._save),
             Event(self._safety_due, self._save_for_safety),
-            Event(lambda first, done: done > first, self._tell_listener),
+            Event(lambda first, done: done > first, self._call_listener),
         )
         self._events_after_stop = (
             Event(length.checkpoint_due, self._validate),
@@ -73,17 +73,17 @@ class TrainingLoop:
             context.signals.defer_until_agreed(self._stop)
 
     def run(self, last: int) -> int:
-        """Train up to the end of update `last` or of --patience; return the number of updates that the run has done."""
+        """Train up to update `last`, or until --patience ends the run; return the number of finished updates."""
         self._begin()
         self._mlperf.log_init_stop(self._initial.updates)
         self._left = TimeLeft(self._done, last)
         try:
             self._advance_to(last)
-        except StopRequest:  # between two host steps, or after the events looked for one
+        except StopRequest:  # raised between two host steps, or after the first group of events
             self._save_unsaved()
             raise
         except Exception as error:
-            # both arise before the update moves a weight
+            # these errors arise before the update changes a weight
             if self._context.team.is_peer_failure(error) or tf_runtime.data_error(error) is not None:
                 self._save_unsaved()
             raise
@@ -93,12 +93,12 @@ class TrainingLoop:
         return self._done
 
     def _save_unsaved(self) -> None:
-        """Save the updates since the newest checkpoint, unless a host step failed midway and is ahead of the rows."""
+        """Save the updates since the newest checkpoint, unless a host step failed midway: the rows lack its updates."""
         if self._context.saves and self._done > self._checkpointer.saved and self._done == self._program.updates():
             self._checkpointer.save(self._done, CheckpointKind.SAFETY)
 
     def _advance_to(self, last: int) -> None:
-        """Run host steps up to the end of update `last` or of --patience."""
+        """Run host steps up to update `last`, or until --patience ends the run."""
         steps = _isolate(self._context.run.length.host_steps(self._done, last), self._profiler.isolated_updates)
         for first, end in _split_every(steps, self._observer.every):
             while first < end:
@@ -107,8 +107,8 @@ class TrainingLoop:
                 first = self._advance(first, end)
 
     def _begin(self) -> None:
-        """Save the initial checkpoint of a new run; validate and observe the newest one of a resumed run, if it was killed
-        before it could."""
+        """Save the initial checkpoint of a new run. Validate and observe the checkpoint of a resumed run, if the run was
+        killed before it could."""
         resumed = self._initial.checkpoint
         with self._signals.deferred():
             self._checkpointer.begin(resumed)
@@ -122,24 +122,24 @@ class TrainingLoop:
 
     def _tensorboard(self) -> Board:
         """Return the writer of TensorBoard's events in the run directory."""
-        from harness.programs.build import first_training_images  # TensorFlow comes with it
+        from harness.programs.build import first_training_images  # imports TensorFlow
         from harness.reports import trackers
 
         run, start = self._context.run, self._initial.updates
         most = run.options.logging.tensorboard_images
-        pictures = first_training_images(run, start, most) if most and start < run.length.iterations else {}
-        return trackers.Board(self._context.log.folder, start, trackers.hyperparameters(run), pictures)
+        images = first_training_images(run, start, most) if most and start < run.length.iterations else {}
+        return trackers.Board(self._context.log.folder, start, trackers.hyperparameters(run), images)
 
     def _advance(self, first: int, end: int) -> int:
-        """Carry out updates first..end-1, or fewer after a signal or for a safety checkpoint, and the events that are due.
-        Return the number of updates that the run has done."""
+        """Run updates first..end-1, or fewer after a signal or for a safety checkpoint, and the events that are due.
+        Return the number of finished updates."""
         self._checkpointer.poll()
         with self._signals.deferred(self._stop):
             done = self._done = self._step(first, end)
             for event in self._events_before_stop:
                 if event.due(first, done):
                     event.act(done)
-            if self._signals.received is None:  # otherwise the next host step tells the other instances
+            if self._signals.received is None:  # otherwise the next host step informs the other instances
                 self._program.resume()
         for event in self._events_after_stop:
             if event.due(first, done):
@@ -147,7 +147,7 @@ class TrainingLoop:
         return done
 
     def _step(self, first: int, end: int) -> int:
-        """Carry out updates first..end-1, or fewer; return the number of updates that the run has done."""
+        """Run updates first..end-1, or fewer; return the number of finished updates."""
         rates = [self._context.run.learning_rate(update) for update in range(first, end)]
         rows: list[tuple[float, float]] = []
         report, profiler = self._update_callback(first, rows), self._profiler
@@ -175,13 +175,15 @@ class TrainingLoop:
         return done
 
     def _stop(self) -> None:
-        """End the devices' work at its next pass."""
+        """Stop the devices at their next pass."""
         self._program.stop(drop_update=True)
         self._validator.stop()
 
     def _update_callback(self, first: int, rows: list[tuple[float, float]]) -> Progress:
-        """Return the function that moves the progress bar after each update, and ends the host step early where it must.
-        `rows` collects loss and accuracy of each update."""
+        """Return the function to call after each update.
+
+        The function moves the progress bar, ends the host step early if necessary, and adds loss and accuracy to `rows`.
+        """
         counter = itertools.count(first + 1)
 
         def report(loss: float, accuracy: float) -> None:
@@ -208,7 +210,7 @@ class TrainingLoop:
         self._mlperf.block_over()
         self._checkpointer.save(done)
 
-    def _tell_listener(self, _: int) -> None:
+    def _call_listener(self, _: int) -> None:
         run = self._context.run
         try:
             for update, loss, accuracy in self._updates:
@@ -232,7 +234,7 @@ class TrainingLoop:
             self._mlperf.block_begins(done)
 
     def _broadcast_due(self, first: int, done: int) -> bool:
-        """--syncs-per-epoch, --epochs-per-sync."""
+        """Return whether --syncs-per-epoch or --epochs-per-sync asks for a broadcast of the weights."""
         training, per_epoch = self._context.run.options.training, self._context.run.length.iterations_per_epoch
         period = 0
         if training.syncs_per_epoch:
@@ -242,30 +244,32 @@ class TrainingLoop:
         return bool(self._context.team.group and period and done // period > first // period)
 
     def _broadcast(self, done: int) -> None:
-        """Give all instances the weights of instance 0; warns if this instance's weights differ."""
+        """Copy the weights of instance 0 to all instances. Warn if this instance's weights differed."""
         own = self._program.values()
         received = self._context.team.broadcast(own)
         if write.fingerprint(own) != write.fingerprint(received):
             instance = self._context.team.instance
-            self._context.log.warn(f"warning: instance {instance} had other weights than instance 0")
+            self._context.log.warn(
+                f"warning: the weights of instance {instance} differed from those of instance 0, which replace them"
+            )
         self._program.load(received)
 
     def _finish(self, done: int) -> None:
-        """Save and validate the last checkpoint and the averages. Several instances leave together if one must stop."""
+        """Save and validate the last checkpoint and the averages. If one instance must stop, all stop together."""
         context, total = self._context, self._context.run.length.iterations
         complete = done == total or self._validator.ends_run
         self._profiler.finish()
         if done < total and complete:
             unbeaten, patience = self._validator.unbeaten, context.run.options.checkpoint.patience
             context.log.note(
-                f"Ended after {done} of {total} updates: {patience} validation{'s' * (patience > 1)} brought no better "
-                f"accuracy than the {float(unbeaten['val_acc']):.2f}% of {unbeaten['name']}"
+                f"Ended after {done} of {total} updates: {patience} validation{'s' * (patience > 1)} did not improve on the "
+                f"accuracy of {unbeaten['name']}, {float(unbeaten['val_acc']):.2f}% (--patience)"
             )
         elif done < total:
             self._mlperf.log_run_stop("aborted")
             context.log.note(f"Stopped after {done} of {total} updates.")
             self._checkpointer.save_last(done)
-        elif not context.saves:  # those that were saved have been validated
+        elif not context.saves:  # a saved checkpoint has been validated already
             self._mlperf.block_over()
             self._validator.validate(Checkpoint(UNSAVED, done), self._program.values())
         self._checkpointer.wait_until_finished()
@@ -278,14 +282,14 @@ class TrainingLoop:
 
 
 def _split_every(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
-    """Yield the host steps, cut after every `every` updates."""
+    """Yield the host steps, split after every `every` updates."""
     for first, end in steps:
         inside = range(first - first % every + every, end, every) if every else ()
         yield from itertools.pairwise([first, *inside, end])
 
 
 def _isolate(steps: Iterable[tuple[int, int]], updates: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the host steps, with some updates in host steps of their own."""
+    """Yield the host steps, split so that each of `updates` is a host step by itself."""
     cuts = sorted({cut for update in updates for cut in (update, update + 1)})
     for first, end in steps:
         inside = [cut for cut in cuts if first < cut < end]

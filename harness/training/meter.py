@@ -1,6 +1,6 @@
-"""Log rows from the metrics of weight updates: averages over host steps and a window of them, and times.
+"""Log rows from the metrics of weight updates: averages over a host step and over a window of host steps, and times.
 
-A host step may be done in pieces, when a run is stopped and resumed; its row is the same.
+A stopped and resumed run may do a host step in pieces, which does not change the row.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from harness.run.length import TrainingLength
 
 
 class Meter:
-    """Collects updates; `row` describes the host step that has just ended."""
+    """Collects the metrics of updates. `row` describes the host step that has just ended."""
 
     def __init__(
         self, length: TrainingLength, step_increment: int, learning_rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
-        """`state`: the result of `state()` at the checkpoint, or empty."""
+        """`state`: the result of `state()` from the checkpoint, or empty."""
         self._length = length
         self._increment = step_increment
         self._learning_rate = learning_rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
         same_grid = state.get("updates_per_step") == length.updates_per_host_step
-        # the averages start over with host steps of another length
+        # if the host steps have another length, the averages start over
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
-        self._timed: list[float] = [0, 0.0]  # the same, of the whole call
-        self._first = 0.0  # seconds of an update in the first host step
+        self._timed: list[float] = [0, 0.0]  # updates, seconds of the whole call
+        self._first = 0.0  # seconds per update in the first host step
         self._skip_time = True
 
     def state(self) -> dict[str, Any]:
@@ -45,10 +45,10 @@ class Meter:
         }
 
     def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float) -> None:
-        """Add the updates of one piece of a host step; accuracy as a fraction."""
+        """Add the updates of one piece of a host step. `accuracy`: fractions."""
         self._open += [(float(a), float(b)) for a, b in zip(loss, accuracy)]
         self._seconds += seconds
-        # the first call of a process warms caches up: it would spoil the average
+        # exclude the first call of a process, which warms up caches
         if self._skip_time:
             self._skip_time, self._first = False, seconds / max(len(loss), 1)
         else:
@@ -58,13 +58,13 @@ class Meter:
 
     @property
     def images_per_second(self) -> float:
-        """Images per second of this call's updates so far, without its first host step if there are others."""
+        """Images per second in this call so far, excluding its first host step if there are others."""
         updates, seconds = self._timed
         seconds_per_update = seconds / updates if updates else self._first
         return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
 
     def end_host_step(self) -> None:
-        """Close the host step, and add its mean to the window."""
+        """End the host step; add its mean to the window."""
         self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
         self._open = []
         self._steps += 1
@@ -92,15 +92,15 @@ class Meter:
 
 
 class TimeLeft:
-    """Predicts the time until a call's last update from the time since its first one. The first update, which warms caches
-    up, counts only where there is no other."""
+    """Predicts the time until a call's last update, from the updates so far. Excludes the first one, which warms up caches,
+    if there are others."""
 
     def __init__(self, done: int, last: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._last, self._clock = last, clock
         self._begun = self._first = (done, clock())
 
     def after(self, done: int) -> str:
-        """Return the time left after `done` updates as text, empty for less than a minute."""
+        """Return the time left after `done` updates as text, empty if it is less than a minute."""
         now = self._clock()
         if self._first == self._begun and done > self._begun[0]:
             self._first = (done, now)

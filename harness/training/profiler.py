@@ -1,4 +1,4 @@
-"""Profiles single updates of a call, each in a host step of its own: --profile, --profile-compilation."""
+"""Profile single updates of a call, each in a separate host step: --profile and --profile-compilation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from harness.training.run_dir import TrainingContext
 if TYPE_CHECKING:
     from ipu_utils import Metrics, TrainingProgram
 
-Progress = Callable[[float, float], None]  # called with loss and accuracy of every update
+Progress = Callable[[float, float], None]  # takes loss and accuracy of each update
 
 
 class UpdateProfiler:
-    """Times the first updates of a call, and records one, where that is asked for."""
+    """Times the first updates of a call and records one of them, as the options request."""
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, recorded: bool, first: int, last: int) -> None:
         """`recorded`: whether any instance records an update; `first`, `last`: the call's first and last update."""
         self._context, self._program, self._request = context, program, context.profile
-        # the second one, as the first update of a call warms caches up
+        # record the second update, because the first one warms up caches
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
         if context.run.options.device.profile_compilation:
@@ -31,16 +31,16 @@ class UpdateProfiler:
 
     @property
     def isolated_updates(self) -> set[int]:
-        """The updates that need host steps of their own."""
+        """The updates that need a separate host step."""
         return {self._update, *(self._first_updates.apart if self._first_updates else ())}
 
     def before_update(self, first: int) -> None:
-        """Begin the host step of update `first`."""
+        """Start timing the host step that begins with update `first`."""
         if self._first_updates:
             self._first_updates.before_update(first)
 
     def after_update(self, first: int) -> None:
-        """End the host step of update `first`."""
+        """Stop timing the host step that begins with update `first`; log the result."""
         self._note(self._first_updates.after_update(first) if self._first_updates else ())
 
     def records(self, update: int) -> bool:
@@ -48,7 +48,7 @@ class UpdateProfiler:
         return update == self._update and self._request is not None
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
-        """Carry out the update, and write when its cells and operations ran."""
+        """Run the update; write when its pipeline cells and operations ran."""
         from harness.reports import training_chart
 
         run, request = self._context.run, self._request
@@ -58,7 +58,7 @@ class UpdateProfiler:
         return profiled.metrics
 
     def finish(self) -> None:
-        """Log the lines of a call that had no second update."""
+        """Log the times of a call that had no second update."""
         self._note(self._first_updates.finished() if self._first_updates else ())
 
     def _note(self, lines: Sequence[str] | Iterator[str]) -> None:

@@ -1,4 +1,4 @@
-"""The run directory of a training: locked, with its log, its record and its writer of checkpoints."""
+"""Open the run directory of a training: its lock, log, recorded options and checkpoint writer."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def _ignore(row: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """A caller's functions, which follow a training in the main thread, between host steps. An error of theirs ends it.
+    """Callbacks of a training, called in the main thread between host steps. An error in them ends the training.
 
-    `on_step` takes each weight update once: {"iteration", "epoch", "lr", "loss", "accuracy"}, the accuracy of its images in
-    per cent; `on_validation` takes each row of validation.csv, by column."""
+    `on_step` takes each weight update once: {"iteration", "epoch", "lr", "loss", "accuracy"}; accuracy is in per cent.
+    `on_validation` takes each row of validation.csv, by column.
+    """
 
     on_step: Callable[[Mapping[str, Any]], None] = _ignore
     on_validation: Callable[[Mapping[str, Any]], None] = _ignore
@@ -54,8 +55,11 @@ class Listener:
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """The objects that all parts of a training share. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`:
-    this instance's files of one update; `recorded`: the record of this call, for checkpoints and arguments.json."""
+    """The objects that all parts of a training share.
+
+    `writer`: writes checkpoints. `mlperf`: logs the lines of MLPerf. `profile`: the files in which this instance profiles
+    one update. `recorded`: the options of this call, for checkpoints and arguments.json.
+    """
 
     run: Run
     team: Team
@@ -70,7 +74,7 @@ class TrainingContext:
 
     @property
     def saves(self) -> bool:
-        """True if the run has checkpoints."""
+        """True if the run saves checkpoints."""
         return self.run.length.iterations_per_ckpt > 0
 
     @property
@@ -79,7 +83,7 @@ class TrainingContext:
         return self.team.is_first or self.run.options.checkpoint.ckpt_all_instances
 
     def write_record(self) -> None:
-        """Write arguments.json, or arguments_restore.json if the folder has a record already."""
+        """Write arguments.json, or arguments_restore.json if the run directory has one already."""
         if self.run.options.logging.logs and folders.writes(self.run):
             later = any((self.folder / name).exists() for name in ARGUMENTS)
             write_arguments(self.folder, self.recorded, restored=later)
@@ -87,8 +91,8 @@ class TrainingContext:
 
 @contextmanager
 def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, call: str) -> Iterator[TrainingContext]:
-    """Open the run directory. After an early end the log says where the run is and how to resume. `call`: the command line
-    that resumes a run whose options are not recorded yet."""
+    """Open the run directory. If the run ends early, log how to resume it. `call`: the command line that resumes a run that
+    has not saved a checkpoint yet."""
     request = profile.requested(run.options.device, folder, os.environ) if team.is_first else None
     held = locks.lock_folder(folder) if folders.writes(run) else nullcontext()
     newest = resumed.name if resumed else None
@@ -103,11 +107,11 @@ def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, cal
                 inference_record.record_inference(run, folder)
         stopped = partial(summary.log_stopped, context, call)
 
-        def lost(reason: str) -> None:
+        def instance_lost(reason: str) -> None:
             stopped(reason, *_skip_more_records(reason, run))
             lines.close()
 
-        team.before_exit, team_reports = lost, False  # where another instance is lost
+        team.before_exit, team_reports = instance_lost, False
         try:
             yield context
         except BaseException as error:
@@ -131,7 +135,7 @@ def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, cal
 
 
 def _record(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
-    """Return the record of this call. Data without class names keep the digest of those that the weights have learnt."""
+    """Return the record of this call. A resumed run keeps the recorded digest of class names."""
     values = arguments(run, run_log.command_line(), {
         "checkpoint_path": str(folder / "ckpt"),
         "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -147,7 +151,7 @@ def _record(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any
 
 
 def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -> RunLog:
-    """Return the log, with its head and the services that follow it."""
+    """Return the log, with its first lines and its trackers."""
     logging = run.options.logging
     has_log = team.is_first or logging.log_all_instances
     head = run_log.training_head(run)
@@ -158,7 +162,7 @@ def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -
 
 
 def _follow(lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapping[str, Any]) -> None:
-    """Send the log's rows to the services that are asked for."""
+    """Send the log's rows to Weights & Biases and MLflow, as the options request."""
     from harness.reports import trackers
 
     if logging.wandb:
@@ -171,7 +175,7 @@ def _follow(lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapp
 
 
 def _reason_to_stop(error: BaseException, team: Team) -> str | None:
-    """Return the reason for the log; None for a refusal, with which nothing has begun, and where the team reports."""
+    """Return the reason for the log; None for wrong input, before anything started, and if the team reports the error."""
     if isinstance(error, _REPORTED_VERBATIM):
         return str(error)
     if isinstance(error, WrongInput) or not isinstance(error, Exception) or team.is_of_runtime(error):
@@ -182,5 +186,5 @@ def _reason_to_stop(error: BaseException, team: Team) -> str | None:
 
 
 def _skip_more_records(reason: str, run: Run) -> list[str]:
-    """Return the option that skips more bad records, if the reason names it."""
+    """Return --skip-bad-records with a larger number, if the reason names this option."""
     return [_SKIP, str(max(1, 2 * run.options.dataset.skip_bad_records))] if _SKIP in reason else []

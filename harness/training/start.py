@@ -1,4 +1,4 @@
-"""The start of a training: a new run, or the newest checkpoint of a run directory."""
+"""Start a new run, or resume one from the newest checkpoint of its run directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint to resume from. `values`: its tensors as the run needs them, on instance 0 only; `notes`: log lines."""
+    """A checkpoint to resume from. `values`: its tensors, converted for the run, on instance 0 only; `notes`: log lines."""
 
     checkpoint: Checkpoint
     values: Tensors
@@ -39,25 +39,25 @@ class LoadedCheckpoint:
 
     @property
     def updates(self) -> int:
-        """The number of updates that are done."""
+        """Number of finished updates."""
         return self.checkpoint.updates
 
 
 class FreshStart(Origin):
-    """A new run: initial weights, or those of --init-path."""
+    """A new run, with random weights or those of --init-path."""
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """CheckpointError if --init-path names no weights; this comes before options are refused that suit their network."""
+        """CheckpointError if --init-path names no weights. Checked first, because options may depend on these weights."""
         given = options.training.init_path
         if given and not membership.is_later_instance(os.environ, options.training.distributed):
             find.init_checkpoint(Path(given))
         return []
 
     def check_run(self, run: Run) -> list[str]:
-        """Refuse weights that do not fit, and a folder that cannot be this run's."""
+        """Reject initial weights that do not fit, and a run directory that cannot be used. Return notes."""
         given, logging = run.options.training.init_path, run.options.logging
         if logging.autoresume and not logging.logs:
-            raise OptionError("--no-logs: --autoresume goes on in the folder of --logs-path; leave one of the two out")
+            raise OptionError("--no-logs: --autoresume needs the logs in --logs-path; leave one of the two out")
         if run.cluster.instance:
             return []
         if given:
@@ -70,40 +70,41 @@ class FreshStart(Origin):
         return self._unsaved_notes(run)
 
     def completion_report(self, run: Run) -> str | None:
-        """Return the answer to a repeated call whose run is complete and has no checkpoint; None for other calls."""
+        """Return what to print if --autoresume finds a complete run without checkpoints; None otherwise."""
         folder = _repeated_folder(run)
         if folder is None or _unsaved_end(folder) is None:
             return None
-        end = f"{run.length.iterations} updates, and saved no checkpoint"
-        return _completion(folder, end, override_notes(run, run_record.options(folder)), "a longer one needs another folder")
+        end = f"{run.length.iterations} updates, no checkpoint"
+        longer = "To train longer, give another --logs-path."
+        return _completion(folder, end, override_notes(run, run_record.options(folder)), longer)
 
     def join(self, run: Run, team: Team) -> tuple[Run, Path, None]:
-        """Return the run as all instances name it, and this instance's new folder."""
+        """Return the run with the id that all instances share, and this instance's new run directory."""
         run = replace(run, run_id=team.broadcast_text(_new_id()), notes=(*run.notes, *self._unsaved_notes(run)))
         return *folders.begin(run, team), None
 
     def _unsaved_notes(self, run: Run) -> list[str]:
-        """Return a note if this run replaces an unfinished one that saved nothing; OptionError for a complete one of another
-        length."""
+        """Return a note if this run replaces an unfinished one that saved nothing. OptionError if that one is complete, with
+        another length."""
         folder = _repeated_folder(run)
         if folder is None or run.cluster.instance or not folders.unsaved_run(folder):
             return []
         end = _unsaved_end(folder)
         if end is None:
-            return [f"the run in {folder} has saved nothing: it is begun anew"]
+            return [f"restarting the run in {folder}, because it saved no checkpoint"]
         if end != run.length.iterations:
             raise OptionError(
-                f"--logs-path {folder} holds a complete run of {end} updates that saved no checkpoint, so that none of "
-                f"{run.length.iterations} goes on from it: give another folder, or delete it"
+                f"--logs-path {folder} holds a complete run of {end} updates that saved no checkpoint, so it cannot be "
+                f"extended to {run.length.iterations}. Give another folder, or delete this one"
             )
         return []
 
 
 class Resume(Origin):
-    """The newest whole checkpoint of a run directory."""
+    """A run that resumes from the newest intact checkpoint of its run directory."""
 
     def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
-        """CheckpointError if the folder holds no run. `repeated`: --autoresume repeats the call that began the run."""
+        """CheckpointError if the folder holds no run. `repeated`: --autoresume repeats the call that started the run."""
         self._is_later = membership.call_is_of_later_instance(argv, script)
         if not self._is_later:
             find.run_checkpoints(folder)
@@ -115,13 +116,14 @@ class Resume(Origin):
 
     @cached_property
     def _latest(self) -> tuple[Checkpoint | None, list[str], CheckpointError | None]:
-        """The newest whole checkpoint and a warning for each newer one; a later instance may have none, and the reason."""
+        """The newest intact checkpoint, and a warning for each newer, damaged one. In a later instance the checkpoint may be
+        missing: then None and the error."""
         try:
             latest, warnings = read.find_latest(self.folder)
             if not run_record.state(latest):
                 raise CheckpointError(
-                    f"checkpoint {latest.prefix} has no {latest.state_path.name}, so no run can resume from it: begin a new "
-                    f"run with its weights: --init-path {latest.prefix}"
+                    f"cannot resume from checkpoint {latest.prefix}, because {latest.state_path.name} is missing. To start "
+                    f"a new run from its weights, give --init-path {latest.prefix}"
                 )
             return latest, warnings, None
         except CheckpointError as error:
@@ -131,62 +133,62 @@ class Resume(Origin):
 
     @property
     def updates(self) -> int:
-        """The number of updates that are done."""
+        """Number of finished updates."""
         latest = self._latest[0]
         return latest.updates if latest else 0
 
     def check_source(self, options: RunOptions) -> list[str]:
         """Return notes on ignored options and damaged checkpoints."""
         ignored = [name for name in NEW_RUN_OPTIONS if options.given(name)] if not self._repeated else []
-        lines = [f"{options.words(name)} changes nothing: a resumed run goes on in its own folder" for name in ignored]
+        lines = [f"{options.words(name)} has no effect: a resumed run stays in its run directory" for name in ignored]
         if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
-            lines.append(f"{options.words('init_path')} changes nothing: a run that goes on has weights of its own")
+            lines.append(f"{options.words('init_path')} has no effect: a resumed run uses its checkpoint")
         return [*lines, *self._latest[1]]
 
     def check_run(self, run: Run) -> list[str]:
-        """Load the checkpoint; refuse what the run cannot resume with."""
+        """Load the checkpoint; reject options with which the run cannot resume. Return notes on changes."""
         if not run.options.logging.logs:
-            raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
+            raise OptionError("--no-logs: a resumed run logs into its run directory; leave the option out")
         if run.options.given("init_path") and not self._repeated:
-            raise OptionError("--init-path: a resumed run goes on with its own weights; leave the option out")
+            raise OptionError("--init-path: a resumed run uses its checkpoint; leave the option out")
         self._check_network(run)
         self._check_repeated(run)
         latest, _, read_error = self._latest
-        goes_on = not self._is_complete(run)
-        changes = self._change_notes(run, goes_on)
+        trains = not self._is_complete(run)
+        changes = self._change_notes(run, trains)
         if latest:
             from harness.checkpoints import conversion
 
             values, converted = conversion.resumed_tensors(run, latest, read.tensors(latest, verify=False))
             if run.cluster.instance == 0:
                 self._values, self._notes = values, [*changes, *converted]
-        if goes_on:
+        if trains:
             last_update(run, self.updates)
         if read_error and run.cluster.instance == 0:
             raise read_error
         return changes
 
-    def _change_notes(self, run: Run, goes_on: bool) -> list[str]:
-        """Return a note on each option, on data and on arithmetic that are not as the run recorded them."""
+    def _change_notes(self, run: Run, trains: bool) -> list[str]:
+        """Return a note on each difference to the recorded options, data and arithmetic."""
         lines = [*override_notes(run, self.recorded), *self._raised_rate(run)]
         changed = changed_data(run.data_source, self.recorded)
         if changed:
             lines.append(
-                f"warning: the data are not those that the run recorded ({', '.join(changed)}): order, length and rates "
-                "follow from them, so the run does not go on as it would have"
+                f"warning: the data differ from those that the run recorded ({', '.join(changed)}). The order of the "
+                "images, the length of an epoch and the learning rates may change"
             )
-        latest = self._latest[0] if goes_on else None
+        latest = self._latest[0] if trains else None
         before = run_record.state(latest).get(run_record.RECORDED, {}).get(ARITHMETIC) if latest else None
         if before not in (None, run.arithmetic):
             lines.append(
                 f"{latest.name} was computed with {_parts_not_in(run.arithmetic, before)}, this call computes with "
-                f"{_parts_not_in(before, run.arithmetic)}: from here on the last places of sums may differ from those of a "
-                "run that was not stopped"
+                f"{_parts_not_in(before, run.arithmetic)}. From here on, the last digits of results may differ from those "
+                "of an uninterrupted run"
             )
         return lines
 
     def _raised_rate(self, run: Run) -> list[str]:
-        """Return a warning if the run becomes longer and its curve, stretched over the new length, begins high again."""
+        """Return a warning if the run is extended and the learning rate rises, because its curve is stretched."""
         done, before, options = self.updates, self.recorded.get("total_iterations") or 0, run.options
         decided = ("lr_schedule", "abs_learning_rate", "base_learning_rate_exponent", *vars(options.schedule))
         if not 0 < done <= before < run.length.iterations or any(map(options.given, decided)):
@@ -196,41 +198,43 @@ class Resume(Origin):
         if now <= 2 * last:
             return []
         return [
-            f"warning: the learning rate rises from {last:.3g} to {now:.3g}, as the {options.main.lr_schedule} curve "
-            f"now has {run.length.iterations} updates: --abs-learning-rate X lowers its peak, and --lr-schedule stepped "
-            "--learning-rate-schedule 1 --warmup-epochs 0 --abs-learning-rate X keeps one rate"
+            f"warning: the learning rate rises from {last:.3g} to {now:.3g}, because the {options.main.lr_schedule} "
+            f"schedule now covers {run.length.iterations} updates. To lower its peak, give --abs-learning-rate X; for a "
+            "constant rate, --lr-schedule stepped --learning-rate-schedule 1 --warmup-epochs 0 --abs-learning-rate X"
         ]
 
     def _check_network(self, run: Run) -> None:
-        """OptionError if the classes, the global batch or the network are not those of the run."""
-        instead = "or begin a new run, which --init-path can give weights to"
+        """OptionError if the number of classes, the global batch or the network differ from those of the run."""
+        instead = "or start a new run, with --init-path to use these weights"
         for name, now, what, remedy in (
-            ("num_classes", run.data_source.spec.num_classes, "number of classes", f"put the earlier data back, {instead}"),
+            ("num_classes", run.data_source.spec.num_classes, "number of classes", f"Restore the earlier data, {instead}"),
             (
                 "total_batch_size",
                 run.plan.global_batch,
                 "global batch",
-                "keep it: the place in the data is counted in batches",
+                "Keep it, because the position in the data is counted in batches",
             ),
-            ("parameters", run.trace.parameters, "number of parameters", f"keep the options of the model, {instead}"),
+            ("parameters", run.trace.parameters, "number of parameters", f"Keep the model's options, {instead}"),
         ):
             before = self.recorded.get(name)
             if before not in (None, now):
-                raise OptionError(f"the run's {what} is {before:,}, that of this call {now:,}: {remedy}")
+                raise OptionError(f"the run's {what} is {before:,}, but that of this call is {now:,}. {remedy}")
 
     def _check_repeated(self, run: Run) -> None:
-        """OptionError for a repeated call with other data, from another folder or after the run's end. During a run, images
-        may have been repaired."""
+        """OptionError if --autoresume repeats a call with other data from another folder, or after the run's end.
+
+        Changed data in the same folder are allowed during a run: images may have been repaired.
+        """
         changed = changed_data(run.data_source, self.recorded)
         elsewhere = self.recorded.get("data_dir") not in (None, run.data_dir)
         if self._repeated and changed and (elsewhere or self._is_complete(run)):
             raise OptionError(
-                f"the run in {self.folder} is of other data than these ({', '.join(changed)}): give --logs-path another "
-                "folder to train on these, or put the earlier data back"
+                f"the run in {self.folder} used other data ({', '.join(changed)}). Give another --logs-path to train on "
+                "these, or restore the earlier data"
             )
 
     def _is_complete(self, run: Run) -> bool:
-        """Return whether a repeated call has nothing to do."""
+        """Return whether --autoresume finds a complete run."""
         if not self._repeated or self._latest[0] is None:
             return False
         from harness.commands import autoresume
@@ -238,19 +242,19 @@ class Resume(Origin):
         return autoresume.is_complete(run, self.folder, self.updates)
 
     def completion_report(self, run: Run) -> str | None:
-        """Return the answer to a repeated call whose run is complete; None for any other call."""
+        """Return what to print if --autoresume finds a complete run; None otherwise."""
         if not self._is_complete(run):
             return None
         lines = [line for line in run.notes if line.startswith("warning")] + override_notes(run, self.recorded)
-        length = "epochs" if run.options.training.iterations is None else "iterations"  # the two exclude each other
+        length = "epochs" if run.options.training.iterations is None else "iterations"
         stop_after = run.options.training.stop_after
         limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
-        return _completion(self.folder, f"{self.updates} updates", lines, f"a larger --{larger} extends it")
+        return _completion(self.folder, f"{self.updates} updates", lines, f"To extend it, give a larger --{larger}.")
 
     def join(self, run: Run, team: Team) -> tuple[Run, Path, LoadedCheckpoint]:
-        """Return the run as all instances name it, this instance's folder of it, and instance 0's checkpoint."""
-        training = replace(run.options.training, init_path=self.recorded.get("init_path"))  # whatever a repeated call gives
+        """Return the run with the id that all instances share, this instance's folder, and instance 0's checkpoint."""
+        training = replace(run.options.training, init_path=self.recorded.get("init_path"))  # ignore that of a repeated call
         run_id = team.broadcast_text(self.recorded.get(RUN_ID) or _new_id() if team.is_first else "")
         run = replace(run, options=replace(run.options, training=training), run_id=run_id)
         checkpoint = Checkpoint.at(self.folder, team.broadcast_json(self.updates if team.is_first else None))
@@ -258,39 +262,40 @@ class Resume(Origin):
 
 
 def last_update(run: Run, done: int) -> int:
-    """Return the update that this call ends after, of a run that has `done`; OptionError if that is too few."""
+    """Return the update at which this call ends, of a run with `done` finished updates. OptionError if it is not later."""
     total, stop_after = run.length.iterations, run.options.training.stop_after
     if done > total:
-        raise OptionError(f"the run has done {done} updates, and the length asked for is only {total}; give a larger one")
-    mends = run.options.logging.autoresume and stop_after == done  # what a killed call has left undone there
-    if stop_after is not None and stop_after <= done and done and not mends:
-        raise OptionError(f"--stop-after {stop_after}: the run has done {done} updates already; give a larger number")
+        raise OptionError(f"the run has finished {done} updates, but the requested length is {total}; give a larger one")
+    # the earlier call may have been killed after its last update, before it validated
+    completes = run.options.logging.autoresume and stop_after == done
+    if stop_after is not None and stop_after <= done and done and not completes:
+        raise OptionError(f"--stop-after {stop_after}: the run has finished {done} updates already; give a larger number")
     return min(total, stop_after or total)
 
 
 def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """Return a note on each option that was given and is not as recorded; options of one call alone are not recorded."""
-    values, besides = run.options.values(), {*with_trait(ONE_CALL), *NEW_RUN_OPTIONS, "init_path"}
-    if recorded.get("data_dir") == run.data_dir:  # the same folder, whatever path was given
-        besides.add("data_dir")
-    besides |= {name for name, place in recorded_places(run.options.dataset).items() if recorded.get(name) == place}
+    """Return a note on each given option that differs from the recorded one. Options of a single call are not recorded."""
+    values, excluded = run.options.values(), {*with_trait(ONE_CALL), *NEW_RUN_OPTIONS, "init_path"}
+    if recorded.get("data_dir") == run.data_dir:  # the same folder, perhaps by another path
+        excluded.add("data_dir")
+    excluded |= {name for name, place in recorded_places(run.options.dataset).items() if recorded.get(name) == place}
     as_recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return [
         f"overridden: {name} = {values[name]}"
         for name in run.options.sources
-        if run.options.given(name) and name not in besides and recorded.get(name) != as_recorded[name]
+        if run.options.given(name) and name not in excluded and recorded.get(name) != as_recorded[name]
     ]
 
 
 def _repeated_folder(run: Run) -> Path | None:
-    """Return instance 0's folder, in which --autoresume repeats a call; None without the option."""
+    """Return the run directory of instance 0 for --autoresume; None without the option."""
     logging = run.options.logging
     return Path(logging.logs_path) if logging.autoresume and logging.logs_path else None
 
 
 def _completion(folder: Path, end: str, notes: Sequence[str], longer: str) -> str:
-    unused = "; the options above change nothing" if any(line.startswith("overridden") for line in notes) else ""
-    return "\n".join([*notes, f"The run in {folder} is complete, after {end}{unused}; {longer}\n"])
+    unused = " The options above have no effect." if any(line.startswith("overridden") for line in notes) else ""
+    return "\n".join([*notes, f"The run in {folder} is complete ({end}).{unused} {longer}\n"])
 
 
 def _parts_not_in(other: str, arithmetic: str) -> str:

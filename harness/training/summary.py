@@ -1,4 +1,4 @@
-"""The last lines of a training: accuracy, where the run is, how to continue."""
+"""The last lines of a training: accuracy, run directory, and commands to continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def log_finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
-    """Log the end of a call that has reached its end. `host_throughput`: images a second on this machine."""
+    """Log the summary of a call that was not stopped early. `host_throughput`: images per second on this machine."""
     note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
     if context.log.folder is None and not context.team.is_first:
         return
@@ -25,22 +25,23 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if validated:
         accuracy = f"validation top-1 accuracy: {float(validated['val_acc']):.2f}%"
         final = int(validated["iteration"]) == done
-        note(f"Final {accuracy}" if final else f"Newest {accuracy}, of {validated['name']}; the run has done {done} updates")
+        note(f"Final {accuracy}" if final else f"Newest {accuracy} ({validated['name']}), after {done} updates of training")
         if float(best["val_acc"]) > float(validated["val_acc"]):
-            note(f"Best validation top-1 accuracy: {float(best['val_acc']):.2f}%, of {best['name']}")
+            note(f"Best validation top-1 accuracy: {float(best['val_acc']):.2f}% ({best['name']})")
     for line in predicted_rate.compared(run, host_throughput):
         note(line)
     if not run.options.logging.logs:
-        note(f"No logs were kept; checkpoints, if any, are in {folder}")
+        note(f"No logs were kept. Checkpoints, if any, are in {folder}")
         return
 
-    picture = training_chart.write_run_svg(folder, training_chart.run_title(run.options.values()))
-    note(f"The run is in {folder}; its picture: {picture}", always=True)
+    chart = training_chart.write_run_svg(folder, training_chart.run_title(run.options.values()))
+    note(f"Run directory:   {folder}", always=True)
+    note(f"Chart:           {chart}", always=True)
     _write_page(context)
-    if not context.team.is_first:  # instance 0's folder is the one to resume
+    if not context.team.is_first:  # only instance 0's folder can be resumed
         return
     if done < length.iterations and not validator.ends_run:
-        note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")
+        note(f"Resume:          {hints.command('restore', *hints.resuming(run, folder))}")
         return
     if not context.saves:
         return
@@ -54,34 +55,37 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 
 def _write_page(context: TrainingContext) -> None:
-    """Write the run's page from the rows alone; a warning if that fails."""
+    """Write the report page from the CSV rows only; log a warning if that fails."""
     from harness.report_page import run_page
 
     try:
-        context.log.note(f"Its page:        {run_page.write(context.folder)}")
-    except Exception as error:  # whatever is wrong with it, the run is done
-        context.log.note(f"warning: {context.folder / run_page.FILE} is not written: {bounds.reason(error)}")
+        context.log.note(f"Report:          {run_page.write(context.folder)}")
+    except Exception as error:  # no error of the report may fail a finished run
+        context.log.note(f"warning: cannot write {context.folder / run_page.FILE}: {bounds.reason(error)}")
 
 
 def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
-    """Log the end of a call that ends early. `call`: the command line that resumes the run as long as it has
-    saved nothing; `changed`: options with which resuming is no repetition."""
+    """Log the end of a call that ends early.
+
+    `call`: the command line to repeat if the run has saved no checkpoint. `changed`: options to add, without which a resumed
+    run would fail again.
+    """
     run, folder, log, writer = context.run, context.folder, context.log, context.writer
     log.note(f"Stopped: {reason}", always=True)
     try:
         writer.wait_until_finished()
-    except (SaveError, OSError) as error:  # of a task that tells of a checkpoint in a log that takes no more
+    except (SaveError, OSError) as error:  # OSError: the thread could not write its line to log.txt
         log.note(f"warning: {error}")
     if not run.options.logging.logs or run.cluster.instance:
         return
     if writer.latest:
         log.note(f"The newest checkpoint is {writer.latest}.", always=True)
         again = hints.command("restore", *hints.resuming(run, folder)) if writer.has_saved else call
-        log.note(f"Go on:           {' '.join([again, *[commands.in_shell(changed)] * bool(changed)])}", always=True)
+        log.note(f"Resume:          {' '.join([again, *[commands.in_shell(changed)] * bool(changed)])}", always=True)
     else:
         logging = run.options.logging
-        in_the_way = logging.logs_path and not logging.autoresume
-        again = "; delete it before the same call" if in_the_way else "; make the same call" if changed else ""
+        occupied = logging.logs_path and not logging.autoresume
+        again = ". Delete it before you repeat the call" if occupied else ". Repeat the call" if changed else ""
         log.note(
             f"There is no checkpoint in {folder}{again}{f' with {commands.in_shell(changed)}' if changed else ''}",
             always=True,

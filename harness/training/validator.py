@@ -1,4 +1,4 @@
-"""Validates a run's checkpoints between host steps, by a program of its own."""
+"""Validate a run's checkpoints between host steps, with a separate program."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
 
-_NOTED = 0.1  # share of the initial values in moving statistics that makes a loss look like a fault
+_NOTED = 0.1  # if initial values make up more of the moving statistics, the loss looks wrong; explain it
 
 
 class Validator:
     """Validates each checkpoint once."""
 
     def __init__(self, context: TrainingContext, validated: Mapping[str, Mapping[str, Any]]) -> None:
-        """`validated`: the rows of validation.csv so far, by checkpoint."""
+        """`validated`: the rows of validation.csv so far, by checkpoint name."""
         self._context = context
         self.rows = dict(validated)
         self._built = ExitStack()
@@ -38,16 +38,16 @@ class Validator:
 
     @cached_property
     def _program(self) -> InferenceProgram:
-        """Built when the first checkpoint comes."""
+        """The validation program, built for the first checkpoint."""
         return self._built.enter_context(build_or_load.validation_program(self._context.run, self._context.log))
 
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
-        """Validate a checkpoint, unless its row is there or no validation is wanted."""
+        """Validate a checkpoint, unless validation.csv has it or validation is off."""
         run, log = self._context.run, self._context.log
         if not run.options.checkpoint.validation or not run.data_source.spec.validation_images:
             return
         if checkpoint.name in self.rows:
-            log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")
+            log.note(f"Skipped the validation of {checkpoint.name}: validation.csv has it already")
             return
         from harness.evaluation.validate import validate
 
@@ -61,50 +61,51 @@ class Validator:
         share = _initial_share(run, checkpoint.updates)
         if share > _NOTED:
             log.note(
-                f"  batch norm's moving statistics keep {100 * share:.0f} % of their first values: the loss is too high"
+                f"  the loss is too high, because batch norm's moving statistics still contain {100 * share:.0f} % of "
+                "their initial values"
             )
         self._context.listener.on_validation(self.rows[checkpoint.name])
 
     def stop(self) -> None:
-        """End a validation at its next micro-batch."""
+        """Stop a running validation at its next micro-batch."""
         if "_program" in self.__dict__:
             self._program.stop()
 
     @property
     def _ordered(self) -> list[Mapping[str, Any]]:
-        """The rows of checkpoints in order of their updates, averages aside."""
+        """The rows of checkpoints, without averages, in order of their updates."""
         return validations.by_update(self.rows.values())
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """The row of the best checkpoint, averages aside."""
+        """The row of the best checkpoint, without averages."""
         by = self._context.run.options.checkpoint.best_by
         return next(iter(validations.ranked(self._ordered, by)), None)
 
     @property
     def unbeaten(self) -> Mapping[str, Any] | None:
-        """The row that --patience counts from: the first of the best accuracy, whatever its loss."""
+        """The row from which --patience counts: the first one with the best accuracy, regardless of its loss."""
         return validations.best(self._ordered)
 
     @property
     def without_gain(self) -> int:
-        """The number of validations since that one."""
+        """Number of validations since the `unbeaten` one."""
         return validations.without_gain(self._ordered)
 
     @property
     def ends_run(self) -> bool:
-        """True if validations have brought no better accuracy for longer than --patience."""
+        """True if the accuracy has not improved for --patience validations."""
         return validations.patience_is_over(self._ordered, self._context.run.options.checkpoint.patience)
 
     @property
     def newest(self) -> Mapping[str, Any] | None:
-        """The row of the newest checkpoint that was validated, averages aside."""
+        """The row of the newest validated checkpoint, without averages."""
         return next(reversed(self._ordered), None)
 
 
 def _initial_share(run: Run, updates: int) -> float:
-    """Return the share of the initial values in moving statistics after a new run's updates; 0 for a run from --init-path,
-    and for averages, whose updates are below 0."""
+    """Return the share of the initial values in the moving statistics after `updates`: 0 for a run from --init-path,
+    and for averages, whose `updates` is negative."""
     decays = [v.decay for v in run.trace.variables if v.decay is not None and run.is_trained(v.name)]
     begun = updates > 0 and not run.options.training.init_path
     return max(decays, default=0.0) ** updates if begun else 0.0

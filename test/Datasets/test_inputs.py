@@ -225,7 +225,7 @@ def test_excess_bad_record_is_error(copy):
     assert result.code == 1 and reason in result.err
     log = (copy / "run/log.txt").read_text()
     assert f"{reason}\n" in log and re.search(r"^The newest checkpoint is ckpt-[1-9]\.$", log, re.MULTILINE)
-    told = re.search(r"^Go on: +\S+ \S*restore\.py (.*)$", result.out, re.MULTILINE)[1]
+    told = re.search(r"^Resume: +\S+ \S*restore\.py (.*)$", result.out, re.MULTILINE)[1]
     succeed("restore", *told.split())
     succeed("train", *words, "--skip-bad-records", 2, "--logs-path", copy / "whole")
     assert_same_bits(variables(copy / "run", 10), variables(copy / "whole", 10))
@@ -274,7 +274,7 @@ def test_benchmark_shows_time_per_part(words, folder, monkeypatch):
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
     result = succeed("train", *TRAIN, "--data-dir", folder, "--dataset-benchmark", *words)
-    named = re.findall(r"^  (\w+) +[\d.]+ ms a picture +([\d.]+) %$", result.out, re.M)
+    named = re.findall(r"^  (\w+) +[\d.]+ ms per image +([\d.]+) %$", result.out, re.M)
     assert [name for name, _ in named] == ["read", "decode", "augment", "batch", "transfer"]
     assert 99 < sum(float(share) for _, share in named) < 101
     assert re.search(r"^mean throughput: [\d.]+ imgs/sec$", result.out, re.M)

@@ -84,7 +84,7 @@ def test_newest_intact_checkpoint_decides_options(folder):
     out = succeed("restore", "--restore-path", folder, "--dry-run", "--stop-after", 5, "--iterations", 7).out
     assert "Done: 4 of 7 updates" in out and all(f"checkpoint ckpt-{n} is damaged and skipped" in out for n in (6, 8))
     refused = run("restore", "--restore-path", folder, "--dry-run", "--stop-after", 4)
-    assert refused.code == 2 and "the run has done 4 updates already" in refused.err
+    assert refused.code == 2 and "the run has finished 4 updates already" in refused.err
 
 
 def test_no_intact_checkpoint_is_one_line(folder):
@@ -111,7 +111,7 @@ def test_foreign_checkpoints_serve_as_initial_weights(folder):
     assert chosen.updates == 4 and "checkpoint ckpt-6 is damaged and skipped" in warning
     assert_same_bits(values, variables(folder, 4))
     refused = run("restore", "--restore-path", folder)
-    assert refused.code == 2 and "ckpt-4 has no ckpt-4.state.json, so no run can resume from it" in refused.err
+    assert refused.code == 2 and "ckpt-4.state.json is missing" in refused.err
 
 
 # --- Another update's weights ----------------------------------------------------------------------------------

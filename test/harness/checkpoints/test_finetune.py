@@ -40,7 +40,7 @@ def prepared(words: str) -> Run:
 
 def test_run_starts_at_zero_with_other_weights(trained, tmp_path):
     out = succeed("train", *BASE.split(), "--logs-path", tmp_path / "run", "--init-path", trained).out
-    assert f"Begun with the weights of {trained / 'ckpt-4'}" in out and "differ modulo" not in out
+    assert f"Initial weights: {trained / 'ckpt-4'}" in out and "differ modulo" not in out
     source, start = variables(trained, 4), variables(tmp_path / "run", 0)
     assert start["global_step"] == 0
     assert all(source[name].tobytes() == start[name].tobytes() for name in source if name != "global_step")
@@ -269,7 +269,7 @@ def test_unusable_weights_are_named(tmp_path, case, monkeypatch):
         (tmp_path / "a.jpg").write_bytes(photos.jpegs(1)[0])
         words = ("--no-logs", "--predict", tmp_path / "a.jpg", "--output", tmp_path / "a.json")
         asked = run("validation", *BASE.split(), "--restore-path", tmp_path / "w.npz", *words)
-        assert asked.code == 2 and f"{tmp_path}/w.npz answers with numbers that are not finite" in asked.err
+        assert asked.code == 2 and f"{tmp_path}/w.npz are not finite" in asked.err
         assert not (tmp_path / "a.json").exists()
 
 

@@ -72,7 +72,7 @@ def test_signal_inside_host_step_loses_nothing(number, delay, unbroken, tmp_path
     assert not delay or "stopping at the next micro-batch" in err
     assert f"train.py: stopped by {number.name}" in err
     assert "Traceback" not in err and f"Stopped: {number.name}" in out
-    assert re.search(rf"Go on: .*restore\.py --restore-path {folder}", out)
+    assert re.search(rf"Resume: .*restore\.py --restore-path {folder}", out)
     done = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
     assert done <= 16  # on a busy machine the signal may arrive late
     succeed("restore", "--restore-path", folder)
@@ -95,7 +95,7 @@ def test_closed_terminal_stops_run_and_saves(unbroken, tmp_path):
     os.close(ours)
     process.send_signal(signal.SIGHUP)
     assert process.wait(120) == 129
-    assert "Stopped: SIGHUP" in (folder / "log.txt").read_text() and "Go on: " in (folder / "log.txt").read_text()
+    assert "Stopped: SIGHUP" in (folder / "log.txt").read_text() and "Resume: " in (folder / "log.txt").read_text()
     newest = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
     assert f"The newest checkpoint is ckpt-{newest}." in (folder / "log.txt").read_text()
     succeed("restore", "--restore-path", folder)
@@ -113,7 +113,7 @@ def test_stop_before_resume_names_whole_call(unbroken, monkeypatch):
         monkeypatch.setattr(module, name, stopped)
         result = run("restore", *words)
         assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
-        (line,) = re.findall("^(?:Go on|Resume): +(.*)", result.out, re.M)
+        (line,) = re.findall("^Resume: +(.*)", result.out, re.M)
         assert line.endswith(again)
     assert again in (unbroken / "log.txt").read_text()
 
@@ -136,7 +136,7 @@ def test_stop_before_save_names_restart_command(monkeypatch, tmp_path):
     folder = tmp_path / "run"
     result = run("train", *WORDS.split(), "--logs-path", folder)
     assert result.code == 143
-    assert f"Stopped: SIGTERM\nThere is no checkpoint in {folder}; delete it before the same call\n" in result.out
+    assert f"Stopped: SIGTERM\nThere is no checkpoint in {folder}. Delete it before you repeat the call\n" in result.out
     assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
     result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # resumes in the folder
     assert f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path / 'other'}\n" in result.out

@@ -90,8 +90,8 @@ def test_photo_names_cannot_control_terminal():
 def test_unreadable_photos_are_left_out_by_name(answered, photographs):
     for result in answered[0].values():
         assert f"{photographs / 'cut.png'} cannot be decoded" in result.out
-        assert f"{photographs / 'below/empty.jpg'} is empty: left out" in result.out
-        assert "for 3 photographs: " in result.out
+        assert f"{photographs / 'below/empty.jpg'}, which is empty" in result.out
+        assert "for 3 photos: " in result.out
         assert "%" not in result.out  # the table is in the file
 
 
@@ -163,4 +163,4 @@ def test_tta_averages_image_and_mirror_image(tmp_path):
 def test_validation_reports_use_of_mirror_images(trained, photographs):
     words = ("--restore-path", trained, "--tta", "flip")
     assert ", each with its mirror image" in succeed("validation", *words, "--no-logs").out
-    assert "pixels, and mirrored:" in succeed("validation", *words, "--predict", photographs / "b.png").out
+    assert "pixels, mirrored too:" in succeed("validation", *words, "--predict", photographs / "b.png").out

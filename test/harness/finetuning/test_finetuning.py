@@ -158,7 +158,7 @@ def test_best_weights_count_and_same_call_resumes(tmp_path):
     others = shutil.copytree(top, tmp_path / "others")
     (others / "blue" / "0.png").unlink()
     refused = finetuned(others, *call[1:])
-    assert refused.code == 2 and "is of other data than these (16 train images, now " in refused.err, refused.err
+    assert refused.code == 2 and "used other data (16 train images, now " in refused.err, refused.err
     before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file() and file.suffix != ".html"}
     again = finetuned(*call)
     assert again.code == 0 and "are left out: logs\n" in again.out
