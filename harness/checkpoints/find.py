@@ -50,7 +50,7 @@ def run_checkpoints(folder: Path, option: str = "--restore-path") -> list[Checkp
 def check_run_folder(folder: Path, option: str = "--restore-path") -> None:
     """Raise CheckpointError if a path is not a folder."""
     if not os.path.isdir(folder):
-        run = folder.parent if numbered(folder.parent) else "as in logs/<run>"
+        run = folder.parent if numbered(folder.parent) else "such as logs/<run>"
         raise CheckpointError(f"{option} {folder} is not a folder; give the run directory, {run}")
 
 

@@ -39,7 +39,7 @@ def _of_training(word: str, argv: list[str]) -> str:
         if run_files.is_in_run(Path(word) / run_files.ARGUMENTS[0]):
             raise OptionError(f"{short(word)} is a run directory; use restore.py or validation.py with it")
         return "data_dir"
-    from harness.options import configs  # which imports yaml
+    from harness.options import configs  # late, because it imports yaml
 
     names = configs.ConfigFile(sources.argument(argv, "config_path", "train") or str(sources.DEFAULT_CONFIG_PATH)).names
     if not {word, releases.split_name(word)[0]} & {*names}:

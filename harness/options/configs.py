@@ -49,7 +49,7 @@ class Block:
     name: str  # NAME, or NAME@RELEASE with an explicit release
     release: str | None  # the release of the values, if the file names one
     entries: dict[str, Entry]
-    notes: tuple[str, ...]  # lines that the user should read
+    notes: tuple[str, ...]  # notes for the user
 
 
 class _Loader(yaml.SafeLoader):

@@ -683,7 +683,7 @@ class RunOptions:
     logging: LoggingOptions
     model: Any  # the model plug-in's Options
     schedule: Any  # the schedule plug-in's Options
-    sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value came from
+    sources: Mapping[str, str] = field(default_factory=dict)  # source of the value by option
 
     @property
     def sections(self) -> tuple[Any, ...]:

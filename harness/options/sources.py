@@ -200,7 +200,7 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     """Return the configuration of --config, or None."""
     if "config" not in main:
         return None
-    from harness.options import configs  # which imports yaml
+    from harness.options import configs  # late, because it imports yaml
 
     path = main["config_path"].value if "config_path" in main else str(DEFAULT_CONFIG_PATH)
     return configs.choose(path, main["config"].value, main["release"].value if "release" in main else None)

@@ -296,7 +296,7 @@ def learning_rate(run: Run) -> Iterator[str]:
             f"{training.optimiser} are below {published:g}; check --abs-learning-rate or --base-learning-rate-exponent"
         )
     if run.options.given("warmup_epochs") and warmup >= run.length.epochs and run.highest_rate:
-        yield f"warning: --warmup-epochs {warmup:g} covers the whole run of {run.length.epochs:.4g}; give more --epochs"
+        yield f"warning: --warmup-epochs {warmup:g} covers the run of {run.length.epochs:.4g} epochs; give more --epochs"
 
 
 def loss_scale(run: Run) -> Iterator[str]:

@@ -255,8 +255,9 @@ class Run:
         length, training, highest = self.length, self.options.training, self.highest_rate
         short = f" of a peak of {self.peak_rate:.4g}" if self.is_far_below_peak else ""
         return [
-            f"Updates: {length.iterations} ({length.epochs:g} epochs of {length.iterations_per_epoch}), "
-            f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})",
+            f"Updates: {length.iterations} ({length.epochs:g} epoch{'s' * (length.epochs != 1)} of "
+            f"{length.iterations_per_epoch}), {training.optimiser}, "
+            f"learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})",
             *self._frozen_norms(),
         ]
 

@@ -121,8 +121,8 @@ def imagenet(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "make, damage, part",
     [
-        (cifar, lambda f: os.truncate(f / "data_batch_3.bin", 5000), "data_batch_3.bin is 5000 bytes"),
-        (cifar, lambda f: os.truncate(f / "test_batch.bin", 0), "test_batch.bin is 0 bytes"),
+        (cifar, lambda f: os.truncate(f / "data_batch_3.bin", 5000), "data_batch_3.bin has 5000 bytes"),
+        (cifar, lambda f: os.truncate(f / "test_batch.bin", 0), "test_batch.bin has 0 bytes"),
         (cifar, lambda f: (f / "data_batch_5.bin").unlink(), "data_batch_5.bin"),
         (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11"),
         (imagenet, lambda f: None, "train-00000-of-00001"),
