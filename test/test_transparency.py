@@ -441,7 +441,7 @@ def test_stopping_drops_the_unfinished_update(layout, pictures):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--shards 2 --pipeline", "pipeline_splits shards=2"),
+        ("--shards 2 --pipeline", "--pipeline-splits --shards 2"),
         ("--replicas 2 --BN-span 4", "--BN-span 4 2"),
         ("--replicas 3 --BN-span 3", "--BN-span 3"),
         ("--gradient-accumulation-count 6 --fold 4", "--fold 4 6"),

@@ -37,19 +37,19 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
     """
     cuts = [_position(segments, name) for name in names]
     if 0 in cuts and stages is not None:
-        given = f"pipeline_splits: '{names[cuts.index(0)]}' is the model's first segment"
+        given = f"--pipeline-splits: '{names[cuts.index(0)]}' is the model's first segment"
         raise PartitionError(f"{given}; give the first segment of the next stage", segments)
     for (before, first), (after, second) in pairwise(zip(names, cuts)):
         if second == first:
-            raise PartitionError(f"pipeline_splits: '{before}' and '{after}' are the same segment; give one of them")
+            raise PartitionError(f"--pipeline-splits: '{before}' and '{after}' are the same segment; give one of them")
         if second < first:
-            given = f"pipeline_splits: '{before}' is given before '{after}' but comes after it in the model"
+            given = f"--pipeline-splits: '{before}' is given before '{after}' but comes after it in the model"
             raise PartitionError(f"{given}; give the names in the model's order")
     if stages is not None and len(cuts) != stages - 1:
         short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # in residual networks, the ends of units
         raise PartitionError(
-            f"pipeline_splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'} but shards={stages} needs {stages - 1} "
-            f"(shards - 1). Possible segments: {', '.join(short)}",
+            f"--pipeline-splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'}, but --shards {stages} needs "
+            f"{stages - 1}. Give auto or segments such as {', '.join(short)}",
             segments,
         )
     return cut(segments, cuts)
@@ -72,7 +72,7 @@ def automatic(
         fewer = f"leave fewer subgraphs ({len(places) + 1}) than available shards ({parts})"
         raise PartitionError(f"the model and the sharding filters {fewer}{hint and '; ' + hint}", names)
     if lost:
-        raise PartitionError(f"sharding_include_filter: {hint}", names)
+        raise PartitionError(f"--sharding-include-filter: {hint}", names)
     costs = costs or segment_costs(trace)
     pieces = [sum(costs[first:last]) for first, last in pairwise((0, *places, len(names)))]
     return cut(names, [places[piece - 1] for piece in balanced(pieces, parts)])
@@ -145,7 +145,7 @@ def _position(segments: tuple[str, ...], name: str) -> int:
     place = known.get(name, folded.get(name.casefold()))
     if place is None:
         near = _did_you_mean(name, [spelling for spelling, i in known.items() if i > 0])
-        raise PartitionError(f"pipeline_splits: no segment '{name}'{near}", segments)
+        raise PartitionError(f"--pipeline-splits: no segment '{name}'{near}", segments)
     return place
 
 

@@ -230,7 +230,7 @@ class Precision:
         of = self.operands
         slot = self.slot or self.master
         return [
-            row("results of layers, and gradients", self.compute, everywhere),
+            row("layer results and gradients", self.compute, everywhere),
             row("weights in products", of.weight, "to nearest"),
             row("activations in products", of.activation, everywhere),
             row("gradients in products", of.gradient, everywhere),

@@ -65,7 +65,7 @@ def test_selected_device_fits_plan(words, training, validation):
         ("--select-ipu 31", "31 0 to 30"),
         ("--select-ipu 3 --replicas 2", "3 16 to 23"),
         ("--select-ipu 0 16", "16 validation"),
-        ("--select-ipu 1 2 3", "select_ipu"),
+        ("--select-ipu 1 2 3", "--select-ipu"),
         ("--select-ipu 1" + "0" * 4000, "--select-ipu 100000"),
         ("--replicas 2000000000", "8,000,000,000 2,147,483,647"),
         ("--fold ²", "fold auto"),

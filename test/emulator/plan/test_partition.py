@@ -94,8 +94,8 @@ def test_case_matters_only_between_equal_names():
         (["stage0", "b2/0"], 3, ("'stage0'", "first segment")),
         (["b1/1", "b2/0", "stage2/unit1"], 4, ("'b2/0'", "'stage2/unit1'")),
         (["b1/1", "b3/0", "b2/0"], 4, ("'b3/0'", "'b2/0'", "order")),
-        (["b1/1", "b2/0"], 4, ("2 names", "shards=4", "3", "b1/2/relu, b2/0/relu")),
-        (["b1/1"], 1, ("1 name", "shards=1", "0")),
+        (["b1/1", "b2/0"], 4, ("2 names", "--shards 4", "3", "b1/2/relu, b2/0/relu")),
+        (["b1/1"], 1, ("1 name", "--shards 1", "0")),
     ],
 )
 def test_impossible_splits_are_named(names, stages, named):
@@ -207,7 +207,7 @@ def test_excluded_names_start_no_stage():
         (6, {"include": ["relu"]}, ("(5)", "(6)")),
         (2, {"exclude": [""]}, ("(1)", "(2)")),
         (2, {"include": ["b2/0/rleu"]}, ("(1)", "'b2/0/rleu'", "b2/0/relu")),
-        (2, {"include": ["relu", "b2/0/rleu"]}, ("sharding_include_filter", "'b2/0/rleu'", "b2/0/relu")),
+        (2, {"include": ["relu", "b2/0/rleu"]}, ("--sharding-include-filter", "'b2/0/rleu'", "b2/0/relu")),
     ],
 )
 def test_filters_with_too_few_candidates_are_named(parts, filters, named):
