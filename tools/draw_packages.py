@@ -155,7 +155,7 @@ def draw(edges: Mapping[str, set[str]]) -> str:
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'font-family="sans-serif" font-size="13">'
+        'role="img" aria-label="the packages and what they import" font-family="sans-serif" font-size="13">'
         f'<rect width="100%" height="100%" fill="{chart.PAPER}"/>{lines}{"".join(boxes)}</svg>\n'
     )
 
