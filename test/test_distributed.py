@@ -182,7 +182,7 @@ def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkey
     for wire in ("fp32", "fp16", "bf16"):
         words = [*given, "--all-reduce-format", wire, "--logs-path", tmp_path / wire]
         said = succeeded(by_tf_config("train.py", [words] * 2))[0].out
-        assert (f"gradients go between the instances, and are added, in {wire}" in said) == (wire != "fp32")
+        assert (f"Gradients are sent between instances, and added, in {wire}" in said) == (wire != "fp32")
         saved = variables(tmp_path / wire, 1)
         means[wire] = np.concatenate([value.ravel() for name, value in saved.items() if name.endswith("kernel/Momentum")])
     for wire in ("fp16", "bf16"):
@@ -320,7 +320,7 @@ def test_a_slow_instance_is_named(tmp_path):
     processes = by_tf_config("train.py", [given] * 2)
     over, log = threading.Event(), iter(processes[0].stdout)
     head = list(itertools.takewhile(lambda line: not line.startswith("step:"), log))
-    assert re.search(r"listening on port \d+ of (::1 and )?127.0.0.1( and ::1)?, without auth", "".join(head)), head
+    assert re.search(r"Listening on port \d+ of (::1 and )?127.0.0.1( and ::1)?, without auth", "".join(head)), head
 
     def disturb() -> None:
         while not over.wait(0.03):
@@ -366,7 +366,7 @@ def test_a_process_of_another_run_disturbs_nothing(tmp_path):
     given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "other", "--distributed"]
     (newcomer,) = ended([started("train.py", given, {"TF_CONFIG": tf_config([team[0], wrong], 1)})], 90)
     assert newcomer.code == 2 and newcomer.err.count("\n") == 1 and not newcomer.out, newcomer
-    assert f"error: instance 0 ({team[0]}) belongs to another run, which goes on undisturbed" in newcomer.err
+    assert f"error: instance 0 ({team[0]}) belongs to another run" in newcomer.err
     assert not (tmp_path / "other").exists()
     processes[0].send_signal(signal.SIGTERM)  # which the instances agree on with a collective of a new session
     assert [each.code for each in ended(processes)] == [143, 143]
@@ -454,7 +454,7 @@ def test_instances_that_wait_for_each_other_for_good_end(tmp_path):
     """Both end. One says why; the other does too, unless its call fails first because the first one has gone."""
     team = free_addresses(2)
     both = ended([started("-c", [STALLED, *team, k], {"PYTHONPATH": str(ROOT)}) for k in range(2)], 60)
-    told = r"(all 2 instances answer, and have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
+    told = r"(all 2 instances have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
     said = [
         bool(re.fullmatch("Stopped: " + told, each.out) and re.fullmatch(r"\S+: error: " + told, each.err)) for each in both
     ]
@@ -473,13 +473,13 @@ def test_what_breaks_between_the_instances_is_told(tmp_path):
     assert "FailedPreconditionError" in intruder.err
     for k, each in enumerate(ended(processes)):
         assert each.code == 1 and each.err.startswith("train.py: error: instance ") and each.err.count("\n") == 1, each.err
-        assert k or f"instance 0 ({team[0]}) cannot go on with the others, of which all answer: FailedPre" in each.err
+        assert k or re.search(r"instance 0 \(\S+\) lost the connection .*: FailedPre", each.err)
         assert k or ("Stopped: instance 0" in each.out and "Resume: " in each.out)
     goes_on(tmp_path / "run", 1)
 
 
 @pytest.mark.parametrize("script", ["train", "validation"])
-@pytest.mark.parametrize("line", ["Validation program ready", "listening on port"])
+@pytest.mark.parametrize("line", ["Validation program ready", "Listening on port"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, number, tmp_path):
     """During a validation, after the last update too; and while the programs are built, which is left at once."""
@@ -523,7 +523,7 @@ def test_an_instance_that_never_comes_is_named(tmp_path):
     given = [*ENDLESS, "--worker-timeout", 2, "--logs-path", tmp_path / "run", "--distributed"]
     (first,) = ended([started("train.py", given, {"TF_CONFIG": tf_config(addresses, 0)})], 90)
     assert first.code == 1 and first.err.count("\n") == 1
-    assert f"error: instance 1 ({addresses[1]}) did not come within 2 s" in first.err
+    assert f"error: instance 1 ({addresses[1]}) did not answer within 2 s" in first.err
     assert not (tmp_path / "run").exists()
 
 
@@ -579,7 +579,7 @@ def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
             for k, host in enumerate(switch.hosts)
         ]
         head = itertools.takewhile(lambda line: not line.startswith("Saved checkpoint"), processes[0].stdout)
-        assert re.search(r"listening on port 2222 of 10.79.0.1, ", "".join(head))
+        assert re.search(r"Listening on port 2222 of 10.79.0.1, ", "".join(head))
         subprocess.run(["ip", "-n", switch.hosts[0], "link", "set", "eth0", "down"], check=True)
         for k, each in enumerate(ended(processes)):
             assert each.code == 1 and f"error: instance {1 - k} ({addresses[1 - k]})" in each.err, each.err

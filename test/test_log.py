@@ -183,11 +183,11 @@ def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
     ours = written("ours", '{"run_id": "x"}')
     with pytest.raises(folders.FolderError, match="holds a run already"):
         folders.new_run_folder("run", "", str(ours), True)
-    with locks.lock_folder(ours), pytest.raises(folders.FolderError, match="it is being written by another process"):
-        folders.new_run_folder("run", "", str(ours), True, anew=True)
-    folders.check_no_run(ours, anew=True)
+    with locks.lock_folder(ours), pytest.raises(folders.FolderError, match="wait for the process"):
+        folders.new_run_folder("run", "", str(ours), True, restart=True)
+    folders.check_no_run(ours, restart=True)
     assert {file.name for file in ours.iterdir()} == {*files, "arguments.json", locks.FILE}  # to ask changes nothing
-    folders.new_run_folder("run", "", str(ours), True, anew=True)
+    folders.new_run_folder("run", "", str(ours), True, restart=True)
     assert {file.name for file in ours.iterdir()} == {"mine.txt", locks.FILE}
     lost = written("lost", '{"run_id": "x"}', checkpoint="")
     for folder, said in (
@@ -196,7 +196,7 @@ def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
     ):
         before = {file.name: file.read_text() for file in folder.iterdir()}
         with pytest.raises(folders.FolderError, match=said):
-            folders.new_run_folder("run", "", str(folder), True, anew=True)
+            folders.new_run_folder("run", "", str(folder), True, restart=True)
         assert {file.name: file.read_text() for file in folder.iterdir()} == before
 
 

@@ -189,7 +189,7 @@ def test_a_log_that_fails_while_a_host_step_runs_ends_the_run_and_loses_no_count
 def test_a_log_folder_that_cannot_be_made(place, tmp_path):
     (tmp_path / "file").write_text("")
     result = run("train", *WORDS, "--iterations", 1, "--logs-path", tmp_path / place)
-    assert result.code == 2 and result.err.count("\n") == 1 and "cannot make a run folder in" in result.err
+    assert result.code == 2 and result.err.count("\n") == 1 and "cannot create a run directory in" in result.err
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------

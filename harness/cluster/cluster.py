@@ -1,4 +1,4 @@
-"""The instances of a run as a value, and the readers of addresses and numbers in variables of the environment."""
+"""The instances of a run; readers of addresses and numbers in environment variables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):([0-9]{1,5})")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The instances of a run. `addresses`: host:port of each, empty if there is but one. `replicas`, `ipus_per_replica`:
-    of this instance, under poprun. `source`: the launcher or variable that defines them, empty for a process alone."""
+    """The instances of a run.
+
+    `addresses`: host:port of each, empty for a single instance. `instance`: index of this one. `replicas`,
+    `ipus_per_replica`: those of this instance, under poprun. `source`: the launcher or variable that defines the instances,
+    empty for a single process.
+    """
 
     addresses: tuple[str, ...] = ()
     instance: int = 0
@@ -41,7 +45,7 @@ class Cluster:
         return max(1, hosts.count(hosts[self.instance])) if hosts else 1
 
     def name_of(self, instance: int) -> str:
-        """Return an instance's name in messages."""
+        """Return the name of an instance for messages."""
         return f"instance {instance} ({self.addresses[instance]})"
 
 
@@ -50,24 +54,26 @@ ALONE = Cluster()
 
 
 def host_of(address: str) -> str:
-    """Return the host of host:port."""
+    """Return the host part of host:port."""
     return address.rsplit(":", 1)[0]
 
 
 def check_addresses(addresses: Sequence[Any], where: str) -> tuple[str, ...]:
-    """Return the addresses; OptionError for one that is not host:port, or occurs twice."""
+    """Return the addresses; OptionError for one that is not host:port, or for a duplicate. `where`: the source of the
+    addresses, for the message."""
     for k, address in enumerate(addresses):
         matched = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if not matched or not address.isprintable() or not 0 < int(matched[2]) < 65536:
             raise OptionError(f"{where}: '{short(address)}' is not host:port with a port from 1 to 65535, as in host0:2222")
         if address in addresses[:k]:
-            raise OptionError(f"{where} has {short(address)} twice: each process needs a port of its own")
+            raise OptionError(f"{where} has {short(address)} twice, but each process needs a different port")
     return tuple(addresses)
 
 
 def number(environ: Mapping[str, str], name: str, launcher: str, default: str = "") -> int:
-    """Return the whole number in a variable that the launcher sets; OptionError if there is none."""
+    """Return the whole number in an environment variable; OptionError for anything else. `launcher`: the program that sets
+    it."""
     text = environ.get(name) or default
     if not re.fullmatch("[0-9]{1,10}", text):
-        raise OptionError(f"{name} is '{short(text)}', but must be a whole number; start with {launcher}, which sets it")
+        raise OptionError(f"{name} is '{short(text)}', but must be a whole number. Start with {launcher}, which sets it")
     return int(text)

@@ -1,9 +1,8 @@
-"""Finds the processes that train together and this one's place among them: from the variables of poprun, from TF_CONFIG, or
-from those of a Slurm step.
+"""Find the instances of a run and the index of this one, from the variables of poprun, TF_CONFIG or those of a Slurm step.
 
-TF_CONFIG is {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. A chief, or master, is
-instance 0 before the workers, as Kubeflow writes it. OMPI_COMM_WORLD_RANK overrides the index, so that one value serves all
-processes of an mpirun; the numbers of other launchers stand in where there is no index.
+TF_CONFIG is {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. A chief or master is
+instance 0, before the workers, as in Kubeflow. OMPI_COMM_WORLD_RANK overrides the index, so that all processes of an mpirun
+can share one TF_CONFIG. Without an index, the rank of another launcher is used.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
 IPUS, UNIFORM = "POPDIST_NUM_IPUS_PER_REPLICA", "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
 PLACE, ADDRESSES = "POPDIST_LOCAL_INSTANCE_INDEX", "POPDIST_INSTANCE_ADDRESSES"
-SHOWN = "POPDIST_ONLY_OUTPUT"  # set for the one instance whose output is shown, if that is another than the first
+SHOWN = "POPDIST_ONLY_OUTPUT"  # set in the one instance whose output is shown, unless that is the first
 TF_CONFIG = "TF_CONFIG"
 _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 _LEADERS, _WORKER = ("chief", "master"), "worker"
-# a launcher's variables of this process' number and of how many there are; mpirun may itself run inside a Slurm step
+# each launcher's variables for rank and size, in order of precedence, because mpirun may run inside a Slurm step
 OPENMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 _RANKS = (OPENMPI, ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", ""), (slurm.RANK, slurm.TASKS[0]))
-_LAUNCHERS = ("POPDIST_", "OMPI_", "PMI_", "PMIX_", "SLURM_", TF_CONFIG)  # beginnings of launchers' variables
+_LAUNCHERS = ("POPDIST_", "OMPI_", "PMI_", "PMIX_", "SLURM_", TF_CONFIG)  # prefixes of launchers' variables
 
 
 def under_poprun(environ: Mapping[str, str]) -> bool:
@@ -41,13 +40,13 @@ def under_poprun(environ: Mapping[str, str]) -> bool:
 
 
 def without_others(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of launchers."""
+    """Return the environment without the launchers' variables."""
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
 
 
 def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> bool:
-    """Return whether this is not instance 0, before any option is read. `distributed`: the call has --distributed; without
-    it the tasks of srun have nothing to do with each other."""
+    """Return whether this is an instance other than 0. Works before options are parsed. `distributed`: whether the call has
+    --distributed; without it, the tasks of srun are independent."""
     with suppress(OptionError):
         if under_poprun(environ):
             return _by_poprun(environ).instance > 0
@@ -56,7 +55,7 @@ def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> b
 
 
 def answers_for_all(environ: Mapping[str, str]) -> bool:
-    """Return whether this is the instance of poprun whose answers are shown: the first, or --only-output-from-instance."""
+    """Return whether poprun shows this instance's output: the first one, or --only-output-from-instance."""
     return not is_later_instance(environ) or bool(environ.get(SHOWN))
 
 
@@ -66,16 +65,18 @@ def call_is_of_later_instance(argv: list[str], script: str) -> bool:
 
 
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:
-    """Return the instances that the options and the environment define; OptionError for what does not fit together. Without
-    `training` the shards do not matter: every IPU has the whole network then."""
+    """Return the instances that options and environment define. OptionError if they contradict each other.
+
+    `training`: check --shards. Otherwise every IPU holds the whole network, so shards do not matter.
+    """
     if under_poprun(environ):
         if options.training.distributed:
-            raise OptionError(f"--distributed and poprun ({TOTAL} is set) both start several processes; leave one out")
+            raise OptionError(f"--distributed cannot be combined with poprun ({TOTAL} is set); leave one out")
         cluster = _by_poprun(environ)
         if training and cluster.ipus_per_replica != options.device.shards:
             raise OptionError(
-                f"poprun gives each replica {cluster.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
-                f"must be equal; give poprun --ipus-per-replica {options.device.shards}{_other_release(options)}"
+                f"poprun assigns {cluster.ipus_per_replica} IPUs to each replica, but --shards is {options.device.shards}. "
+                f"Give poprun --ipus-per-replica {options.device.shards}{_other_release(options)}"
             )
         return cluster
     _check_syncs(options)
@@ -83,27 +84,27 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
 
 
 def _other_release(options: RunOptions) -> str:
-    """Return a hint if the shards are those of one release's configuration."""
+    """Return a hint to --release if the shards come from a configuration that differs by release."""
     named = "release" in options.sources and options.sources.get("shards", "").startswith(CONFIGURATION)
-    return ", or the release whose configuration is meant: --release" if named else ""
+    return ", or choose the configuration of another release with --release" if named else ""
 
 
 def _check_syncs(options: RunOptions) -> None:
-    """OptionError for options of poprun, unless they are recorded: one process may validate or resume such a run."""
+    """OptionError for options that need poprun. Recorded ones are allowed: one process may validate or resume the run."""
     for name in ("syncs_per_epoch", "epochs_per_sync"):
         value = getattr(options.training, name)
         if value and not options.sources.get(name, RECORDED).startswith(RECORDED):
-            raise OptionError(f"{flag(name)} {value:g} is for several instances under poprun; leave it out")
+            raise OptionError(f"{flag(name)} {value:g} needs several instances under poprun; leave it out")
 
 
 def _by_poprun(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of poprun; OptionError for variables that do not fit together."""
+    """Return the instances of poprun; OptionError if its variables contradict each other."""
     total, local, offset = (number(environ, name, POPRUN) for name in (TOTAL, LOCAL, OFFSET))
     ipus = number(environ, IPUS, POPRUN, "1")
     if local < 1 or total % local or offset % local or offset >= total:
         raise OptionError(
-            f"{TOTAL} {total}, {LOCAL} {local} and {OFFSET} {offset} do not fit together: every instance has as many "
-            "replicas, and its offset is a multiple of them"
+            f"{TOTAL} {total}, {LOCAL} {local} and {OFFSET} {offset} contradict each other: all instances must have the "
+            "same number of replicas, and the offset must be a multiple of it"
         )
     if total == local:
         return Cluster((), 0, local, ipus, POPRUN)
@@ -114,14 +115,14 @@ def _by_poprun(environ: Mapping[str, str]) -> Cluster:
 
 
 def _distributed(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of --distributed. Under mpirun, Slurm's variables are those of mpirun's own helpers."""
+    """Return the instances of --distributed. Under mpirun, Slurm's variables belong to mpirun's daemons: ignore them."""
     if environ.get(TF_CONFIG):
         return _by_tf_config(environ)
     if environ.get(slurm.JOB) and not environ.get(OPENMPI[0]):
         return slurm.cluster(environ)
     raise OptionError(
-        f"--distributed needs the environment variable {TF_CONFIG}, or a start by srun; mpirun alone does not say where the "
-        f"others are, use poprun. An example: {TF_CONFIG}='{_FORM}'"
+        f"--distributed needs the environment variable {TF_CONFIG}, or srun. With mpirun, use poprun, which sets the "
+        f"addresses. Example: {TF_CONFIG}='{_FORM}'"
     )
 
 
@@ -132,26 +133,26 @@ def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list], dict[str, A
         jobs, task = content["cluster"], content.get("task") or {}
         kinds = {*jobs, task.get("type", _WORKER)}
         if not isinstance(task, dict) or not any(jobs.values()) or not all(isinstance(each, list) for each in jobs.values()):
-            raise ValueError("it has no list cluster.worker, or a task that is no dictionary")
+            raise ValueError("the list cluster.worker is missing, or task is no dictionary")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "it has no list cluster.worker"
-        raise OptionError(f"{TF_CONFIG} cannot be used ({reason}), and must be JSON as in", _FORM) from None
+        reason = str(error) if isinstance(error, ValueError) else "the list cluster.worker is missing"
+        raise OptionError(f"{TF_CONFIG} is invalid ({reason}). It must be JSON such as", _FORM) from None
     unknown = sorted(kinds - {_WORKER, *(leader for leader in _LEADERS if leader in jobs)}, key=str)
     if unknown or sum(len(jobs.get(leader, ())) for leader in _LEADERS) > 1:
         raise OptionError(
-            f"{TF_CONFIG} has the jobs {short(', '.join(map(str, unknown or jobs)))}: it may have workers, and one chief or "
-            "master; leave out parameter servers and evaluators"
+            f"{TF_CONFIG} has the jobs {short(', '.join(map(str, unknown or jobs)))}, but only workers and one chief or "
+            "master are supported. Remove parameter servers and evaluators"
         )
     return jobs, task
 
 
 def _addresses(jobs: Mapping[str, list]) -> tuple[str, ...]:
-    """Return all addresses, the leader's first."""
+    """Return all addresses, starting with that of the chief or master."""
     return check_addresses([each for job in (*_LEADERS, _WORKER) for each in jobs.get(job, ())], TF_CONFIG)
 
 
 def _by_tf_config(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of TF_CONFIG, and this one's place."""
+    """Return the instances of TF_CONFIG and the index of this one."""
     jobs, task = _tf_config(environ)
     addresses = _addresses(jobs)
     launchers = _RANKS[: len(_RANKS) if slurm.in_step(environ) else -1] if task.get("index") is None else (OPENMPI,)
@@ -159,8 +160,8 @@ def _by_tf_config(environ: Mapping[str, str]) -> Cluster:
         if environ.get(name):
             if environ.get(size_name, str(len(addresses))) != str(len(addresses)):
                 raise OptionError(
-                    f"{size_name} is {short(environ[size_name])}, but {TF_CONFIG} names {len(addresses)} workers: start as "
-                    "many processes as it names"
+                    f"{size_name} is {short(environ[size_name])}, but {TF_CONFIG} lists {len(addresses)} workers. Start one "
+                    "process for each worker"
                 )
             return Cluster(addresses, _index(environ[name], name, len(addresses)), source=TF_CONFIG)
     kind = task.get("type", _WORKER)
@@ -178,7 +179,7 @@ def _index(index: Any, where: str, size: int) -> int:
 
 
 def ignored_others(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning about other processes that the environment names, for one that trains alone."""
+    """Yield a warning if the environment names several processes, but this one trains alone."""
     step = [("srun", slurm.TASKS[0])] * slurm.in_step(environ)
     sizes = (("mpirun", OPENMPI[1]), *step, ("mpiexec", "PMI_SIZE"))
     launcher, text = next(((each, environ[name]) for each, name in sizes if environ.get(name)), ("", ""))
@@ -186,4 +187,4 @@ def ignored_others(environ: Mapping[str, str]) -> Iterator[str]:
         with suppress(OptionError):
             launcher, text = TF_CONFIG, str(len(_addresses(_tf_config(environ)[0])))
     if re.fullmatch("[0-9]{1,6}", text) and int(text) > 1:
-        yield f"warning: {launcher} has {text} processes, and each trains alone; give --distributed if they belong together"
+        yield f"warning: each of the {text} processes of {launcher} trains alone; to train together, give --distributed"

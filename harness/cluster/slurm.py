@@ -1,4 +1,4 @@
-"""The tasks of a Slurm step as instances, from the variables that srun gives each of them."""
+"""Find the instances of a Slurm step, from the environment variables that srun sets in each task."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from harness.cluster.cluster import SLURM, Cluster, check_addresses, number
 JOB, STEP, RANK = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"
 NODE, LOCAL = "SLURM_NODEID", "SLURM_LOCALID"
 DISTRIBUTION, RESERVED = "SLURM_DISTRIBUTION", "SLURM_STEP_RESV_PORTS"
-# the step's variable, and the job's that stands in for it
+# the step's variable, and the job's, which is used if the step's is not set
 NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-_LAST_STEP = 0xFFFFFFF0  # higher numbers are batch scripts and salloc's shells
+_LAST_STEP = 0xFFFFFFF0  # higher step numbers mean batch scripts and shells of salloc
 _RANGES = r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*"
 _NODE = rf"(?:\[{_RANGES}\]|[A-Za-z0-9._-])+"
 _COUNT = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"
 _CALL = "srun python train.py ... --distributed"
-# ports of steps without reserved ones: above Slurm's own, and below 32768, where Linux begins to take ports for connections
+# ports of steps without reserved ports: above Slurm's own, and below Linux's range for outgoing connections (from 32768)
 _FIRST_PORT, _BLOCK, _BLOCKS = 10_240, 16, 1_376
-_STRIDE = 851  # blocks from a job to the next: near the golden section, so that those of neighbouring jobs are far apart
+_STRIDE = 851  # blocks between successive jobs: near the golden ratio, which spreads neighbouring jobs far apart
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started this process as one of its tasks. A batch script is none."""
+    """Return whether srun started this process as one of its tasks. False for a batch script."""
     step = environ.get(STEP, "")
     return bool(environ.get(JOB)) and step.isdecimal() and int(step) < _LAST_STEP
 
 
 def cluster(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of this step; OptionError outside of one, and for variables that do not fit together."""
+    """Return the instances of this step. OptionError outside of a step, or if the variables contradict each other."""
     if not in_step(environ):
-        raise OptionError(f"--distributed: this process is no task of srun, but a script or shell of Slurm; start `{_CALL}`")
+        raise OptionError(f"--distributed: this process runs under Slurm, but not as a task of srun. Start `{_CALL}`")
     rank, size = number(environ, RANK, "srun"), number(environ, _name(environ, TASKS), "srun")
     nodes, counts = expanded(environ.get(_name(environ, NODES), "")), per_node(environ.get(_name(environ, PER_NODE), ""))
     if len(counts) != len(nodes) or sum(counts) != size or rank >= size:
         raise OptionError(
-            f"{_name(environ, NODES)} has {len(nodes)} nodes, {_name(environ, PER_NODE)} {sum(counts)} tasks on "
-            f"{len(counts)}, {_name(environ, TASKS)} is {size} and {RANK} {rank}: they do not fit together; start with "
-            f"`{_CALL}`, or give TF_CONFIG"
+            f"Slurm's variables contradict each other: {_name(environ, NODES)} has {len(nodes)} nodes, "
+            f"{_name(environ, PER_NODE)} {sum(counts)} tasks on {len(counts)} nodes, {_name(environ, TASKS)} is {size} and "
+            f"{RANK} {rank}. Start with `{_CALL}`, or give TF_CONFIG"
         )
     if size == 1:
         return Cluster(source=SLURM)
@@ -52,8 +52,8 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
         places.sort(key=lambda place: place[::-1])
     if (number(environ, NODE, "srun"), number(environ, LOCAL, "srun")) != places[rank]:
         raise OptionError(
-            f"{DISTRIBUTION} '{short(environ.get(DISTRIBUTION, ''))}' puts task {rank} where the others do not look for it; "
-            "start with srun --distribution=block, or give TF_CONFIG"
+            f"{DISTRIBUTION} '{short(environ.get(DISTRIBUTION, ''))}' is not supported: it places task {rank} on another "
+            "node than expected. Start with srun --distribution=block, or give TF_CONFIG"
         )
     ports = _ports(environ, max(counts))
     addresses = [f"{nodes[node]}:{ports[local]}" for node, local in places]
@@ -65,10 +65,10 @@ def _name(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def expanded(text: str) -> list[str]:
-    """Return the nodes of a list as Slurm shortens it: node[01-03,07],gpu1, or a[1-2]b[3-4]."""
+    """Return the names in a node list of Slurm, such as node[01-03,07],gpu1 or a[1-2]b[3-4]."""
     if not re.fullmatch(f"{_NODE}(?:,{_NODE})*", text):
         raise OptionError(
-            f"{NODES[0]} '{short(text)}' is no list of nodes such as node[01-03,07],gpu1; start with `{_CALL}`"
+            f"{NODES[0]} '{short(text)}' is not a list of nodes such as node[01-03,07],gpu1. Start with `{_CALL}`"
         )
     names: list[str] = []
     for node in re.findall(_NODE, text):
@@ -78,34 +78,34 @@ def expanded(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Yield the numbers of 01-03,07, each as wide as its range's first."""
+    """Yield the numbers of a list such as 01-03,07, padded to the width of the first in each range."""
     for part in text.split(","):
         low, _, high = part.partition("-")
         yield from (f"{each:0{len(low)}}" for each in range(int(low), int(high or low) + 1))
 
 
 def per_node(text: str) -> list[int]:
-    """Return the number of tasks on each node: 2(x3),1 is 2, 2, 2, 1."""
+    """Return the number of tasks on each node: 2(x3),1 gives 2, 2, 2, 1."""
     if not re.fullmatch(f"{_COUNT}(?:,{_COUNT})*", text):
-        raise OptionError(f"{PER_NODE[0]} '{short(text)}' is no list of tasks such as 2(x3),1; start with `{_CALL}`")
+        raise OptionError(f"{PER_NODE[0]} '{short(text)}' is not a list of tasks such as 2(x3),1. Start with `{_CALL}`")
     return [int(count) for count, times in re.findall(_COUNT, text) for _ in range(int(times or 1))]
 
 
 def _ports(environ: Mapping[str, str], most: int) -> Sequence[int]:
-    """Return a port for each task of a node: those that srun reserved, or the step's share of a range."""
+    """Return a port for each task of a node: those that srun reserved, or a block of ports derived from the job id."""
     text = environ.get(RESERVED)
     if not text:
         return shared_ports(number(environ, JOB, "srun"), int(environ[STEP]), most)
     ports = [int(each) for each in _numbers(text)] if re.fullmatch(_RANGES, text) else []
     if len(ports) < most:
         raise OptionError(
-            f"{RESERVED} '{short(text)}' has {len(ports)} ports, but a node has {most} tasks; start with srun "
+            f"{RESERVED} '{short(text)}' has too few ports ({len(ports)}) for {most} tasks per node. Start with srun "
             f"--resv-ports={most}"
         )
     return ports
 
 
 def shared_ports(job: int, step: int, count: int) -> tuple[int, ...]:
-    """Return ports of a step that others on its nodes are unlikely to have."""
+    """Return ports for a step that other steps on the same nodes are unlikely to use."""
     first = (job * _STRIDE + step) % _BLOCKS * _BLOCK
     return tuple(_FIRST_PORT + (first + k) % (_BLOCK * _BLOCKS) for k in range(count))

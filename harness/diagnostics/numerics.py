@@ -1,5 +1,5 @@
-"""--numerics N: an observation of the network's numbers at the end of every N-th update, in numerics.jsonl (a line each),
-numerics.svg and TensorBoard."""
+"""--numerics N: observe the network's numbers after every N-th update, in numerics.jsonl (a line each), numerics.svg and
+TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from harness.training.run_dir import TrainingContext
     from ipu_utils import ObservingProgram, TrainingProgram
 
-RECORD, PICTURE, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"  # in the run directory; FOLDER is for TensorBoard
+RECORD, CHART, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"  # in the run directory; FOLDER is for TensorBoard
 _WHOLE_LINE = re.compile(rb'\{"updates": ([0-9]{1,18}), "loss_scale": .*\]\}\n', re.DOTALL)
 
 
 def append(folder: Path, observation: Observation) -> None:
-    """Append an observation to the file of a run directory."""
+    """Append an observation to numerics.jsonl."""
     line = {
         "updates": observation.updates,
         "loss_scale": observation.scale,
@@ -32,7 +32,7 @@ def append(folder: Path, observation: Observation) -> None:
 
 
 def truncate_after(folder: Path, updates: int) -> None:
-    """Drop the observations after `updates`, which will be made again, and lines that a kill cut."""
+    """Delete the observations after `updates`, which the run will repeat, and incomplete lines."""
     lines = _lines(folder)
     kept = [line for line in lines if 0 <= _updates(line) <= updates]
     if kept != lines:
@@ -40,7 +40,7 @@ def truncate_after(folder: Path, updates: int) -> None:
 
 
 def is_missing(folder: Path, updates: int, every: int) -> bool:
-    """Return whether an observation is due after `updates`, and not there."""
+    """Return whether the observation after `updates` is due but missing."""
     return updates > 0 and updates % every == 0 and updates not in map(_updates, _lines(folder))
 
 
@@ -50,16 +50,16 @@ def _lines(folder: Path) -> list[bytes]:
 
 
 def _updates(line: bytes) -> int:
-    """Return the updates of an observation's line; -1 for a line that is not whole."""
+    """Return the number of updates in an observation's line; -1 for an incomplete line."""
     whole = _WHOLE_LINE.fullmatch(line)
     return int(whole[1]) if whole else -1
 
 
 class Observer:
-    """Observes for instance 0 of a run with a log; does nothing for the others and without --numerics."""
+    """Observes the network in instance 0 of a run with a log. Does nothing in other instances or without --numerics."""
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, first: int) -> None:
-        """`first`: the updates that the run has."""
+        """`first`: number of finished updates."""
         wanted = context.run.options.logging.numerics if context.team.is_first and context.log.folder else None
         self._context, self._program, self._every = context, program, wanted
         self._observing: ObservingProgram | None = None
@@ -71,11 +71,11 @@ class Observer:
 
     @property
     def every(self) -> int | None:
-        """The updates from one observation to the next; None without --numerics."""
+        """The number of updates between observations; None without --numerics."""
         return self._every
 
     def catch_up(self, done: int) -> None:
-        """Observe the update that the run resumes after, if an earlier call was killed before it could."""
+        """Make the observation that is due at the checkpoint of a resumed run, if an earlier call was killed before it."""
         if self._missing:
             self.observe(done)
 
@@ -84,7 +84,7 @@ class Observer:
         return bool(self._every) and done // self._every > first // self._every
 
     def observe(self, done: int) -> None:
-        """Observe, write and draw."""
+        """Observe the network; write the observation and draw the chart."""
         from harness.diagnostics import numerics_chart
 
         context = self._context
@@ -97,19 +97,19 @@ class Observer:
         scale = found[0] if found else context.run.options.training.loss_scaling
         observation = self._observing.observe(self._program.values(), done, scale)
         append(context.folder, observation)
-        files.write_atomically(context.folder / PICTURE, numerics_chart.draw(observation))
+        files.write_atomically(context.folder / CHART, numerics_chart.draw(observation))
         self._board.add(observation)
-        context.log.note(f"Numbers observed after update {done}: {context.folder / PICTURE}")
+        context.log.note(f"Numbers observed after update {done}: {context.folder / CHART}")
 
     def close(self) -> None:
-        """Free the program."""
+        """Free the program and close TensorBoard's file."""
         if self._observing:
             self._observing.close()
             self._board.close()
 
 
 class _Histograms:
-    """Exponents as histograms, and shares of what is lost, for TensorBoard."""
+    """TensorBoard events: histograms of exponents, and shares of lost numbers."""
 
     def __init__(self, folder: Path) -> None:
         import tensorflow.compat.v1 as tf
@@ -139,5 +139,5 @@ class _Histograms:
         self._writer.flush()
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._writer.close()

@@ -1,5 +1,7 @@
-"""numerics.svg: for each kind of tensor the layers, from the first to the last, against the exponents of their numbers, with
-the range of the format drawn over them. Numbers left of the range become 0, numbers right of it overflow."""
+"""Draw numerics.svg: a panel for each kind of tensor, with the exponents of each layer's numbers and the format's range.
+
+Numbers left of the range become 0, numbers right of it overflow.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from harness.reports import chart
 from harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
 
 MAX_ROWS, LEVELS = 40, 10
-SHOWN = 1e-4  # the least share of a layer's numbers that is drawn
+SHOWN = 1e-4  # smaller shares of a layer's numbers are not drawn
 LEGEND = {1: "0.01 % of a layer's numbers", LEVELS: "a quarter or more"}
 HEIGHT = 200  # pixels of a panel's rows
 
 
 def draw(observation: Observation) -> str:
-    """Return the picture of an observation."""
+    """Return the SVG chart of an observation."""
     panels = []
     for kind in KINDS:
         tensors = [tensor for tensor in observation.tensors if tensor.kind == kind]
@@ -29,10 +31,10 @@ def draw(observation: Observation) -> str:
 
 
 def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
-    """Return the rows of one kind, with strokes at the format's least, least normal and largest number."""
+    """Return the panel of one kind of tensor, with lines at the format's smallest, smallest normal and largest number."""
     usual, follows = Counter((tensor.format, tensor.follows) for tensor in tensors).most_common(1)[0][0]
     rows = _rows(tensors)
-    drawn = FP32 if follows else usual  # a range that each tensor has for itself is no stroke through all of them
+    drawn = FP32 if follows else usual  # no lines if each tensor has a different range
     first, last = _span(rows, drawn)
     marks = [
         Box(exponent, exponent + 1, BLUE, k, LEGEND.get(level, ""), opacity=level / LEVELS, thick=1)
@@ -51,7 +53,7 @@ def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
 
 
 def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:
-    """The share of each exponent, of a layer, or of neighbours where there are too many layers for a row each."""
+    """Return the share of each exponent, by row: a layer, or several neighbouring ones if there are too many layers."""
     each = math.ceil(len(tensors) / MAX_ROWS)
     rows = []
     for k in range(0, len(tensors), each):
@@ -64,7 +66,7 @@ def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:
 
 
 def _span(rows: Sequence[Mapping[int, float]], usual: Format) -> tuple[int, int]:
-    """The exponents that are drawn: those of the numbers, and of the format's range if that is not far wider."""
+    """Return the first and last exponent to draw: those of the numbers, and the format's range unless it is much wider."""
     seen = [exponent for shares in rows for exponent, share in shares.items() if share >= SHOWN] or [0]
     first, last = min(seen), max(seen)
     if usual != FP32:
@@ -74,14 +76,15 @@ def _span(rows: Sequence[Mapping[int, float]], usual: Format) -> tuple[int, int]
 
 
 def _level(share: float) -> int:
-    """0 for nothing to be drawn, up to LEVELS for a quarter of the numbers."""
+    """Return the opacity level of a share: 0 to draw nothing, LEVELS for a quarter of the numbers or more."""
     return 0 if share < SHOWN else max(1, min(LEVELS, round(LEVELS * math.sqrt(4 * share))))
 
 
 def _lost(usual: Format, follows: bool, tensors: Sequence[ObservedTensor]) -> str:
-    """A sentence on what the format loses, and where most. `follows`: its range does, each layer's tensor."""
+    """Return a note on the numbers that the format loses, and the layer that loses most. `follows`: whether the format's
+    range is scaled to each tensor."""
     if usual == FP32:
-        return "in FP32, which has room for all of them"
+        return "in FP32, which can represent all of them"
     own = [tensor for tensor in tensors if (tensor.format, tensor.follows) == (usual, follows)]
     octaves = math.log2(usual.largest / usual.smallest)
     under = max(own, key=lambda tensor: tensor.losses.under)
@@ -89,8 +92,8 @@ def _lost(usual: Format, follows: bool, tensors: Sequence[ObservedTensor]) -> st
     error = sorted(tensor.losses.error for tensor in own)[len(own) // 2]
     said = [
         f"{usual.name}: "
-        + (f"{octaves:.0f} octaves by each layer" if follows else f"{usual.smallest:.3g} to {usual.largest:.5g}"),
-        f"rounding moves the median layer by {100 * error:.2g} %",
+        + (f"{octaves:.0f} octaves, scaled to each layer" if follows else f"{usual.smallest:.3g} to {usual.largest:.5g}"),
+        f"rounding error {100 * error:.2g} % in the median layer",
     ]
     for becomes, become, tensor, share in (
         ("becomes 0", "become 0", under, under.losses.under),

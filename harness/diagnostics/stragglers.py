@@ -1,4 +1,4 @@
-"""Reports the instance of a worker group that the others wait for."""
+"""Report the slow instance for which the others wait."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from harness.cluster.cluster import Cluster
 
-MUCH, LITTLE = (
-    0.1,
-    0.05,
-)  # of the time of the passes: an instance is slow above the first, and no longer slow below the second
-_OFTEN = 0.75  # of the updates: one that is slow only now and then has bad luck, or all have neighbours
-_UPDATES, _SECONDS = 16, 5.0  # that are looked at together, at least
+# an instance becomes slow above the first share of waiting time, and is no longer slow below the second
+MUCH, LITTLE = 0.1, 0.05
+_OFTEN = 0.75  # share of updates; an instance that is slow only occasionally is not reported
+_UPDATES, _SECONDS = 16, 5.0  # minimum of updates and time for a decision
 
 
 class Stragglers:
-    """Collects the seconds that every instance needs for its passes, and reports each change of the slow one. An instance's
-    waiting does not count, as the others' sums arrive after the passes."""
+    """Collects the seconds that each instance needs for its passes. Reports when an instance becomes slow, or no longer is.
+
+    The time does not include waiting for others, because gradients are exchanged after the passes.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -25,14 +25,13 @@ class Stragglers:
         self._slow: int | None = None
 
     def add(self, seconds: np.ndarray) -> None:
-        """Add rows [updates, instances]. The first update of a call does not count: it warms caches up, of which some
-        instances found more than others."""
+        """Add rows [updates, instances]. Exclude the first update of a call, because it warms up caches."""
         if self._cluster.size > 1 and len(seconds):
             self._rows.append(seconds[not self._warm :])
             self._warm = True
 
     def notes(self) -> list[str]:
-        """At most one line for the log; the next one is of the updates to come."""
+        """Return at most one log line, about the updates since the last decision."""
         if sum(map(len, self._rows)) < _UPDATES:
             return []
         seconds = np.concatenate(self._rows).astype(np.float64)
@@ -56,5 +55,5 @@ class Stragglers:
         others = "the other" if self._cluster.size == 2 else "the others"
         return [
             f"{self._cluster.name_of(slowest)} is slow: {others} waited for it {100 * share:.0f} % of the time "
-            f"({means[slowest]:.3g} s for the passes of an update, where {others} took {usual:.3g} s)"
+            f"({means[slowest]:.3g} s for the passes of an update; {others}: {usual:.3g} s)"
         ]

@@ -1,8 +1,8 @@
-"""On which of this host's addresses an instance's server takes connections.
+"""Restrict an instance's server to some of this host's addresses (--bind).
 
-TensorFlow's server listens on every interface, whatever its address in the cluster's list, and has no option for it. The
-kernel can: a filter on the listening socket drops every packet that is for another address, before a connection is made
-(socket(7), SO_ATTACH_FILTER; Linux alone). The filter comes a moment after the server; connections of that moment stay.
+TensorFlow's server listens on every network interface and has no option to change that. On Linux, the kernel can restrict
+it: a filter on the listening socket drops packets for other addresses (socket(7), SO_ATTACH_FILTER). The filter is attached
+just after the server starts. Connections made before that stay open.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _ACCEPT, _DROP = 0xFFFFFFFF, 0
 _LISTENING = "0A"  # a socket's state in /proc/net/tcp
 
 
-@cache  # the server and the log ask
-def listening_addresses(asked: str | None, cluster: Cluster) -> tuple[Address, ...]:
-    """The addresses of --bind, or those of this instance in the cluster's list; none for every interface. OptionError for
-    an address that this host has not."""
-    if asked is not None:
-        return () if asked.lower() == ALL else _asked(asked)
+@cache  # the server and the log both ask
+def listening_addresses(bind: str | None, cluster: Cluster) -> tuple[Address, ...]:
+    """Return the addresses to listen on: those of --bind, or of this instance in the cluster. () means every interface.
+    OptionError for an address that this host does not have."""
+    if bind is not None:
+        return () if bind.lower() == ALL else _requested(bind)
     own = tuple(filter(_is_here, _resolved(host_of(cluster.addresses[cluster.instance]))))
     if not own or not _can_filter(own):
-        return ()  # behind a proxy, a port that is handed on, or a name for somewhere else
+        return ()  # for example behind a proxy or a forwarded port
     if not all(each.is_loopback for each in own):
         return own
-    # a host may know itself by a name of its own alone
+    # a host's own name may resolve to a loopback address on that host only
     everybody = [_resolved(host_of(address)) for address in cluster.addresses]
     return own if all(found and all(each.is_loopback for each in found) for found in everybody) else ()
 
 
 def restrict_listeners(port: int, addresses: Sequence[Address]) -> None:
-    """Restrict this process's sockets that listen on `port` to connections to the addresses, and of this host to itself;
-    OptionError if there are none."""
+    """Make this process's sockets on `port` accept only connections to the addresses and to loopback. OptionError if no
+    socket listens there."""
     listening = _listening(port)
     if not listening:
-        raise OptionError(f"the socket that listens on port {port} is not known to this system: give --bind {ALL}")
+        raise OptionError(f"cannot restrict port {port}, because its listening socket was not found. Give --bind {ALL}")
     for number in listening:
         with socket.socket(fileno=os.dup(number)) as listener:
             _attach(listener, addresses)
@@ -71,21 +71,21 @@ def _can_filter(addresses: Sequence[Address]) -> bool:
     return False
 
 
-def _asked(text: str) -> tuple[Address, ...]:
+def _requested(text: str) -> tuple[Address, ...]:
     addresses = _resolved(text)
     if not addresses:
-        raise OptionError(f"--bind {short(text)}: no address, and no name of one; give an address of this host, or {ALL}")
+        raise OptionError(f"--bind {short(text)} is not an address or a known name; give an address of this host, or {ALL}")
     here = tuple(filter(_is_here, addresses))
     if not here:
         also = "" if f"{addresses[0]}" == text else f" ({', '.join(map(str, addresses))})"
-        raise OptionError(f"--bind {short(text)}{also} is no address of this host; give one that it has, or {ALL}")
+        raise OptionError(f"--bind {short(text)}{also} is not an address of this host; give one of them, or {ALL}")
     if not _can_filter(here):
-        raise OptionError(f"--bind {short(text)}: this system lets no program filter a socket's packets; leave it out")
+        raise OptionError(f"--bind {short(text)}: this system does not support filters on sockets; leave the option out")
     return here
 
 
 def _resolved(host: str) -> tuple[Address, ...]:
-    """The addresses of a name, which others may connect to in any order."""
+    """Return all addresses of a name, because other instances may connect to any of them."""
     with suppress(ValueError):
         return (ipaddress.ip_address(host.strip("[]")),)
     with suppress(OSError, UnicodeError):
@@ -95,7 +95,7 @@ def _resolved(host: str) -> tuple[Address, ...]:
 
 
 def _is_here(address: Address) -> bool:
-    """Return whether this host has an address: a socket can be bound to no other."""
+    """Return whether this host has the address, by binding a socket to it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((str(address), 0))
@@ -104,7 +104,7 @@ def _is_here(address: Address) -> bool:
 
 
 def _listening(port: int) -> list[int]:
-    """The descriptors of this process' sockets that listen on a port."""
+    """Return the descriptors of this process's sockets that listen on a port."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
@@ -121,19 +121,19 @@ def _listening(port: int) -> list[int]:
 
 
 def _filter(addresses: Sequence[Address]) -> list[bytes]:
-    """Classic BPF: takes packets whose destination is one of the addresses, or of this host's own (127.0.0.0/8, ::1)."""
+    """Return a classic BPF program that accepts packets to the addresses and to loopback (127.0.0.0/8, ::1)."""
 
     def step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_so, if_not, value)
 
     accept, drop = step(_RETURN, _ACCEPT), step(_RETURN, _DROP)
-    fourth = [step(_LOAD_WORD, _NETWORK_HEADER + 16)]  # an IPv4 packet's destination
+    fourth = [step(_LOAD_WORD, _NETWORK_HEADER + 16)]  # destination of an IPv4 packet
     for address in (each for each in addresses if each.version == 4):
         fourth += [step(_EQUAL, int(address), 0, 1), accept]
     fourth += [step(_AND, 0xFF000000), step(_EQUAL, 127 << 24, 0, 1), accept, drop]
     sixth = []
     for address in (ipaddress.IPv6Address("::1"), *(each for each in addresses if each.version == 6)):
-        for k, word in enumerate(struct.unpack(">4I", address.packed)):  # of an IPv6 packet's, from byte 24 on
+        for k, word in enumerate(struct.unpack(">4I", address.packed)):  # destination of an IPv6 packet, from byte 24 on
             sixth += [step(_LOAD_WORD, _NETWORK_HEADER + 24 + 4 * k), step(_EQUAL, word, 0, 2 * (3 - k) + 1)]
         sixth.append(accept)
     head = [step(_LOAD_BYTE, _NETWORK_HEADER), step(_AND, 0xF0), step(_EQUAL, 0x40, 0, len(fourth))]

@@ -1,4 +1,4 @@
-"""The values that all instances of a run must have in common: code, options and data. They compare them as they meet."""
+"""Check that all instances of a run have the same code, options and data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("tensorflow", "numpy")
 
 
 def code_version() -> str:
-    """A digest of the project's source files, and the versions of what computes."""
+    """Return a digest of the project's source files, and the versions of TensorFlow and NumPy."""
     digest = hashlib.blake2b(digest_size=6)
     packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
     for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
@@ -28,12 +28,12 @@ def code_version() -> str:
 
 
 def config(run: Run) -> dict[str, Any]:
-    """Return the values that all instances must have in common, and those that instance 0 decides."""
+    """Return the values that must be the same in all instances, and those that instance 0 decides."""
     spec = run.data_source.spec
     own = with_trait(PER_INSTANCE)
     options = {name: value for name, value in run.options.values().items() if name not in own}
     data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
-    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated ones have none
+    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated data have none
     logging = run.options.logging
     place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
     common = {"code": code_version(), "kernels": library.identity() or "no native kernels"}
@@ -41,28 +41,26 @@ def config(run: Run) -> dict[str, Any]:
 
 
 def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
-    """OptionError that names the first instance that differs from instance 0, and in what."""
+    """OptionError with the first instance that differs from instance 0, and the difference."""
     leader = configs[0]
     for k, config in enumerate(configs):
         who = cluster.name_of(k)
         if config["code"] != leader["code"]:
             raise OptionError(
-                f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}; install the same "
-                "everywhere"
+                f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}. Install the same "
+                "version on all hosts"
             )
         if config["kernels"] != leader["kernels"]:
             raise OptionError(
-                f"{who} has {config['kernels']}, instance 0 {leader['kernels']}: kernels are built for one model of "
-                f"processor. Set {library.SWITCH}=0 for all instances, or run `make kernels` on equal processors"
+                f"{who} has {config['kernels']}, instance 0 {leader['kernels']}, because kernels are built for one "
+                f"processor model. Set {library.SWITCH}=0 for all instances, or run `make kernels` on equal processors"
             )
         for what, shown in (("options", "--{}"), ("data", "data set: {}")):
             other = [name for name in leader[what] if config[what].get(name) != leader[what][name]]
             if other:
                 pairs = [(shown.format(n.replace("_", "-")), config[what].get(n), leader[what][n]) for n in other[:4]]
                 differences = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
-                raise OptionError(
-                    f"{who} was started with something else than instance 0: {differences}; start all of them alike"
-                )
+                raise OptionError(f"{who} differs from instance 0: {differences}. Start all instances alike")
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,8 @@
-"""The run directories of new and resumed runs, and those of the instances of a run.
+"""The run directories of new and resumed runs, and of the instances of a run.
 
-Instance 0's folder is the run. The others, where they write at all, have folders beside it: <name>_worker<k>_XYZ, or under
-poprun <name>_popdist_instance_<k>_XYZ; or by their --name-suffix, where each has another one.
+Instance 0's directory is the run directory. Other instances that write have directories next to it:
+<name>_worker<k>_XYZ, or <name>_popdist_instance_<k>_XYZ under poprun. If each instance has a different --name-suffix, that
+suffix is used instead.
 """
 
 from __future__ import annotations
@@ -30,26 +31,29 @@ from harness.run.recorded_arguments import RUN_ID
 from harness.run.run import Run
 
 Config = dict[str, Any]  # an instance's run name, --name-suffix, --log-dir and --logs-path
-_RANDOM = 3  # characters at the end of a folder's name
+_RANDOM = 3  # random characters at the end of a directory name
 
 
 class FolderError(WrongInput):
-    """A run folder that cannot be made or written."""
+    """A run directory that cannot be created or written."""
 
 
-def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, anew: bool = False) -> Path:
-    """Make the folder of a new run: `logs_path` itself, or <log_dir>/<name>_<three random characters>; without `keep` one
-    for temporary files. A folder that holds a run is refused; with `anew` a run that saved nothing is removed."""
-    with _refusals():
+def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, restart: bool = False) -> Path:
+    """Create the directory of a new run: `logs_path`, or <log_dir>/<name>_<three random characters>.
+
+    Without `keep`, create a temporary directory. FolderError if the directory holds a run. With `restart`, a run that saved
+    no checkpoint is removed instead.
+    """
+    with _as_folder_errors():
         if not keep:
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is None:
             return _fresh(Path(log_dir), name)
         folder = Path(logs_path)
-        check_no_run(folder, anew)
+        check_no_run(folder, restart)
         folder.mkdir(parents=True, exist_ok=True)
-        if anew and (folder / ARGUMENTS[0]).exists():
-            with locks.lock_folder(folder):  # before the check: another call may have saved since
+        if restart and (folder / ARGUMENTS[0]).exists():
+            with locks.lock_folder(folder):  # lock before the check, because another call may save meanwhile
                 for file in ("log.txt", *TABLES, *REPLACED) if unsaved_run(folder) else ():
                     (folder / file).unlink(missing_ok=True)
         return folder
@@ -66,11 +70,11 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 def check(run: Run) -> None:
-    """Raise the FolderError of a new run's folder, as far as it is known without making it."""
+    """Raise the FolderError that creating the directory of a new run would raise, as far as that is known now."""
     logging = run.options.logging
     if run.cluster.instance or run.options.device.compile_only or not logging.logs:
         return
-    with _refusals():
+    with _as_folder_errors():
         folder = Path(logging.log_dir if logging.logs_path is None else logging.logs_path)
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
@@ -83,26 +87,26 @@ def check(run: Run) -> None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _as_folder_errors() -> Iterator[None]:
     """Raise an OSError as a FolderError."""
     try:
         yield
     except OSError as error:
-        place = f"in {error.filename}: {error.strerror}; give a place with --logs-path"
-        raise FolderError(f"cannot make a run folder {place if error.filename else f'({error}); set TMPDIR'}") from None
+        place = f"in {error.filename}: {error.strerror}. Give another directory with --logs-path"
+        raise FolderError(f"cannot create a run directory {place if error.filename else f'({error}). Set TMPDIR'}") from None
 
 
-def check_no_run(folder: Path, anew: bool = False) -> None:
-    """FolderError for the folder of a run; with `anew` not for one that saved nothing and is not being written."""
+def check_no_run(folder: Path, restart: bool = False) -> None:
+    """FolderError if the folder holds a run. With `restart`, allow a run that saved no checkpoint and is not running."""
     locked = locks.is_locked(folder)
-    if not _holds_run(folder) or (anew and not locked and unsaved_run(folder)):
+    if not _holds_run(folder) or (restart and not locked and unsaved_run(folder)):
         return
     restore = (
         f"{commands.as_invoked('python restore.py')} --restore-path {commands.in_shell([command_line.as_value(folder)])}"
     )
     remedy = f"resume it: {restore} --epochs NUMBER" if any(folder.glob("ckpt-*.index")) else "delete it"
-    remedy = "wait for it: it is being written by another process" if locked else remedy
-    raise FolderError(f"--logs-path {folder} holds a run already; give another folder, or {remedy}")
+    remedy = "wait for the process that is writing it" if locked else remedy
+    raise FolderError(f"--logs-path {folder} holds a run already. Give another directory, or {remedy}")
 
 
 def _holds_run(folder: Path) -> bool:
@@ -111,46 +115,46 @@ def _holds_run(folder: Path) -> bool:
 
 
 def unsaved_run(folder: Path) -> dict[str, Any]:
-    """Return the record of the run in a folder if it has saved nothing; empty for any other folder. FolderError for a run
-    whose checkpoints are gone."""
+    """Return the recorded options of the run in a folder if it saved no checkpoint; otherwise an empty dictionary.
+    FolderError if the run's checkpoints were deleted."""
     recorded: dict[str, Any] = {}
     with suppress(CheckpointError):
         recorded = {} if find.numbered(folder) else run_record.arguments(folder)
     if recorded.get(RUN_ID) and (folder / "checkpoint").exists():
         raise FolderError(
-            f"--logs-path {folder} holds a run whose checkpoints are gone: put them back, or give another folder"
+            f"--logs-path {folder} holds a run whose checkpoints are gone. Restore them, or give another directory"
         )
     return recorded if recorded.get(RUN_ID) else {}
 
 
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
-    """Return the run as it is recorded, and this instance's folder for a new run, made if it is to write."""
+    """Return the run with the folders of its instances, and this instance's folder. Create it if the instance writes."""
     logging, configs, source = run.options.logging, team.configs, run.cluster.source
     if team.size == 1:
-        return run, _begun(run, run.name)
+        return run, _created(run, run.name)
     suffixes = {config["name_suffix"] for config in configs}
-    if len(suffixes) > 1:  # the instances can be told apart, so that all of them log
+    if len(suffixes) > 1:  # different suffixes distinguish the instances, so all of them log
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
     names = [run.name] * team.size
     if all_write(run):
-        apart = len(suffixes) == len(configs)
-        names = [config["name"] if apart else f"{config['name']}_{_tag(k, source)}" for k, config in enumerate(configs)]
-    first = _begun(run, names[0]) if team.is_first else Path()
+        unique = len(suffixes) == len(configs)
+        names = [config["name"] if unique else f"{config['name']}_{_tag(k, source)}" for k, config in enumerate(configs)]
+    first = _created(run, names[0]) if team.is_first else Path()
     top = Path(team.broadcast_text(str(first.absolute())))
     everyone = [top, *(_beside(top, names, configs, k, source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if writes(run) and not team.is_first:
-        new_run_folder(run.name, "", str(folder), keep=True, anew=logging.autoresume)
+        new_run_folder(run.name, "", str(folder), keep=True, restart=logging.autoresume)
     return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
 
 
-def _begun(run: Run, name: str) -> Path:
+def _created(run: Run, name: str) -> Path:
     logging = run.options.logging
     return new_run_folder(name, logging.log_dir, logging.logs_path, logging.logs, logging.autoresume)
 
 
 def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance: int, source: str) -> Path:
-    """Return an instance's new folder: the one given for itself, or one beside instance 0's."""
+    """Return an instance's new folder: the one in its options, or one next to instance 0's."""
     own, first = configs[instance], configs[0]
     if own["logs_path"] not in (None, first["logs_path"]):
         return Path(own["logs_path"]).absolute()
@@ -160,28 +164,29 @@ def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
-    """Return the run and this instance's folder of a resumed run. `given`: instance 0's folder, or this instance's own."""
+    """Return a resumed run with the folders of its instances, and this instance's folder. `given`: instance 0's folder, or
+    this instance's."""
     listed = run_record.arguments(given).get("instance_folders") or []
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given
     top, listed = team.broadcast_json([str(given.absolute()), listed])
     if listed and Path(listed[0]).name != Path(top).name:
-        listed = []  # a copy under another name, beside which the others are new
+        listed = []  # the run directory is a copy under another name: create new folders for the others
     everyone = [Path(top), *(_sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if writes(run):
         if not team.is_first and _holds_run(folder) and run_record.run_id(folder) != run.run_id:
             raise FolderError(
-                f"{folder}, where instance {team.instance} of this run is to write, holds another run; move it away, or "
-                "let instance 0 alone write with --no-log-all-instances --no-ckpt-all-instances"
+                f"{folder}, the folder of instance {team.instance}, holds another run. Move that away, or let only "
+                "instance 0 write: --no-log-all-instances --no-ckpt-all-instances"
             )
         folder.mkdir(parents=True, exist_ok=True)
-    added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # of a larger team than before
+    added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # if there are more instances than before
     return replace(run, folders=(*listed, *added)), folder
 
 
 def _sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Path:
-    """Return an instance's folder: the recorded one, moved with instance 0's or not, or a new one by its name."""
+    """Return an instance's folder: the recorded one, perhaps moved together with instance 0's, or a new one next to it."""
     if instance < len(listed):
         beside = top.parent / Path(listed[instance]).name
         return Path(listed[instance]) if os.path.isabs(listed[instance]) and not beside.is_dir() else beside
@@ -191,7 +196,7 @@ def _sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pa
 
 
 def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders as a run records them: by name where they are beside the first one, otherwise in full."""
+    """Return the folders as a run records them: the name of those next to the first one, otherwise the full path."""
     return tuple(each.name if each.parent == everyone[0].parent else str(each) for each in everyone)
 
 

@@ -1,8 +1,8 @@
-"""The heartbeat of a run's instances: each asks the others for their status over gRPC, again and again.
+"""The heartbeat between the instances of a run: each repeatedly asks the others for their status over gRPC.
 
-TensorFlow's server answers by itself, however busy training keeps the process; only a process that has ended, one that is
-stopped, or a network that is cut does not. The answer names the devices with the random numbers that the server gave them as
-it began, so that the same answer comes from the same process only.
+TensorFlow's server answers even while training keeps the process busy. No answer means that the process has ended or is
+suspended, or that the network is down. The answer contains random numbers that the server drew when it started, so it
+identifies the process.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from base.errors import Failure, OptionError
 from harness.cluster.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
-_MAX_FAILURES = 3  # in a row, of a peer that has been there: a connection may break once
-_TIMEOUT_SHARE = 0.7  # of the timeout: the others notice a little later, and are to name the same instance
-_OWN_PAUSE = 2.0  # seconds that asking everyone never takes beyond its timeouts
-_PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # of a server's devices, in its answer
+_MAX_FAILURES = 3  # An instance counts as lost after so many failed requests. A connection may break once.
+_TIMEOUT_SHARE = 0.7  # Report a loss after this share of the timeout, so that all instances report the same one.
+_OWN_PAUSE = 2.0  # If a round takes this many seconds longer than its timeouts, this process was suspended.
+_PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # in the device names of a server's answer
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
 class PeerError(Failure):
-    """Another instance never came, ended or does not answer."""
+    """Another instance did not start, ended or does not answer."""
 
 
 class Heartbeat:
-    """Asks all others every so often. `lost` is called once, in a thread of its own, with what happened; `after_round`
-    after each round in which none was."""
+    """Watches the other instances in a thread. Calls `lost` once, with the reason, if one is lost; calls `after_round` after
+    each round without a loss."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Heartbeat:
         self._peers = [k for k in range(cluster.size) if k != cluster.instance]
         addresses = dict(enumerate(cluster.addresses))
         own = addresses[cluster.instance].rpartition(":")[2]
-        addresses[cluster.instance] = f"localhost:{own}"  # the others' name for this host need not be known here
+        addresses[cluster.instance] = f"localhost:{own}"  # this host may not be able to resolve its own public name
         channels = {k: grpc.insecure_channel(address, _DIRECT) for k, address in addresses.items()}
         self._ask = {k: channel.unary_unary(_STATUS) for k, channel in channels.items()}
         self._interval = min(2.0, timeout / 15)
         self._stopped = threading.Event()
-        self._first_replies: dict[int, bytes] = {}  # each instance's answer when it came
+        self._first_replies: dict[int, bytes] = {}  # the first answer of each instance
 
     def wait_for_all(self) -> str:
-        """Wait until every instance has answered; return a digest of the processes that did. PeerError if the time is
-        over, OptionError if a server is at another place of its own run than the address has here."""
+        """Wait until all instances have answered; return a digest of their processes. PeerError after the timeout,
+        OptionError if an address belongs to another instance or run."""
         end, missing = time.monotonic() + self._timeout, list(range(self._cluster.size))
         while missing:
             self._first_replies |= self._replies(missing)
@@ -64,7 +64,7 @@ class Heartbeat:
             if missing and time.monotonic() > end:
                 names = " and ".join(self._cluster.name_of(k) for k in missing)
                 raise PeerError(
-                    f"{names} did not come within {self._timeout:g} s (--worker-timeout): start all instances, or correct "
+                    f"{names} did not answer within {self._timeout:g} s (--worker-timeout). Start all instances, or correct "
                     "the addresses"
                 )
             time.sleep(0.05 if missing else 0)
@@ -74,26 +74,26 @@ class Heartbeat:
         place = _PLACE.search(self._first_replies.get(instance, b""))
         if place and place.groups() != (b"worker", b"%d" % instance):
             job, task = (part.decode() for part in place.groups())
-            raise foreign_run_error(self._cluster, instance, f"it is {job} {task} there")
+            raise foreign_run_error(self._cluster, instance, f"there it is {job} {task}")
 
     def watch(self) -> None:
-        """Begin to watch."""
+        """Start the thread that watches the other instances."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._stopped.set()
 
     def responsive(self, instances: Sequence[int] | None = None) -> list[int]:
-        """Return the others, or those of `instances`, that answer now."""
+        """Return the other instances, or those of `instances`, that answer now."""
         return list(self._replies(self._peers if instances is None else instances))
 
     def _replies(self, instances: Sequence[int]) -> dict[int, bytes]:
-        """Return the answers of those that give one now."""
+        """Return the answers of the instances that answer now."""
         return {k: call.result() for k, call in self._calls(instances).items() if call.exception() is None}
 
     def _calls(self, instances: Sequence[int]) -> dict[int, grpc.Future]:
-        """Ask each once; return the pending answers."""
+        """Send a request to each instance; return the pending answers."""
         return {k: self._ask[k].future(b"", timeout=max(self._interval, 0.5)) for k in instances}
 
     def _watch(self) -> None:
@@ -102,7 +102,7 @@ class Heartbeat:
         while not self._stopped.wait(self._interval):
             for k, call in self._calls(self._peers).items():
                 error, now = call.exception(), time.monotonic()
-                # this process was stopped meanwhile, and nobody was asked
+                # this process was suspended meanwhile: start over
                 if now - last_round > _OWN_PAUSE + 4 * self._interval:
                     last_reply, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)
                     break
@@ -127,8 +127,8 @@ class Heartbeat:
 
 
 def foreign_run_error(cluster: Cluster, instance: int, what: str) -> OptionError:
-    """Return the error about an address where a process of another run listens."""
+    """Return the error for an address that a process of another run uses."""
     return OptionError(
-        f"{cluster.name_of(instance)} belongs to another run, which goes on undisturbed: {what}; correct the addresses, or "
-        "wait for the end of that run"
+        f"{cluster.name_of(instance)} belongs to another run ({what}), which is not affected. Correct the addresses, or "
+        "wait until that run ends"
     )

@@ -1,5 +1,5 @@
-"""The token of a job: a secret in the environment that every instance of a worker group proves to know before any common
-graph runs. The token itself is never sent, logged or recorded."""
+"""The job token: a shared secret in the environment, by which the instances of a run authenticate each other when they
+start. The token itself is never sent, logged or recorded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ _MIN_LENGTH, _MAX_LENGTH = 8, 1024  # characters
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """OptionError for a token that is empty, too short to be a secret, or too long; nothing of it is shown."""
+    """OptionError for a token that is too short or too long. The message does not show the token."""
     length = len(environ.get(VARIABLE, ""))
     if VARIABLE in environ and not _MIN_LENGTH <= length <= _MAX_LENGTH:
-        raise OptionError(f"{VARIABLE} has {length} characters, and must have {_MIN_LENGTH} to {_MAX_LENGTH}; or unset it")
+        plural = "s" * (length != 1)
+        raise OptionError(
+            f"{VARIABLE} has {length} character{plural}, but needs {_MIN_LENGTH} to {_MAX_LENGTH}. Change it, or unset it"
+        )
 
 
 def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:
-    """Return what only an instance with this token could publish at a meeting; "" without a token. `identity`: of the
-    meeting, in which every server has a random number, so that no earlier proof serves."""
+    """Return a proof that the instance knows the token: an HMAC, "" without a token. `identity`: digest of this start of the
+    servers, which contains random numbers, so that earlier proofs cannot be replayed."""
     token = environ.get(VARIABLE, "")
     if not token:
         return ""
@@ -31,10 +34,10 @@ def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:
 
 
 def refusal(environ: Mapping[str, str], identity: str, instance: int, given: object) -> str:
-    """Return the reason to refuse an instance whose status has `given` as its proof; "" if there is none."""
+    """Return the reason to reject an instance that sent the proof `given`; "" if the proof is right."""
     wanted = proof(environ, identity, instance)
     if isinstance(given, str) and given.isascii() and hmac.compare_digest(given, wanted):
         return ""
     if not wanted:
-        return f"has a {VARIABLE}, and this instance has none"
-    return f"has another {VARIABLE} than this instance" if given else f"has no {VARIABLE}, and this instance has one"
+        return f"has a {VARIABLE}, but this instance has none"
+    return f"has another {VARIABLE} than this instance" if given else f"has no {VARIABLE}, but this instance has one"

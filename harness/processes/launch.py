@@ -1,4 +1,4 @@
-"""Lays out the instances of a program over hosts and starts them: with mpirun, or directly where all are on this host."""
+"""Distribute the instances of a program over hosts and start them: with mpirun, or directly if all run on this host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from harness.processes import job_token
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")
 _WITHOUT_OUTPUT = ("sh", "-c", 'exec "$@" > /dev/null', "sh")
-# handed on to every instance where they are set
+# environment variables to pass to every instance
 _PASSED = (
     "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OPAL_PREFIX", "DATA_DIR", "DATASETS_DIR", "TF_POPLAR_FLAGS",
     "POPLAR_ENGINE_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_LOG_LEVEL", "POPRUN_LOG_LEVEL",
@@ -39,32 +39,33 @@ _PASSED = (
 )  # fmt: skip
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
-_GRACE = 5.0  # seconds for the others to end by themselves after a failure, and again after SIGTERM
-# modules whose instances notice the loss of another one, save, and end
+_GRACE = 5.0  # seconds for the other instances to end after a failure, and again after SIGTERM
+# programs whose instances notice the loss of another one, save and end
 _WATCHING = ("train", "restore", "validation")
-# OpenMPI 4 kills the others after a second, before they could save
+# OpenMPI 4 kills the other instances after a second, before they could save
 _KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}
-# OpenMPI 5 can only leave the others alone. It then returns 0 if a signal killed an instance; these lines alone report that
+# OpenMPI 5 has no such timeout: tell it not to kill the others. It then returns 0 if a signal killed an instance, so that
+# failure must be read from its error output
 _KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verbose": "1"}
 _REPORT = re.compile(rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:\w+: for proc \[[^]\r\n]*,(\d+)\] state ([^\n]*)\n")
-# OpenMPI 5 returns 0 after this, too
+# OpenMPI 5 also returns 0 after this message
 _LOST_HOST = b"has lost communication with a remote daemon"
-# folders of mpirun's session (OpenMPI 4 and 5): a killed mpirun leaves files that stop a later one with its process id
+# session directories of OpenMPI 4 and 5. A killed mpirun leaves files there that break a later one with the same process id
 _SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The places of the instances. `hosts`: that of each instance; `ports`: the port that each listens on."""
+    """The placement of the instances. `hosts`, `ports`: host and listening port of each instance."""
 
-    replicas: int  # of all instances
+    replicas: int  # in all instances together
     ipus_per_replica: int
     hosts: tuple[str, ...]
     ports: tuple[int, ...]
 
     @property
     def instances(self) -> int:
-        """Processes."""
+        """Number of instances."""
         return len(self.hosts)
 
     @property
@@ -78,7 +79,7 @@ class Topology:
         return [f"{host}:{port}" for host, port in zip(self.hosts, self.ports)]
 
     def variables(self, instance: int, only_output_from: int | None = None) -> dict[str, str]:
-        """Return the environment variables of an instance. `only_output_from`: the one whose output is shown, if not all."""
+        """Return the environment variables of an instance. `only_output_from`: the only instance whose output is shown."""
         replicas = self.replicas // self.instances
         host = self.hosts[instance]
         return {
@@ -93,7 +94,7 @@ class Topology:
         }
 
     def table(self) -> str:
-        """Return a table with one line for each instance."""
+        """Return a table with a line for each instance."""
         each = self.replicas // self.instances
         lines = [f"{'instance':>8}  {'address':<24} {'replicas':>8}  IPUs"]
         for k, address in enumerate(self.addresses):
@@ -105,42 +106,44 @@ class Topology:
 class Ending(NamedTuple):
     """The end of instances, or of a command."""
 
-    code: int  # the first that is not 0; 128 + n for signal n
-    by_signal: bool = False  # to this process
+    code: int  # the first exit code that is not 0; 128 + n for signal n
+    by_signal: bool = False  # whether this process got a signal
     reason: str = ""  # which process failed first, and how
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
-    """Distribute the instances over the hosts, neighbours together; the first hosts take the remainder."""
+    """Distribute the instances over the hosts in contiguous blocks; the first hosts take the remainder."""
     if replicas % instances:
         nearest = sorted((n for n in range(1, replicas + 1) if replicas % n == 0), key=lambda n: abs(n - instances))[:2]
         raise OptionError(
-            f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
-            f"nearest: {' or '.join(map(str, sorted(nearest)))} instances"
+            f"--num-replicas {replicas} is not divisible by --num-instances {instances}. "
+            f"Nearest: {' or '.join(map(str, sorted(nearest)))} instances"
         )
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:
-        raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
+        raise OptionError(
+            f"--host names {len(names)} hosts, but --num-instances is {instances}; each host needs at least one"
+        )
     each, more = divmod(instances, len(names))
     placed = tuple(name for k, name in enumerate(names) for _ in range(each + (k < more)))
     ports = free_ports(instances) if first_port is None else tuple(range(first_port, first_port + instances))
     if ports[-1] > 65535:
-        raise OptionError(f"--first-port {first_port}: {instances} instances need ports up to {ports[-1]}; give a lower one")
+        raise OptionError(f"--first-port {first_port} is too high: {instances} instances need ports up to {ports[-1]}")
     return Topology(replicas, ipus_per_replica, placed, ports)
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Return ports that nothing on this host uses now."""
+    """Return ports that are free on this host now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:  # all of them at once, or one would be given twice
+        for probe in probes:  # bind all of them at the same time, to get different ports
             probe.bind(("", 0))
         return tuple(probe.getsockname()[1] for probe in probes)
 
 
 def mpi_command(mpirun: str, topology: Topology, args: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Return the command that starts every instance, one context of mpirun for each; `args` as `poprun_options.parse`
-    returns them."""
+    """Return the mpirun command that starts all instances, with an app context for each. `args`: the result of
+    `poprun_options.parse`."""
     command = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
     if not any("bind-to" in word for word in (*args.mpi_global_args, *args.mpi_local_args)):
         bound = args.numa_aware and topology.instances > 1 and len(list(_NODES.glob("node[0-9]*"))) > 1
@@ -157,7 +160,7 @@ def mpi_command(mpirun: str, topology: Topology, args: argparse.Namespace, envir
 
 
 def run_mpirun(command: Sequence[str]) -> Ending:
-    """Run mpirun to its end; signals are passed on to the instances."""
+    """Run mpirun until it ends; forward signals to the instances."""
     settings = {**_KILL_LATE, **(_KILL_NONE if _watch_each_other(command) else {})}
     with tempfile.TemporaryDirectory(prefix=".poprun-mpirun-") as session:
         if not any("tmpdir_base" in word for word in (*command, *os.environ)):
@@ -166,21 +169,21 @@ def run_mpirun(command: Sequence[str]) -> Ending:
 
 
 def _watch_each_other(command: Sequence[str]) -> bool:
-    """Return whether the instances of a command end by themselves when one of them is lost."""
+    """Return whether the instances of a command end by themselves if one of them is lost."""
     names = [Path(word).name for word in command]
     called = (commands.COMMANDS.get(name) for before, name in pairwise(names) if before in ("cnn", commands.PACKAGE))
     return any(f"{module}.py" in names for module in _WATCHING) or any(each and each.module in _WATCHING for each in called)
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], through_mpirun: bool = False) -> Ending:
-    """Run a command to its end; signals are passed on to it, or to mpirun's instances."""
+    """Run a command until it ends; forward signals to it, or to mpirun's instances."""
     with _Children(through_mpirun) as children:
         children.start(command, environ, Path(command[0]).name)
         return children.wait()
 
 
 def run_directly(topology: Topology, program: Sequence[str], only_output_from: int | None = None) -> Ending:
-    """Run every instance on this host without MPI; when one fails, the others are ended."""
+    """Run all instances on this host, without MPI. If one fails, end the others."""
     with _Children() as children:
         for k in range(topology.instances):
             variables = {**os.environ, **topology.variables(k, only_output_from), orphans.MARK: "1"}
@@ -190,22 +193,22 @@ def run_directly(topology: Topology, program: Sequence[str], only_output_from: i
 
 
 class _Children:
-    """Child processes that get every signal that would end this one, inside `with`. If this process is killed, the kernel
-    signals them. Each has its own session, or a terminal would send Ctrl-C to it as well."""
+    """Child processes, inside `with`. Signals that would end this process are forwarded to them. If this process is killed,
+    the kernel signals them. Each has a separate session, because a terminal would send them Ctrl-C a second time."""
 
     def __init__(self, through_mpirun: bool = False) -> None:
         self._started: dict[str, subprocess.Popen] = {}  # by name
-        self._failure: tuple[int, str] | None = None  # the first one: exit code and reason
+        self._failure: tuple[int, str] | None = None  # exit code and reason of the first failure
         self._received: list[int] = []
         self._through_mpirun = through_mpirun
         self._relay: threading.Thread | None = None
-        self._reported = False  # by mpirun, which may wait for a host that is cut off: a failed instance
-        self._lost = ""  # what mpirun reported as lost
+        self._reported = False  # whether mpirun reported a failed instance; it may still wait for an unreachable host
+        self._lost = ""  # the instance or host that mpirun reported as lost
 
     def __enter__(self) -> _Children:
         ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
         self._earlier = {number: signal.signal(number, self._forward) for number in ending}
-        self._wakeup = signal.set_wakeup_fd(-1)  # whose reader ends this process at the second Ctrl-C
+        self._wakeup = signal.set_wakeup_fd(-1)  # its reader would end this process at the second Ctrl-C
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,7 +217,7 @@ class _Children:
             signal.signal(number, handler)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], name: str, stdout: int | None = None) -> None:
-        """Start one more process, unless a signal has come."""
+        """Start another process, unless a signal was received."""
         if self._received:
             return
         child = self._started[name] = subprocess.Popen(
@@ -224,14 +227,14 @@ class _Children:
         if self._through_mpirun:
             self._relay = threading.Thread(target=self._relay_errors, args=(child.stderr,), daemon=True)
             self._relay.start()
-        for number in self._received:  # while it was being started
+        for number in self._received:  # received during the start
             child.send_signal(self._translated(number))
 
     def wait(self) -> Ending:
-        """Wait until all have ended. After a failure, end the others."""
+        """Wait until all processes have ended. After a failure, end the others."""
         deadline, escalation = math.inf, [signal.SIGTERM, signal.SIGKILL]
         while self._running():
-            if self._received and len(escalation) > 1:  # they were asked already, and may be saving
+            if self._received and len(escalation) > 1:  # the signal was forwarded, and they may be saving: skip SIGTERM
                 deadline, escalation = math.inf, escalation[1:]
             if (self._failure or self._reported) and deadline == math.inf:
                 deadline = time.monotonic() + (orphans.GRACE if self._received or self._reported else _GRACE)
@@ -240,15 +243,16 @@ class _Children:
                 deadline = time.monotonic() + _GRACE
             time.sleep(0.05)
         if self._relay:
-            self._relay.join(_GRACE)  # unless something that outlives mpirun holds the pipe
+            self._relay.join(_GRACE)  # with a timeout, because a process that outlives mpirun may hold the pipe
         code, reason = self._failure or (0, "")
         code, reason = code or int(bool(self._lost)), self._lost or reason
-        if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
+        # after a signal, mpirun's exit code means little
+        if self._received and (not self._started or (code and self._through_mpirun)):
             return Ending(128 + self._received[0], True, reason)
         return Ending(code if code >= 0 else 128 - code, bool(self._received), reason)
 
     def _running(self) -> bool:
-        """Return whether a process is left; note the first that failed."""
+        """Return whether a process is still running; store the first failure."""
         running = False
         for name, child in self._started.items():
             code = child.poll()
@@ -259,7 +263,7 @@ class _Children:
         return running
 
     def _relay_errors(self, errors: IO[bytes]) -> None:
-        """Relay mpirun's standard error line by line, less its own reports on processes that failed."""
+        """Relay mpirun's standard error line by line, without its reports on failed processes."""
         for line in errors:
             report = _REPORT.search(line)
             self._reported |= report is not None
@@ -267,7 +271,7 @@ class _Children:
                 self._lost = self._lost or f"instance {int(report[1])} was killed by a signal"
             if _LOST_HOST in line:
                 self._lost = "mpirun lost a host"
-            with suppress(OSError):  # the terminal may have gone
+            with suppress(OSError):  # the terminal may be closed
                 os.write(2, _REPORT.sub(b"", line))
 
     def _forward(self, number: int, frame: object) -> None:
@@ -281,7 +285,7 @@ class _Children:
 
     def _translated(self, number: int) -> int:
         """Return the signal to send. mpirun kills its instances a quarter of a second after most signals, before they could
-        save; it passes SIGUSR1 on as it is."""
+        save, but forwards SIGUSR1 unchanged."""
         again = sum(earlier in URGENT for earlier in self._received) > 1
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
@@ -289,8 +293,8 @@ class _Children:
 
 
 def ending_with_this_process() -> Callable[[], None] | None:
-    """Return the function to call in a child before its program begins: the kernel sends the child SIGUSR1 when this process
-    ends, once for each of its threads. None where there is no such thing."""
+    """Return a function to call in a child before its program starts; None except on Linux. The kernel then sends the child
+    SIGUSR1 when this process ends, once for each of its threads."""
     if not sys.platform.startswith("linux"):
         return None
     prctl, this = ctypes.CDLL(None).prctl, os.getpid()

@@ -1,4 +1,4 @@
-"""The options of poprun: the parser of its command line, and the files that keep them."""
+"""The options of poprun: its command line, and YAML files that store options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from base.fields import short
 from base.process import command_line
 from harness.options import configs
 
-MAX_INSTANCES = 1024  # each instance gets the addresses of all
+MAX_INSTANCES = 1024  # the environment of each instance holds all addresses
 DASHED = ("mpi_global_args", "mpi_local_args")
 # options about IPUs and V-IPU servers
 WITHOUT_EFFECT = (
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = (
 
 
 class _Parser(command_line.HelpParser):
-    """Reports wrong options like all other wrong input."""
+    """A parser that raises OptionError."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(message)
@@ -40,31 +40,31 @@ def parser() -> argparse.ArgumentParser:
     count = command_line.int_between(1, 99_999)
     parser = _Parser(
         "poprun", "%(prog)s [option]... PROGRAM [argument]...", allow_abbrev=False,
-        description="Starts a program as several instances that train together.",
-        epilog=f"Accepted, but without effect where there are no IPUs: {', '.join(f'--{name}' for name in WITHOUT_EFFECT)}.",
+        description="Start a program as several instances that train together.",
+        epilog=f"Accepted, but without effect without IPUs: {', '.join(f'--{name}' for name in WITHOUT_EFFECT)}.",
     )  # fmt: skip
     add = parser.add_argument
-    add("-H", "--host", type=_hosts, default=(), help="hosts to start on, separated by commas; default: this one")
-    add("--num-replicas", type=count, default=1, help="replicas of all instances together")
+    add("-H", "--host", type=_hosts, default=(), help="hosts to run on, separated by commas (default: this host)")
+    add("--num-replicas", type=count, default=1, help="number of replicas in all instances together")
     add("-n", "--num-instances", type=command_line.int_between(1, MAX_INSTANCES), default=1,
-        help="processes; the replicas are divided evenly among them")  # fmt: skip
-    add("--ipus-per-replica", type=count, default=1, help="IPUs of a replica: the program's --shards")
-    add("--numa-aware", type=_switch, default=True, help="bind instances to NUMA nodes, where there are several")
-    add("--only-output-from-instance", type=command_line.int_between(0), help="show this instance's standard output only")
-    add("--mpi-global-args", type=_words, default=(), help="further arguments of mpirun")
-    add("--mpi-local-args", type=_words, default=(), help="arguments of mpirun for each instance, as -x NAME")
-    add("--print-topology", type=_switch, default=False, help="print the place and the replicas of every instance")
+        help="number of processes; the replicas are divided evenly among them")  # fmt: skip
+    add("--ipus-per-replica", type=count, default=1, help="number of IPUs per replica; must equal the program's --shards")
+    add("--numa-aware", type=_switch, default=True, help="bind instances to NUMA nodes, if there are several")
+    add("--only-output-from-instance", type=command_line.int_between(0), help="show only this instance's standard output")
+    add("--mpi-global-args", type=_words, default=(), help="additional arguments of mpirun")
+    add("--mpi-local-args", type=_words, default=(), help="arguments of mpirun for each instance, such as -x NAME")
+    add("--print-topology", type=_switch, default=False, help="print address and replicas of each instance")
     add(
         "--first-port",
         type=command_line.int_between(1, 65_535),
-        help="instance k listens on this port + k; default: free ones",
+        help="instance k listens on this port + k (default: free ports)",
     )
     add("--max-restarts", type=command_line.int_between(0, 99_999), default=0,
-        help="how often to start all instances again when one is lost; the program resumes its run")  # fmt: skip
-    add("--export-config", help="write these options to a YAML file")
-    add("--import-config", help="read options from a YAML file; the command line overrides it")
-    add("--overwrite-config", type=_switch, default=False, help="let --export-config replace a file")
-    add("--dry-run", action="store_true", help="print the command that would start the instances, and stop")
+        help="how often to restart all instances if one is lost; the program resumes its run")  # fmt: skip
+    add("--export-config", help="write the options to this YAML file")
+    add("--import-config", help="read options from this YAML file; the command line overrides it")
+    add("--overwrite-config", type=_switch, default=False, help="allow --export-config to replace a file")
+    add("--dry-run", action="store_true", help="print the command that would start the instances, and exit")
     add("-v", "-vv", "--verbose", "--vv", action="store_true", help="print the command")
     add("--version", action="version", version=version.line(), help="print the version")
     for name in WITHOUT_EFFECT:
@@ -74,12 +74,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def flags() -> set[str]:
-    """Return every flag."""
+    """Return all option strings."""
     return {flag for action in parser()._actions for flag in action.option_strings}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the options; `program` is the rest of the words, from the first that is no option on."""
+    """Return the options. `program`: the remaining arguments, from the first one that is not an option."""
     args = _parse(argv)
     if not args.import_config:
         return args
@@ -93,7 +93,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     words = list(argv)
-    for flag in ("--mpi-global-args", "--mpi-local-args"):  # their values begin with a dash, which argparse takes for a flag
+    for flag in (
+        "--mpi-global-args",
+        "--mpi-local-args",
+    ):  # argparse takes their values, which begin with a dash, for options
         if flag in words[:-1]:
             at = words.index(flag)
             words[at : at + 2] = [f"{flag}={words[at + 1]}"]
@@ -106,7 +109,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _imported(path: str) -> list[str]:
-    """Return the options of a YAML file as words."""
+    """Return the options in a YAML file as arguments."""
     try:
         content = configs.ConfigFile(path).values()
     except OptionError as error:
@@ -118,9 +121,11 @@ def _imported(path: str) -> list[str]:
 
 
 def exported(args: argparse.Namespace) -> str:
-    """Return the content of --export-config's file; OptionError if the file exists and must stay."""
+    """Return the content for --export-config. OptionError if the file exists and must not be overwritten."""
     if Path(args.export_config).exists() and not args.overwrite_config:
-        raise OptionError(f"--export-config {args.export_config}: the file exists; --overwrite-config yes replaces it")
+        raise OptionError(
+            f"--export-config {args.export_config}: the file exists. To replace it, give --overwrite-config yes"
+        )
     settings = {}
     for action in parser()._actions:
         name, value = action.dest, getattr(args, action.dest, action.default)
@@ -138,11 +143,11 @@ def _switch(text: str) -> bool:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Split arguments of mpirun. OpenMPI 5 takes its long options with two dashes only."""
+    """Split arguments of mpirun. Prefix long options with two dashes, because OpenMPI 5 requires that."""
     try:
         words = shlex.split(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{short(text)} has an open quote") from None
+        raise argparse.ArgumentTypeError(f"{short(text)} has an unclosed quote") from None
     older = re.compile("-(bind-to|map-by|rank-by|np|host|hostfile|tag-output|report-bindings)")
     return tuple(f"-{word}" if older.fullmatch(word) else word for word in words)
 
@@ -152,9 +157,9 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 def _host(name: str) -> str:
-    """Return a host's name, or its IPv6 address in the brackets that a port can follow."""
+    """Return a host name, or an IPv6 address in brackets."""
     if re.fullmatch(r"[A-Za-z0-9._-]+", name):
         return name
     with suppress(ValueError):
         return f"[{ipaddress.IPv6Address(name.removeprefix('[').removesuffix(']'))}]"
-    raise argparse.ArgumentTypeError(f"{short(name)} is no host name or IPv6 address; give them separated by commas")
+    raise argparse.ArgumentTypeError(f"{short(name)} is not a host name or IPv6 address; separate hosts by commas")

@@ -86,4 +86,4 @@ def test_adaptive_formats_are_observed_as_shifted():
     x = np.abs(pictures[0])
     assert activation.losses.over == np.mean(x >= E4M3FNUZ.overflow / 2.0**6)  # 1 is at 2^6
     drawn = numerics_chart.draw(found)
-    assert "e5m2fnuz: 33 octaves by each layer" in drawn and "e4m3fnuz: 18 octaves" in drawn
+    assert "e5m2fnuz: 33 octaves, scaled to each layer" in drawn and "e4m3fnuz: 18 octaves" in drawn

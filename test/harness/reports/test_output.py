@@ -35,7 +35,7 @@ def test_own_files_of_run_are_kept(through, a_run, tmp_path):
 
 
 def test_every_file_of_run_is_recognised(a_run):
-    named = (run_page.FILE, inference_record.FILE, numerics.RECORD, numerics.PICTURE, profile.EXECUTION,
+    named = (run_page.FILE, inference_record.FILE, numerics.RECORD, numerics.CHART, profile.EXECUTION,
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
     for name in run_files.NAMES:
