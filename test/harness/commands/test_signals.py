@@ -63,7 +63,7 @@ def unbroken(tmp_path_factory) -> Path:
 def test_signal_inside_host_step_loses_nothing(number, delay, unbroken, tmp_path):
     folder = tmp_path / "run"
     process = started(*WORDS.split(), "--logs-path", folder)
-    await_line(process, "  fingerprint")  # the last line of the initial checkpoint: the host step starts
+    await_line(process, "Saved ")  # the initial checkpoint: the first host step starts
     time.sleep(delay)
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
@@ -88,7 +88,7 @@ def test_closed_terminal_stops_run_and_saves(unbroken, tmp_path):
                                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))  # fmt: skip
     os.close(terminal)
     seen = b""
-    while b"  fingerprint" not in seen:
+    while b"Saved " not in seen:
         seen += os.read(ours, 4096)
     process.send_signal(signal.SIGSTOP)  # a process that was paused for a while resumes normally
     process.send_signal(signal.SIGCONT)
@@ -146,7 +146,7 @@ def test_second_signal_ends_at_once(tmp_path):
     """The first one waits for a long micro-batch."""
     words = "--dataset fashion-mnist --model-size 8 --batch-size 10000 --precision 32.32 --iterations 4 --no-validation"
     process = started(*words.split(), "--no-logs")
-    await_line(process, "  fingerprint")
+    await_line(process, "Saved ")
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
@@ -168,7 +168,7 @@ def test_lock_admits_one_writer(unbroken, tmp_path):
     """The lock ends with the process, however the process ends."""
     folder = tmp_path / "run"
     process = started(*WORDS.split(), "--logs-path", folder)
-    await_line(process, "  fingerprint")
+    await_line(process, "Saved ")
     second = run("restore", "--restore-path", folder)
     assert second.code == 2 and second.err.count("\n") == 1
     assert f"another process (pid {process.pid}) is writing the run in {folder}" in second.err
