@@ -1,4 +1,4 @@
-"""Shared by all tests: which of them run, a quiet TensorFlow, small runs in this process."""
+"""Shared by all tests: test selection, a quiet TensorFlow, cached programs, parsed configurations."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if "TF_POPLAR_FLAGS" not in os.environ:  # the first process of this call of pytest: what one builds serves all of them
+if "TF_POPLAR_FLAGS" not in os.environ:  # the first process of this pytest call: its compiled programs serve all processes
     _kept = tempfile.mkdtemp(prefix="cnn-harness-tests-")
     os.environ["TF_POPLAR_FLAGS"] = f"--executable_cache_path={_kept}/programs"
     os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={_kept}/passes"
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA says at length how it looks for passes
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA logs every lookup of a compiled program
     atexit.register(shutil.rmtree, _kept, ignore_errors=True)
-# in the background, or under nohup, the tests ignore these: they outlive them, and what they start hears them
+# In the background or under nohup, tests inherit ignored signals. With handlers, they survive and their processes react
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
-os.environ.pop("DATA_DIR", None)  # the tests say themselves where data lies
+os.environ.pop("DATA_DIR", None)  # the tests themselves set the data directory
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _commits() -> int:
-    """The number of commits so far; the day, where there is no history."""
+    """Return the number of commits, or the day if there is no git history."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
     with suppress(OSError, ValueError, subprocess.CalledProcessError):
         return int(subprocess.run(command, capture_output=True, check=True).stdout)
@@ -64,18 +64,18 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 _DURATIONS = Path(__file__).with_name("durations.csv")
 _LONG = 1  # second
-_EVERY = 16  # long tests, one of which runs in a plain call
-_STEP = 25  # tests that one call of --slow-for runs at least
+_EVERY = 16  # a plain call runs one of so many long tests
+_STEP = 25  # minimum number of tests that one call of --slow-for runs
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests that run.
 
-    A test is long if it took over a second when last measured (durations.csv) or is marked `sampled`, as grids are.
-    Call number `--sample` runs every 16th of the long tests, sorted by seconds: sixteen commits run them all.
-    Where files are named on the command line, only those marked `sampled` count as long.
+    A test is long if its last measurement exceeds one second (durations.csv) or it is marked `sampled`, like grids.
+    `--sample N` runs every 16th of the long tests, sorted by seconds: sixteen commits run them all.
+    If files are named on the command line, only tests marked `sampled` are long.
     Tests marked `slow` take minutes and run only with `--slow`, which runs everything.
-    `--slow-for SECONDS` runs the rest for so long, beginning 25 tests later at each commit.
+    `--slow-for SECONDS` runs the remaining tests for that time and starts 25 tests later at each commit.
     """
     if config.getoption("--slow"):
         return
@@ -102,13 +102,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _stored_durations() -> dict[str, float]:
-    """Seconds of each long test, by its name."""
+    """Return the seconds of each long test by name."""
     with open(_DURATIONS, newline="", encoding="utf-8") as file:
         return {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
 
 
 class _Durations:
-    """A plug-in that rewrites durations.csv: skipped tests keep their seconds, tests that no longer exist go."""
+    """Rewrite durations.csv at the end: skipped tests keep their seconds, deleted tests are dropped."""
 
     def __init__(self) -> None:
         self._before, self._seconds = _stored_durations(), Counter[str]()
@@ -125,7 +125,7 @@ class _Durations:
 
 @pytest.fixture(scope="session")
 def parsed_files() -> Callable[..., Any]:
-    """The parser of configuration files, with a memory."""
+    """Return a caching parser of configuration files."""
     from harness.options import configs
 
     return functools.cache(configs._parsed)
@@ -133,7 +133,7 @@ def parsed_files() -> Callable[..., Any]:
 
 @pytest.fixture
 def read_once(parsed_files, monkeypatch) -> None:
-    """The project's configuration file is parsed once, for tests that go through all of it and read no other."""
+    """Parse the project's configuration file once, for tests that read all of it and no other file."""
     from harness.options import configs
 
     monkeypatch.setattr(configs, "_parsed", parsed_files)
@@ -141,8 +141,10 @@ def read_once(parsed_files, monkeypatch) -> None:
 
 @pytest.fixture
 def short_efficientnet(monkeypatch) -> None:
-    """EfficientNet of the first three stages, which have every kind of layer, for tests to which depth does not matter: three
-    blocks with --depth-coefficient 0.5, five without."""
+    """Keep EfficientNet's first three stages, which have every kind of layer.
+
+    For tests that need no depth: three blocks with --depth-coefficient 0.5, five without.
+    """
     from Models import efficientnet
 
     monkeypatch.setattr(efficientnet, "STAGES", efficientnet.STAGES[:3])

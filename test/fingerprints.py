@@ -1,10 +1,10 @@
-"""What small runs of every kind end in, to hold another state of the code against.
+"""Compare the results of small runs of every kind before and after a change.
 
-python test/fingerprints.py record FOLDER     # before a change: the runs, and fingerprints.json
-python test/fingerprints.py compare FOLDER    # after it: the same runs anew, and the recorded folders restored; 1 if any differs
+python test/fingerprints.py record FOLDER     # before: run, and write fingerprints.json
+python test/fingerprints.py compare FOLDER    # after: run again, resume the recorded runs; exit code 1 if any differs
 
-Of each run: a digest of every checkpoint's tensors, the rows of its tables without what a clock decides, the names of its
-files, and the lines that it printed, of which numbers are left out. The bits are this machine's.
+A fingerprint has a digest of every checkpoint's tensors, the rows of the tables without times, the file names, and the
+printed lines without numbers. The bits are specific to the machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOGETHER = f"{_CLOTHES} --model-size 8 --batch-size 4 --ckpt-all-instances"
 
 
 def command(script: str, *words: object) -> str:
-    """Return the output of a command of this tree; an error if it fails."""
+    """Return the output of a command of this tree; raise an error if it fails."""
     done = subprocess.run([sys.executable, ROOT / f"{script}.py", *map(str, words)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{script}.py {' '.join(map(str, words))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -63,11 +63,11 @@ def command(script: str, *words: object) -> str:
 
 
 def described(folder: Path, out: str) -> dict[str, Any]:
-    """Return the results of a run, as they are compared."""
+    """Return the results of a run in comparable form."""
     return {
         "weights": {file.stem: _digest(file.with_suffix("")) for file in sorted(folder.glob("*.index"))},
         "rows": {file.name: timeless(file) for file in sorted(folder.glob("*.csv"))},
-        "files": sorted(re.sub(r"\d{9,}.*", "#", file.name) for file in folder.iterdir()),  # events have a time
+        "files": sorted(re.sub(r"\d{9,}.*", "#", file.name) for file in folder.iterdir()),  # event files have a time
         "lines": sorted({_NUMBER.sub("#", line.replace(str(folder.parent), "")) for line in out.splitlines()}),
     }
 
@@ -81,7 +81,7 @@ def _digest(prefix: Path) -> str:
 
 
 def ended(place: Path) -> dict[str, dict[str, Any]]:
-    """All runs, each in a folder of its own below `place`."""
+    """Run everything, each in its own folder in `place`, and return the results."""
     found = {}
     for name, words in RUNS.items():
         out = command("train", *words.split(), *_COMMON.split(), "--logs-path", place / name)
@@ -98,7 +98,7 @@ def ended(place: Path) -> dict[str, dict[str, Any]]:
 
 
 def restored(place: Path, work: Path) -> dict[str, dict[str, Any]]:
-    """What the runs below `place` end in when two more updates are asked for, each in a copy below `work`."""
+    """Resume copies of the runs in `place` for two more updates, in `work`; return the results."""
     found = {}
     for name in RUNS:
         folder = Path(shutil.copytree(place / name, work / name))

@@ -1,4 +1,4 @@
-"""Benchmarks: their configurations can be run and their results can be read. No time is measured."""
+"""Benchmarks: their configurations run and their results are read. No time is measured."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROW = peers.ROWS[0]
 
 
 @pytest.mark.parametrize("row", peers.ROWS, ids=lambda row: row.name)
-def test_every_row_can_be_run(row):
-    """Every way has one network size, batch and accumulation."""
+def test_every_row_can_run(row):
+    """Every contestant has the same network size, batch and accumulation."""
     script = "inference_embedded" if row.inference else "train"
     commands = row.commands("python")
     words = commands[peers.OURS]
@@ -33,13 +33,13 @@ def test_every_row_can_be_run(row):
             assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
 
 
-def test_every_measured_norm_has_gradients():
+def test_measured_norms_have_gradients():
     with tf.Graph().as_default():
         for network in (norms.batch_norm, norms.group_norm, norms.proxy_norm, norms.scaled_proxy_norm):
             assert norms.step(network, (2, 4, 4, 8))[0].shape == (2, 4, 4, 8)
 
 
-def test_a_ratio_compares_with_the_fastest_way_of_a_library():
+def test_ratio_uses_fastest_way_of_library():
     speeds = {"ours": [10.0, 12.0, 11.0], "PyTorch": [5.0, 5.0, 5.0], "PyTorch, compiled": [8.0, 10.0, 11.0]}
     assert _tables.against({"speeds": speeds}, "PyTorch") == (1.2, 1.0, 1.25, "PyTorch, compiled")
     assert _tables.against({"speeds": speeds}, "Keras") is None
@@ -47,7 +47,7 @@ def test_a_ratio_compares_with_the_fastest_way_of_a_library():
     assert _tables.against({"speeds": speeds}, "PyTorch", "ours, not folded") == (0.6, 0.5, 0.625, "PyTorch, compiled")
 
 
-def test_the_table_and_the_chart_are_made_from_the_results(tmp_path, monkeypatch):
+def test_table_and_chart_follow_results(tmp_path, monkeypatch):
     (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nstale\n{_tables.END}\nafter\n")
     monkeypatch.setattr(_tables, "DOCS", tmp_path)
     result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}

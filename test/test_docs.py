@@ -26,7 +26,7 @@ ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
-# scripts with flags of their own, by the page that prints them, and flags of other programs
+# scripts with their own flags, by the page that prints them, and flags of other programs
 TOOLS = {
     "own-photos.md": ("tools/import_weights.py",),
     "data-sets.md": ("tools/datasets/convert.py", "tools/datasets/verify.py"),
@@ -52,11 +52,11 @@ OTHERS = {
 
 
 def name(page: Path) -> str:
-    """Return the name of a test of a page."""
+    """Return the name of a page's test."""
     return page.name
 
 
-def test_the_examples_of_plug_ins_train(tmp_path):
+def test_plugin_examples_train(tmp_path):
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_weights"))
     for file in ROOT.glob("*.py"):
@@ -80,7 +80,7 @@ def test_the_examples_of_plug_ins_train(tmp_path):
     assert "64 training and 64 validation images" in done.stdout and (tmp_path / "run/ckpt-20.index").exists()
 
 
-def test_every_option_without_effect_is_on_the_list():
+def test_options_without_effect_are_listed():
     page = (DOCS / "emulation.md").read_text()
     listed = set(re.findall(r"`(--[\w-]+)`", page.split("## Options that are recorded")[1].split("\n## ")[0]))
     options = [option for name, cls in SECTIONS.items() for option in section_options(name, cls)]
@@ -95,14 +95,14 @@ def test_every_option_without_effect_is_on_the_list():
 
 
 def flags_of(*files: str) -> set[str]:
-    """The flags that scripts with a command line of their own take."""
+    """Return the flags of scripts with their own command line."""
     written = [flag for file in files for flag in re.findall(r'"(--[\w-]+)"', (ROOT / file).read_text())]
     return {*written, *(flag.replace("--", "--no-", 1) for flag in written)}
 
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """Flags of the scripts with every model and schedule, and of poprun."""
+    """Return the flags of the scripts with every model and schedule, and of poprun."""
     found = poprun_options.flags()
     for script in ("train", "validation", "restore", "inference_embedded"):
         for model in plugins.names("Models"):
@@ -115,7 +115,7 @@ def known() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_names_in_the_pages_exist(page, known):
+def test_names_in_docs_exist(page, known):
     text = page.read_text()
     names = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names
     for config in re.findall(r"--config ([^\s`]+)", text):
@@ -128,7 +128,7 @@ def test_names_in_the_pages_exist(page, known):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/NOTES.md"], ids=name)
-def test_links_between_the_pages_lead_somewhere(page):
+def test_links_between_pages_work(page):
     for link, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
         there = page.parent / link if link else page
         assert there.is_file(), link
@@ -137,12 +137,12 @@ def test_links_between_the_pages_lead_somewhere(page):
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of headings, as links have them."""
+    """Return the anchors of headings as used in links."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_first_page_is_short_and_leads_to_every_other_one():
+def test_readme_is_short_and_links_everything():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 100
     listed = re.findall(r"^\| .* \| \[([\w.-]+)\]\(docs/\1\) \|$", text, re.M)
@@ -152,7 +152,7 @@ def test_the_first_page_is_short_and_leads_to_every_other_one():
 
 
 def printed(text: str) -> list[str]:
-    """The lines of a page's code, each command in one."""
+    """Return the commands in a page's code."""
     blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)
     return [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
 
@@ -161,10 +161,10 @@ CALL = re.compile(r"(?:^|python |\$ )(train|validation|restore|inference_embedde
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_of_the_pages_are_accepted(page):
+def test_commands_in_docs_are_accepted(page):
     for line in printed(page.read_text()):
         call = CALL.search(line.split(" # ")[0])
-        if call and call[2] != "..." and page.name != "extending.md":  # whose model and data set are yet to be written
+        if call and call[2] != "..." and page.name != "extending.md":  # its model and data set do not exist yet
             words = shlex.split(call[2])
             recorded = {"dataset": "fashion-mnist"} if "--restore-path" in words else None
             cli.parse(words, call[1], recorded, dict(re.findall(r"(\bDATA_DIR)=(\S+)", line)))
@@ -174,8 +174,8 @@ CNN = re.compile(r"(?:^|/|\\$ )cnn (.*)$")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_of_an_installation_are_accepted(page):
-    """Those that take options of runs alone are parsed; of the others, that they exist."""
+def test_installed_commands_are_accepted(page):
+    """Commands that take only run options are parsed; the others only have to exist."""
     lines = [CNN.search(line.split(" # ")[0]) for line in printed(page.read_text())]
     for name, *words in [shlex.split(call[1]) for call in lines if call]:
         row = commands.COMMANDS.get(name)
@@ -189,12 +189,12 @@ def test_commands_of_an_installation_are_accepted(page):
     assert [name for name in written if name not in commands.COMMANDS and name != "COMMAND"] == []
 
 
-def test_pages_hold_commands():
-    """So that the test before this one looks at something."""
+def test_docs_contain_commands():
+    """Otherwise the previous test would check nothing."""
     assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 35
 
 
-def test_the_drawn_schedule_is_what_a_dry_run_prints():
+def test_drawn_schedule_matches_dry_run():
     block = next(
         b for b in re.findall(r"^```\n(.*?)^```$", (DOCS / "layouts.md").read_text(), re.M | re.S) if "--dry-run" in b
     )
@@ -202,7 +202,7 @@ def test_the_drawn_schedule_is_what_a_dry_run_prints():
     assert drawn in succeed("train", *shlex.split(CALL.search(command)[2])).out
 
 
-def test_the_tour_leads_to_places_that_exist():
+def test_tour_names_existing_places():
     """Files by their paths, and the functions and classes that are named in them."""
     text = (DOCS / "architecture.md").read_text()
     files = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stem != "__init__"]

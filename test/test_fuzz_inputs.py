@@ -1,6 +1,6 @@
-"""Command lines, configuration files, pictures and records that mean harm or are damaged: read, or refused in one line.
+"""Malicious or damaged command lines, configuration files, images and records are read or rejected in one line.
 
-Everything happens in this process, with the inputs of the day (`fuzzing`).
+Everything runs in this process, with the inputs of the day (`fuzzing`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
 from tools.datasets import listings, verify
 
-MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
+MEMORY = 64 << 20  # of Python and NumPy, for inputs of kilobytes
 ODD = (
     "１２", "٣", "1_000", "3 ", "0x10", "-0", "1e999", "-1e-999", "nan", "inf", "9" * 400, "1:30", ".", "-", "--", "=", "\0", "\n",
     "\ud800", "\u202e", "{", "[", "*a", "&a", "!!int", "<<", "~", "true", "NO", "'", '"', "%s", "{0}", "../..", "/dev/zero",
@@ -51,11 +51,11 @@ Reader = Callable[[Any], Any]
 
 
 class Refused(Exception):
-    """The first line of an error, after which lists may follow."""
+    """The first line of an error; lists may follow."""
 
 
 def bounded(text: str) -> str:
-    """Return the text of a message or a table; AssertionError unless it is short, however long the input was."""
+    """Return the text of a message or table; raise AssertionError unless it is short for any input."""
     assert 0 < len(text) < 60_000, f"{len(text)} characters"
     return text
 
@@ -72,7 +72,7 @@ OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in all_op
 
 
 def word(rng: random.Random, option: Option | None = None) -> str:
-    """A value: one that fits the option, a number, or something odd."""
+    """Return a value: one that fits the option, a number, or something odd."""
     if option is not None and rng.random() < 0.6:
         if option.meta["choices"]:
             return rng.choice(option.meta["choices"])
@@ -82,7 +82,7 @@ def word(rng: random.Random, option: Option | None = None) -> str:
 
 def command_line(rng: random.Random) -> list[str]:
     words = ["--dataset", rng.choice(("cifar-10", "imagenet")), "--generated-data"] * (rng.random() < 0.8)
-    for _ in range(rng.choice((0, 0, 1, 1, 2, 3, 4, 5))):  # some calls are accepted, whatever the seed
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3, 4, 5))):  # some calls are accepted for any seed
         flag = rng.choice(FLAGS)
         given = [word(rng, OPTIONS[flag]) for _ in range(rng.choice((0, 1, 1, 1, 2)))]
         if rng.random() < 0.15:
@@ -115,7 +115,7 @@ def cluster_of(rng: random.Random) -> dict[str, str]:
 
 
 def step_of(rng: random.Random) -> dict[str, str]:
-    """A task's environment, with a few values that are not Slurm's."""
+    """Return a task's environment with a few values that Slurm never sets."""
     values = (
         "n[1-2]", "n[1-2", "a[1-2]b[3-4],c", "n[0-999999999]" * rng.randint(1, 3), "n1," * 20_000, "2,1", "3(x999999)", "cyclic",
         "plane", "26001-26003", "70000-70009", "1", "3", None,
@@ -170,7 +170,7 @@ def yaml_of(rng: random.Random) -> bytes:
 
 
 def option_of(rng: random.Random) -> str:
-    """Any scalar that YAML knows, as the value of any option."""
+    """Return any YAML scalar as the value of any option."""
     value = rng.choice((word(rng), *SNIPPETS, "2020-01-01", "!!binary aGVsbG8=", "[1, x]", "yes", "{}", "~", "1e5"))
     return f"a:\n  dataset: cifar-10\n  generated_data: true\n  {rng.choice(KEYS)}: {value}\n"
 
@@ -191,7 +191,7 @@ def read_option(text: str) -> None:
     bounded(cli.explain(parsed(["--config", "a", "--config-path", "c.yml"])))
 
 
-# --- Pictures
+# --- Images
 
 
 def _seeds() -> list[bytes]:
@@ -224,7 +224,7 @@ def picture_of(rng: random.Random) -> bytes:
 
 
 def refusing(fault: Callable[[bytes], str | None]) -> Reader:
-    """Makes a reader of a function that returns the reason why a content cannot be used."""
+    """Return a reader for a function that returns the reason why content cannot be used."""
 
     def read(content: bytes) -> None:
         if reason := fault(content):
@@ -234,7 +234,7 @@ def refusing(fault: Callable[[bytes], str | None]) -> Reader:
 
 
 def decoded(content: bytes) -> str | None:
-    """Through the decoder that training uses."""
+    """Decode with the decoder of training."""
     return decoder().fault(content)
 
 
@@ -243,7 +243,7 @@ def decoder() -> decoding.Decoder:
     return decoding.Decoder()
 
 
-# --- Records, and the files beside them
+# --- Records and the files next to them
 
 
 EXAMPLES = [tf_example.serialised(PICTURES[k % len(PICTURES)], k % 3 + 1, "abc"[k % 3]) for k in range(5)]
@@ -253,7 +253,7 @@ IDX = bytes((0, 0, 8, 3)) + b"".join(size.to_bytes(4, "big") for size in (5, 4, 
 
 
 def read_shard(content: bytes) -> None:
-    """With tolerance and without, and as Datasets.verify reads them: what comes was stored."""
+    """Read with and without tolerance, and like Datasets.verify: only stored records may come out."""
     file = Path("train-00000-of-00001")
     file.write_bytes(content)
     verify.check_shard(file, range(1, 4), image_headers.fault)
@@ -286,7 +286,7 @@ def damages(*contents: bytes) -> Maker:
 LABELS = "ant\nbee\n\u00e4\n".encode()
 LIST = b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n'
 INFO = b'{"records": {"train-00000-of-00001": 5}}'
-# what is made and how it is read; how many, with --slow too; None: memory is not bounded
+# maker, reader, numbers without and with --slow; None: memory has no limit
 INPUTS: dict[str, tuple[Maker, Reader, int, int, int | None]] = {
     "command lines": (command_line, lambda words: bounded(cli.explain(parsed(words))), 60, 2500, None),
     "clusters": (cluster_of, read_environment, 300, 1000, None),
@@ -310,7 +310,7 @@ INPUTS: dict[str, tuple[Maker, Reader, int, int, int | None]] = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_are_read_or_refused_in_one_line(name, pytestconfig, monkeypatch, tmp_path):
+def test_inputs_are_read_or_rejected_briefly(name, pytestconfig, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     make, reader, short, long, memory = INPUTS[name]
 

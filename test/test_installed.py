@@ -1,4 +1,4 @@
-"""An installation: one package with all that running needs, and the command cnn."""
+"""An installation: one package with everything needed to run, and the command cnn."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from emulator.native import library
 from harness.commands import hints
 
 ROOT = plugins.ROOT
-NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # folders and files that a checkout has besides
+NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # only in a checkout
 NOT_RUN += ("Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "Dockerfile")
 NOT_RUN += ("requirements.txt", "requirements-test.txt", "requirements-bench.txt", ".gitignore", ".dockerignore")
 BUILD = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
 
 
 def tracked() -> list[str]:
-    """The files of the checkout, and those that are yet to be committed."""
+    """Return the files of the checkout, including uncommitted ones."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
@@ -34,7 +34,7 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel, built in a copy of the checkout."""
+    """Build the wheel in a copy of the checkout."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout, of which git could tell the files")
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory) -> Path:
     return next(target.glob("*.whl"))
 
 
-def test_the_wheel_is_the_checkout_in_one_package(wheel):
+def test_wheel_has_checkout_in_one_package(wheel):
     needed = {name for name in tracked() if name.split("/")[0] not in NOT_RUN}
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -60,7 +60,7 @@ def test_the_wheel_is_the_checkout_in_one_package(wheel):
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory) -> Path:
-    """A folder that holds the package, as site-packages would."""
+    """Return a folder with the package, like site-packages."""
     folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -69,7 +69,7 @@ def site(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> Path:
-    """A working directory whose modules have the project's names, and must not be imported."""
+    """Return a working directory with modules of the project's names, which must not be imported."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "Models").mkdir()
     for name in ("log", "train", "plan", "base", "harness", "emulator", "tools", "console", "Models/resnet"):
@@ -88,7 +88,7 @@ sys.exit({entry}())
 
 
 def called(site: Path, elsewhere: Path, *words: str, entry: str = "cnn", quick: bool = False) -> subprocess.CompletedProcess:
-    """A call of the installed command, from a working directory with decoys."""
+    """Call the installed command from a working directory with decoys."""
     start = ["-m", "cnn_harness"] if entry == "module" else [str(site / "cnn")]
     (site / "cnn").write_text(SCRIPT.format(folder=str(site), quick=quick, entry=entry))
     environ = {
@@ -120,11 +120,11 @@ def test_cnn_answers_without_tensorflow(words, shown, site, elsewhere):
 
 
 @pytest.mark.parametrize("entry", ["cnn", "module"])
-def test_a_plan_comes_from_the_package_whatever_lies_in_the_working_directory(entry, site, elsewhere):
+def test_installed_plan_ignores_working_directory(entry, site, elsewhere):
     done = called(site, elsewhere, "train", "--config", "quickstart", "--dry-run", entry=entry)
     assert done.returncode == 0, done.stderr
     assert "10000 training and 2000 validation images" in done.stdout
-    assert "cnn kernels" in done.stdout  # which make has built in the checkout, for the checkout
+    assert "cnn kernels" in done.stdout  # make built them in the checkout, for the checkout
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_plan_comes_from_the_package_whatever_lies_in_the_working_directory(en
         ("poprun python restore.py", "cnn restore"),
     ],
 )
-def test_errors_name_commands_as_they_are_called(words, named, site, elsewhere):
+def test_errors_name_commands_as_called(words, named, site, elsewhere):
     done = called(site, elsewhere, *words.split())
     assert done.returncode == 2 and named in done.stderr and "Traceback" not in done.stderr
 
@@ -158,7 +158,7 @@ except cnn_harness.OptionError as error: print(error)
 """
 
 
-def test_the_api_imports_no_other_name_and_nothing_of_the_importing_project(site, elsewhere):
+def test_api_imports_package_names_only(site, elsewhere):
     environ = {**os.environ, "PYTHONPATH": f"{elsewhere}{os.pathsep}{site}"}
     done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=elsewhere, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -171,7 +171,7 @@ def test_the_api_imports_no_other_name_and_nothing_of_the_importing_project(site
 # The table of commands
 
 
-def test_every_script_is_a_command():
+def test_every_script_is_command():
     rows = commands.COMMANDS.values()
     assert [row.module for row in rows if importlib.util.find_spec(row.module) is None] == []
     scripts = {path.stem for path in ROOT.glob("*.py") if "\nif __name__ ==" in path.read_text()}
@@ -180,25 +180,25 @@ def test_every_script_is_a_command():
 
 @pytest.fixture
 def as_cnn(monkeypatch):
-    """This process as a call of cnn train."""
+    """Make this process look like a call of cnn train."""
     monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path="/opt/env/bin/cnn"))
 
 
 @pytest.mark.parametrize(("name", "row"), commands.COMMANDS.items(), ids=list(commands.COMMANDS))
-def test_texts_name_commands_as_they_were_called(name, row, as_cnn):
+def test_texts_name_commands_as_called(name, row, as_cnn):
     name = next(first for first, each in commands.COMMANDS.items() if each.module == row.module)
     expected = "poprun" if name == "poprun" else f"cnn {name}"
     assert commands.as_invoked(f"see {row.call} --help; or `{row.call}`") == f"see {expected} --help; or `{expected}`"
 
 
-def test_names_of_files_are_left_alone(as_cnn, monkeypatch):
+def test_file_names_are_unchanged(as_cnn, monkeypatch):
     for text in ("my/train.py is a file", "./train.py", "train.py: no such file", "mytrain.py", "train.pyc"):
         assert commands.as_invoked(text) == text
     monkeypatch.setattr(commands, "_call", None)
     assert commands.as_invoked("python train.py --help") == "python train.py --help"
 
 
-def test_hints_are_calls_of_the_program_that_was_called(as_cnn, monkeypatch, tmp_path):
+def test_hints_use_program_as_called(as_cnn, monkeypatch, tmp_path):
     assert hints.command("validation", "--restore-path", "a b").endswith("/opt/env/bin/cnn validate --restore-path 'a b'")
     program = tmp_path / "cnn"
     program.touch(0o755)
@@ -218,7 +218,7 @@ def test_predict_is_validation_with_options():
         words(["w.npz"])
 
 
-def test_kernels_of_an_installation_lie_in_the_cache_of_the_user(monkeypatch, tmp_path):
+def test_installed_kernels_are_in_user_cache(monkeypatch, tmp_path):
     assert library.built() == ROOT / "emulator/native/built"
     monkeypatch.setattr(commands, "in_checkout", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

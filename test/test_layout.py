@@ -1,4 +1,4 @@
-"""How the code hangs together: who may import whom, where TensorFlow may be imported, what modules may hold."""
+"""The structure of the code: allowed imports, where TensorFlow may be imported, and what modules may contain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FACES = ("ipu_utils", "log", "api")
 NO_SUBJECTS = re.compile(
     r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many|The same)\b.*)"
 )  # of a docstring's sentences
-# rooms from the ground floor up; a file imports from its own room and from those of lower floors
+# layers from the bottom up; a file imports from its own package and from lower layers
 FLOORS = (
     ("base",),
     ("base.storage",),
@@ -72,11 +72,11 @@ FLOORS = (
     ("api",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-ROOM_FILES = 12  # at most, beside plug-ins
+ROOM_FILES = 12  # at most, without plug-ins
 FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
     path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
 ]
-# building graphs is their work; everything else must answer before TensorFlow is there
+# they build graphs; everything else must answer before TensorFlow is loaded
 TENSORFLOW = (
     "ipu_utils",
     "base.draws",
@@ -96,7 +96,7 @@ def module(path: Path) -> str:
 
 
 def room(name: str) -> str:
-    """Where a module lies: its folder, or the module itself where that is a floor of its own."""
+    """Return where a module is: its folder, or the module itself if that is a layer."""
     return name if name in FLOOR else name.rpartition(".")[0] or name
 
 
@@ -105,8 +105,8 @@ def private(name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
-def test_no_import_runs_back_up(path):
-    """Nor does one lead to a plug-in by name, from outside of its folder."""
+def test_imports_never_go_up(path):
+    """Nor do they name a plug-in from outside its folder."""
     here = room(module(path))
     for other in imported(path):
         there = room(other)
@@ -119,13 +119,13 @@ def test_no_import_runs_back_up(path):
             assert private(other), f"{module(path)} imports the plug-in {other}"
 
 
-def test_number_formats_are_asked_for_by_the_precision_alone():
+def test_number_formats_come_from_precision_alone():
     for path in FILES:
         if not module(path).startswith(("emulator.plan", "emulator.layers", "emulator.numerics")):
             assert "emulator.layers.rounding" not in imported(path), path
 
 
-def test_the_drawing_of_the_packages_is_that_of_the_imports():
+def test_drawn_packages_match_imports():
     assert (ROOT / "docs/packages.svg").read_text() == draw(graph()), "call tools/draw_packages.py"
 
 
@@ -141,7 +141,7 @@ def test_rooms_are_small():
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
-def test_tensorflow_is_imported_only_where_graphs_are_built(path):
+def test_tensorflow_is_imported_by_graph_builders_only(path):
     at_once = {name.split(".")[0] for name in imported(path, top_level_only=True)}
     name = module(path)
     if "tensorflow" in at_once:
@@ -149,7 +149,7 @@ def test_tensorflow_is_imported_only_where_graphs_are_built(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
-def test_modules_hold_no_lists_or_sets_to_be_changed(path):
+def test_modules_have_no_mutable_lists_or_sets(path):
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, (ast.List, ast.Set, ast.ListComp)):
             pytest.fail(f"{module(path)}:{node.lineno} holds a list or set at module level; a tuple cannot be changed")
@@ -157,7 +157,7 @@ def test_modules_hold_no_lists_or_sets_to_be_changed(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
-def test_public_things_are_explained_and_nothing_is_pickled(path):
+def test_public_things_are_documented_and_nothing_pickled(path):
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     assert ast.get_docstring(tree) is not None
@@ -190,8 +190,8 @@ def test_functions_stay_short(path):
 
 
 @pytest.mark.parametrize(("folder", "contract"), [("Models", Model), ("LR_Schedules", Schedule)])
-def test_plug_ins_have_what_their_contract_says(folder, contract):
-    """By the same names, and their functions with the same parameters."""
+def test_plugins_follow_their_contract(folder, contract):
+    """By the same names, with functions of the same parameters."""
     for name in plugins.names(folder):
         plugin = plugins.load(folder, name)
         assert not set(contract.__annotations__) - set(vars(plugin)), name
@@ -208,7 +208,7 @@ def test_lint():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_planning_a_run_imports_no_tensorflow():
+def test_planning_imports_no_tensorflow():
     code = ("import sys; from harness.commands import answers; import train; "
             "code = answers.run_command('train', train.main, ['--config', 'quickstart', '--dry-run']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
@@ -216,7 +216,7 @@ def test_planning_a_run_imports_no_tensorflow():
 
 
 @pytest.mark.parametrize("script", ["train.py", "validation.py", "restore.py", "inference_embedded.py"])
-def test_help_imports_nothing_that_a_run_needs(script):
+def test_help_imports_only_essentials(script):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -226,8 +226,8 @@ def test_help_imports_nothing_that_a_run_needs(script):
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "tools"])
-def test_scripts_in_folders_find_the_project(folder):
-    """Whatever folder they are called from: Python looks in their own only."""
+def test_scripts_in_folders_find_project(folder):
+    """From any working directory: Python searches only the script's folder."""
     scripts = {file.name: file.read_text() for file in (ROOT / folder).glob("*.py")}
     assert scripts and not [
         name

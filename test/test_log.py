@@ -1,4 +1,4 @@
-"""Run folders, CSV files, the meter and the choice of checkpoints, without TensorFlow."""
+"""Run directories, CSV files, the meter and the choice of checkpoints, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTH = TrainingLength.of(images=100, global_batch=10, iterations=40, log_freq=
 
 
 def collect(pieces: list[tuple[int, int]], interrupt_after: int | None = None) -> list[dict[str, float]]:
-    """The rows of a run done in these pieces, with a save and a reload after one of them."""
+    """Return the rows of a run in these pieces, with a save and a reload after one of them."""
     meter = Meter(LENGTH, 1, float, {})
     rows = []
     for number, (first, end) in enumerate(pieces):
@@ -37,7 +37,7 @@ def collect(pieces: list[tuple[int, int]], interrupt_after: int | None = None) -
     return rows
 
 
-def test_rows_do_not_depend_on_where_a_run_was_stopped():
+def test_rows_are_independent_of_stops():
     whole = collect([(0, 5), (5, 10), (10, 15), (15, 20)])
     pieced = collect([(0, 5), (5, 7), (7, 10), (10, 15), (15, 20)], interrupt_after=1)
     keys = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
@@ -47,12 +47,12 @@ def test_rows_do_not_depend_on_where_a_run_was_stopped():
     assert whole[2]["loss_batch"] == pytest.approx(sum(1 / i for i in range(11, 16)) / 5)
     assert whole[2]["train_acc_batch"] == pytest.approx(10)
     assert whole[2]["lr"] == 14  # of the last update
-    early = replace(LENGTH, logs_first_rate=True)  # as the first releases had it
+    early = replace(LENGTH, logs_first_rate=True)  # as in the first releases
     assert [early.logged_update(end) for end in (5, 7, 15)] == [0, 5, 10]
     assert pieced[-1]["total_time"] == 2.5
 
 
-def test_speed_leaves_the_first_call_of_a_process_out():
+def test_speed_ignores_first_call_of_process():
     meter = Meter(LENGTH, 1, float, {})
     meter.add([1.0] * 5, [0.0] * 5, seconds=100.0)
     meter.end_host_step()
@@ -70,8 +70,8 @@ def row(iteration: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("killed", ["", "7,50,", "x,y\n"])
-def test_rows_that_will_come_again_are_forgotten(killed, tmp_path):
-    """And what a killed process has written of a row."""
+def test_later_rows_are_dropped_on_resume(killed, tmp_path):
+    """So is the partial row of a killed process."""
     run_log, path = log.RunLog(tmp_path), tmp_path / "training.csv"
     for iteration in (10, 20, 30, 40):
         run_log.training_row(row(iteration))
@@ -83,7 +83,7 @@ def test_rows_that_will_come_again_are_forgotten(killed, tmp_path):
     assert path.read_text() == "".join(lines[:4])
 
 
-def test_no_value_that_a_line_quotes_reaches_the_terminal(tmp_path, capsys):
+def test_quoted_values_cannot_control_terminal(tmp_path, capsys):
     log.RunLog(tmp_path).note("warning: a\x1b[2J\x9bb\tc\nof 2\u3000x")
     told = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
     assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == told
@@ -95,7 +95,7 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).write_text("")
 
 
-def test_checkpoints_of_a_folder(tmp_path):
+def test_checkpoints_of_folder_are_found(tmp_path):
     touch(tmp_path, "ckpt-5.index", "ckpt-40.index", "ckpt-100.index", "ckpt-100.data-00000-of-00001", "ckpt-x.index",
           "ckpt/weight_avg_exp_0.97.index")  # fmt: skip
     assert [found.updates for found in find.select(tmp_path)] == [5, 40, 100, -1]
@@ -107,14 +107,14 @@ def test_checkpoints_of_a_folder(tmp_path):
     assert find.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].updates == -1
     assert find.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
     assert find.run_folder(tmp_path / "ckpt-40") == tmp_path
-    assert find.select(tmp_path / "ckpt") == find.select(tmp_path)  # the run's checkpoint_path, and where averages are
+    assert find.select(tmp_path / "ckpt") == find.select(tmp_path)  # the run's checkpoint_path, which also has the averages
     assert find.run_folder(tmp_path / "ckpt") == tmp_path
-    touch(tmp_path / "ckpt", "ckpt-7.index")  # a run's own folder may be called so
+    touch(tmp_path / "ckpt", "ckpt-7.index")  # a run directory may have this name
     assert [found.updates for found in find.select(tmp_path / "ckpt")] == [7]
     assert find.run_folder(tmp_path / "ckpt") == tmp_path / "ckpt"
 
 
-def test_keeping_the_newest(tmp_path):
+def test_newest_checkpoints_are_kept(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
     write.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -122,19 +122,19 @@ def test_keeping_the_newest(tmp_path):
     )
 
 
-def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
+def test_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.index" for n in (0, 3, 10, 13, 17, 20)))
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
-        if n != 17:  # whose state nothing proves
+        if n != 17:  # its state is unverified
             manifest.write(tmp_path / f"ckpt-{n}")
     write.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
     assert [checkpoint.updates for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
-def test_mlperf_s_checker_is_content(tmp_path):
-    """Rules of the open division, for the network whose rules there are."""
+def test_mlperf_checker_accepts_log(tmp_path):
+    """Rules of the open division, for the network that has rules."""
     checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance", reason="pip install mlperf-logging")
     words = "--dataset fashion-mnist --model-size 8 --precision 32.32 --iterations 6 --batch-size 8 --seed 3 --mlperf-logging --weight-avg-exp 0.5"
     out = succeed("train", *words.split(), "--logs-path", tmp_path / "run").out
@@ -162,15 +162,15 @@ def test_mlperf_s_checker_is_content(tmp_path):
         ("loss", "nan", True),
     ],
 )
-def test_a_row_of_a_validation_without_what_others_reckon_with_is_damage(tmp_path, column, cell, sound):
+def test_incomplete_validation_row_is_damage(tmp_path, column, cell, sound):
     row = dict.fromkeys(tables.VALIDATION_COLUMNS, "1") | {column: cell}
     (tmp_path / "validation.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
     found = tables.Table(tmp_path / "validation.csv", tables.VALIDATION_COLUMNS).read()
     assert found == ([row] if sound else [])
 
 
-def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
-    """--autoresume; not a run that is being written, or one that has lost its checkpoints."""
+def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
+    """With --autoresume. A run that is being written, or that has lost its checkpoints, stays."""
     files = {"log.txt": "old", "training.csv": "epoch,iteration\n0.1,1\n", "report.html": "old", "mine.txt": "kept"}
 
     def written(name: str, record: str, **more: str) -> Path:
@@ -186,7 +186,7 @@ def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
     with locks.lock_folder(ours), pytest.raises(folders.FolderError, match="wait for the process"):
         folders.new_run_folder("run", "", str(ours), True, restart=True)
     folders.check_no_run(ours, restart=True)
-    assert {file.name for file in ours.iterdir()} == {*files, "arguments.json", locks.FILE}  # to ask changes nothing
+    assert {file.name for file in ours.iterdir()} == {*files, "arguments.json", locks.FILE}  # a query changes nothing
     folders.new_run_folder("run", "", str(ours), True, restart=True)
     assert {file.name for file in ours.iterdir()} == {"mine.txt", locks.FILE}
     lost = written("lost", '{"run_id": "x"}', checkpoint="")
@@ -200,7 +200,7 @@ def test_a_run_that_saved_nothing_gives_way_to_a_repeated_call_alone(tmp_path):
         assert {file.name: file.read_text() for file in folder.iterdir()} == before
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, capsys):
+def test_failing_tracker_is_reported_once(tmp_path, capsys):
     class Follower:
         def __init__(self, fails):
             self.fails, self.seen = fails, []
@@ -230,8 +230,8 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
         )
 
 
-def test_a_table_without_names_has_them_of_its_iterations(tmp_path):
-    """As scripts of the first releases read it; every later call finds in the file itself that it has no names."""
+def test_table_without_names_uses_iterations(tmp_path):
+    """As scripts of the first releases read it. Later calls see in the file that it has no names."""
     names = tables.VALIDATION_COLUMNS[1:]
     rows = [{**dict.fromkeys(names, 1.5), "name": name, "iteration": i, "val_size": 2}
             for name, i in (("ckpt-4", 4), ("ckpt-8", 8), ("average", -1))]  # fmt: skip
@@ -253,7 +253,7 @@ def test_a_table_without_names_has_them_of_its_iterations(tmp_path):
     assert path.read_text().splitlines()[-1].startswith("4,")
 
 
-def test_a_release_has_its_own_words(tmp_path, capsys):
+def test_release_selects_its_wording(tmp_path, capsys):
     log.RunLog(tmp_path, throughput=vintage("3.0").throughput).training_row(
         {**dict.fromkeys(tables.TRAINING_COLUMNS, 0.0), "step": 1, "iteration": 1, "img_per_sec": 12.0}
     )

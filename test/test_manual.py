@@ -1,4 +1,4 @@
-"""The original's printed commands: each is accepted as it stands, or is on the list of those that cannot be."""
+"""The original's printed commands: each is accepted unchanged, or listed as impossible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 
 @dataclass
 class Call:
-    """A script's words, and the environment that its launcher gives it."""
+    """A script's words, and the environment from its launcher."""
 
     words: list[str]
     environ: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def places(tmp_path_factory) -> dict[str, str]:
 
 
 def launched(command: str, places: dict[str, str]) -> Call:
-    """Return the command that a launcher starts: its own words are read by our launcher where it is ours."""
+    """Return the command that a launcher starts; our launcher reads its own words."""
     for sign, path in places.items():
         command = command.replace(sign, path)
     call = Call(shlex.split(command), {"DATA_DIR": places["<DIR>"]})
@@ -74,7 +74,7 @@ def launched(command: str, places: dict[str, str]) -> Call:
 
 
 def resolved(call: Call) -> Run | None:
-    """The run that a call means; None where it only asks for help."""
+    """Return the run of a call, or None if it only asks for help."""
     parsed = cli.parse(
         call.words[2:], call.script, {"dataset": "imagenet"} if call.script == "restore" else None, call.environ
     )
@@ -108,7 +108,7 @@ def test_printed_commands_are_accepted(name, places):
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_broken_commands_are_told_what_is_wrong(command, monkeypatch):
+def test_broken_commands_get_clear_errors(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     error = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(error):
@@ -116,7 +116,7 @@ def test_broken_commands_are_told_what_is_wrong(command, monkeypatch):
     assert code == 2 and REFUSED[command] in error.getvalue() and error.getvalue().count("\n") == 1
 
 
-def test_a_name_that_meant_another_recipe_in_the_release_of_its_command(places):
+def test_release_decides_meaning_of_recipe_name(places):
     for name, batch in (("v21-b4-g16", 800), ("bench-b4-g16", 800)):
         run = resolved(launched(COMMANDS[name], places))
         assert (run.plan.options.shards, run.plan.global_batch, run.options.training.optimiser) == (4, batch, "RMSprop")
@@ -130,11 +130,11 @@ def test_a_name_that_meant_another_recipe_in_the_release_of_its_command(places):
         resolved(launched(COMMANDS["v21-b4-g16"].replace("--release 2.1", ""), places))
 
 
-def test_programs_that_are_not_part_of_this():
+def test_foreign_programs_are_rejected():
     assert not [name for name in NOT_HERE.values() if (ROOT / name).exists()]
 
 
-def test_a_fine_tuning_with_shards_1_runs_on_one_ipu(places):
+def test_finetuning_with_one_shard_uses_one_ipu(places):
     run = resolved(launched(COMMANDS["meme-fine-tune"], places))
     assert run.plan.schedule == "Sequential" and run.plan.options.shards == 1 and run.plan.global_batch == 512
     assert run.peak_rate == 0.25 and run.options.training.optimiser == "RMSprop" and run.image_size == 224

@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, in a kernel, as in Jupyter."""
+"""The notebooks run from the first cell to the last in a kernel, as in Jupyter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NOTEBOOKS = sorted((plugins.ROOT / "docs/notebooks").glob("*.ipynb"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_runs(path: Path, tmp_path, monkeypatch):
+def test_notebook_runs(path: Path, tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
-    (tmp_path / "site/cnn_harness").symlink_to(plugins.ROOT)  # this checkout, whatever is installed
+    (tmp_path / "site/cnn_harness").symlink_to(plugins.ROOT)  # this checkout, not an installed package
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
@@ -26,7 +26,7 @@ def test_the_notebook_runs(path: Path, tmp_path, monkeypatch):
     ).execute()
 
 
-def test_the_notebooks_are_small_and_name_no_machine():
+def test_notebooks_are_small_and_machine_independent():
     assert len(NOTEBOOKS) == 2
     for path in NOTEBOOKS:
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""cnn plan as a person calls it."""
+"""cnn plan as a user calls it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PROMISED = ("system", "ipus", "fits", "memory_bytes_per_ipu", "memory_capacity_b
 
 
 def test_every_configuration_is_planned(capsys):
-    """All blocks in one call, as JSON on standard output and nothing else there."""
+    """All blocks in one call, as JSON on standard output, with nothing else there."""
     result = succeed("plan", "--config", *CONFIGURATIONS, "--json", "-")
     plans = json.loads(result.out)
     assert [plan["name"] for plan in plans] == CONFIGURATIONS
     for plan in plans:
         assert all(name in plan for name in PROMISED)
         assert plan["images_per_second"] > 0 and 0 <= plan["idle_share"] < 1
-        # a block that is only the base of others has all of a large network on one IPU; fine-tuning in FP32 is for a host
+        # a base block puts a large network on one IPU; fine-tuning in FP32 is for a host
         large = ("B3", "B4", "B5", "finetune")
         assert plan["fits"] is True or (len(plan["stages"]) == 1 and plan["name"].startswith(large))
         assert len(plan["memory_bytes_per_ipu"]) in (1, len(plan["stages"]))
@@ -41,14 +41,14 @@ def test_every_configuration_is_planned(capsys):
             assert sum(parts.values()) == size
 
 
-def test_a_plan_imports_no_tensorflow_and_reads_no_data():
+def test_plan_needs_neither_tensorflow_nor_data():
     code = ("import sys; from tools import plan; from harness.commands import answers; "
             "code = answers.run_command('plan', plan.main, ['--config', 'mk2_resnet50_mlperf_pod16_bs20']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
-def test_the_page_needs_nothing_else(tmp_path):
+def test_page_is_self_contained(tmp_path):
     page = tmp_path / "plan.html"
     words = ("--config", "B4-G16-GN-Native_16IPU_4x4", "mk2_resnet50_mlperf_pod16_bs20", "--system", "POD16", "BOW-POD16")
     out = succeed("plan", *words, "--html", page).out
@@ -58,14 +58,14 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     for picture in pictures:
-        checked(picture, room=375 - 38)  # without the page's and the figure's edges
+        checked(picture, room=375 - 38)  # without the edges of page and figure
     told = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
     rates = next(picture for picture in pictures if "Images per second, and memory" in picture)
     assert len(told) == 4 and all(rate in rates for _, rate in told)
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 
-def test_the_page_of_a_search_shows_the_plans_it_weighed(tmp_path):
+def test_search_page_shows_evaluated_plans(tmp_path):
     page = tmp_path / "plan.html"
     out = succeed("plan", "--config", "B0-G16-GN-Native_16IPU_2x8", "--search", "--html", page).out
     looked_at = re.search(r"fastest of ([\d,]+) plans", out)[1]
@@ -75,8 +75,8 @@ def test_the_page_of_a_search_shows_the_plans_it_weighed(tmp_path):
     assert len(re.findall(r'<circle [^>]*r="8"', figure)) == 4  # the two, and theirs in the legend
 
 
-def test_several_systems_keep_the_global_batch():
-    """Each holds as many replicas as it can, and accumulates less; repeats are left out, the order is the call's."""
+def test_several_systems_keep_global_batch():
+    """Each takes as many replicas as fit and accumulates less. Repeated systems are dropped; the order is the call's."""
     words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--system")
     asked = ("POD64", "POD16", "pod64", "BOW-POD16", "POD256")
     plans = json.loads(succeed("plan", *words, *asked, "--json", "-").out)
@@ -87,12 +87,12 @@ def test_several_systems_keep_the_global_batch():
     small, large = (next(p for p in plans if p["system"] == name) for name in ("POD16", "POD256"))
     ratio = large["images_per_second"] / small["images_per_second"]
     assert large["efficiency"] == pytest.approx(ratio / 16) and small["efficiency"] == 1
-    assert plans[2]["efficiency"] is None  # alone among its kind
+    assert plans[2]["efficiency"] is None  # no other of its kind
     alone = json.loads(succeed("plan", *words, "POD256", "--json", "-").out)
     assert alone["replicas"] == 8 and alone["efficiency"] is None
 
 
-def test_a_batch_that_does_not_divide_names_those_that_do():
+def test_indivisible_batch_names_divisible_ones():
     words = ("--config", "mk2_resnet50_mlperf_pod16_bs20", "--system", "POD16", "POD64")
     plans = json.loads(succeed("plan", *words, "--json", "-").out)
     assert [p["undivided"] != "" for p in plans] == [False, True] and plans[1]["global_batch"] == 1920
@@ -108,23 +108,23 @@ def test_a_batch_that_does_not_divide_names_those_that_do():
     assert all(p["fits"] and p["global_batch"] == 1920 for p in searched) and searched[1]["ipus"] > 16
 
 
-def test_a_dry_run_draws_one_replica():
-    """The replicas' micro-batches are not one pipeline's: two stages idle for 2 of 18 clocks, however many replicas there are."""
+def test_dry_run_draws_one_replica():
+    """Replicas are separate pipelines: two stages idle for 2 of 18 clocks with any number of replicas."""
     words = ("train", "--config", "mk2_efficientnet_b4_g16_256ipus", "--generated-data", "--dry-run")
     for more in ((), ("--replicas", 2)):
         out = succeed(*words, *more).out
         assert "16 micro-batches, 11 % of slots idle:" in out and "1F15+1B15" in out and "1F16" not in out
 
 
-def test_a_run_s_folder_says_what_is_planned(tmp_path):
-    """--restore-path takes the options that a run recorded, whole, and others override them, as in train.py."""
+def test_run_directory_supplies_options(tmp_path):
+    """--restore-path takes all recorded options, and the command line overrides them, as in train.py."""
     words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
     prepared = plan_options.run_of([str(word) for word in words])
     recorded = tmp_path / "arguments.json"
     recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
     one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))
     assert {**one, "name": ""} == {**other, "name": ""}
-    (tmp_path / "own.yml").write_text("more: {replicas: 2, global_batch_size: 128}")  # goes before the record
+    (tmp_path / "own.yml").write_text("more: {replicas: 2, global_batch_size: 128}")  # wins over the record
     more = ("--config-path", tmp_path / "own.yml", "--config", "more", "--json", "-")
     assert json.loads(succeed("plan", "--restore-path", tmp_path, *more).out)["replicas"] == 2
     larger = json.loads(succeed("plan", "--restore-path", tmp_path, "--model-size", 20, "--json", "-").out)
@@ -135,8 +135,8 @@ def test_a_run_s_folder_says_what_is_planned(tmp_path):
         assert (result.code, result.err.count("\n")) == (2, 1) and "is not a folder" in result.err
 
 
-def test_what_is_found_runs(tmp_path):
-    """The search's block is a configuration that train.py takes unchanged, with the same plan."""
+def test_found_plan_runs(tmp_path):
+    """The block from the search is a configuration that train.py accepts unchanged, with the same plan."""
     words = ("--config", "B0-G16-GN-Native_mini", "--system", "POD4")
     out = succeed("plan", *words, "--search", "--json", tmp_path / "found.json").out
     found = json.loads((tmp_path / "found.json").read_text())
@@ -151,8 +151,8 @@ def test_what_is_found_runs(tmp_path):
     assert f"Batch Size: {found['global_batch']}\n" in shown
 
 
-def test_the_plan_that_is_given_is_looked_at(tmp_path):
-    """Seven stages on one IPU, which the search does not make of itself, and reads back as it was."""
+def test_given_plan_is_kept(tmp_path):
+    """Seven stages on one IPU, which the search itself never proposes, are read back unchanged."""
     words = ("--config", "efficientnet_b4_g1_with_batch_norm_16ipus", "--search", "--json", "-")
     found = json.loads(succeed("plan", *words).out)
     assert found["images_per_second"] >= found["given"]["images_per_second"] and found["fits"]
@@ -185,13 +185,13 @@ def test_the_plan_that_is_given_is_looked_at(tmp_path):
          "POD4"),
     ],
 )  # fmt: skip
-def test_a_slip_is_one_line(words, named):
+def test_wrong_arguments_give_one_line(words, named):
     result = run("plan", *words.split())
     assert (result.code, result.out) == (2, "") and named in result.err and "Traceback" not in result.err
     assert result.err.startswith("cnn plan: error: ")
 
 
-def test_made_data_stay_in_the_block_that_is_found(tmp_path):
+def test_generated_data_stay_in_found_block(tmp_path):
     words = ("--model", "resnet", "--model-size", 8, "--dataset", "cifar-10", "--batch-size", 16)
     of_one_call = ("--autoresume", "--logs-path", tmp_path / "run", "--profile")
     given, assumed = (succeed("plan", *words, *more, "--search").out for more in (("--generated-data", *of_one_call), ()))
@@ -211,8 +211,8 @@ def test_made_data_stay_in_the_block_that_is_found(tmp_path):
         "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 3 --image-size 800",
     ],
 )
-def test_each_remedy_can_be_given_and_helps(words):
-    """A proposal keeps the global batch, and takes less memory on the fullest IPU."""
+def test_proposed_remedies_are_valid_and_help(words):
+    """A proposal keeps the global batch and needs less memory on the fullest IPU."""
     plan = json.loads(succeed("plan", *words.split(), "--json", "-").out)
     assert not plan["fits"] and plan["remedies"]
     for remedy in plan["remedies"]:
@@ -222,15 +222,15 @@ def test_each_remedy_can_be_given_and_helps(words):
             assert other["global_batch"] == plan["global_batch"], remedy
 
 
-def test_a_search_looks_at_a_part_of_the_system():
-    """Where all of its IPUs do not divide the batch."""
+def test_search_may_use_part_of_system():
+    """If all of its IPUs do not divide the batch."""
     words = "--model resnet --model-size 50 --dataset imagenet --system POD64"
     found = json.loads(succeed("plan", *words.split(), "--micro-batch-size", 33, "--search", "--json", "-").out)
     assert found["fits"] and 1 < found["ipus"] <= 64 and found["global_batch"] == 33
 
 
-def test_what_a_search_finds_trains():
-    """Mixup takes two pictures of a micro-batch; of 3, the memory of an IPU would have one alone."""
+def test_found_mixup_plan_trains():
+    """Mixup needs two images in a micro-batch; the batch of 3 alone would allow one."""
     words = "--model efficientnet --model-size B4 --dataset imagenet --micro-batch-size 3 --search --json -"
     one, mixed = (json.loads(succeed("plan", *words.split(), *more).out) for more in ((), ("--mixup-alpha", 0.2)))
     assert (one["micro_batch"], mixed["micro_batch"]) == (1, 3)
@@ -240,14 +240,14 @@ def test_what_a_search_finds_trains():
     assert run(*given, "--generated-data").code == run(*given, "--inference").code == 0
 
 
-def test_one_process_of_several_is_planned(monkeypatch):
-    """TF_CONFIG is no matter of a plan."""
+def test_single_process_of_several_is_planned(monkeypatch):
+    """TF_CONFIG does not affect a plan."""
     cluster = {"cluster": {"worker": ["127.0.0.1:23411", "127.0.0.1:23412"]}, "task": {"index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     assert "--distributed: planning one process" in succeed("plan", "--config", "quickstart", "--distributed").out
 
 
-def test_replicas_are_assumed_where_batch_norm_goes_over_them():
+def test_replicas_are_assumed_for_batch_norm_span():
     words = ("--model-size", 14, "--dataset", "imagenet", "--image-size", 64, "--BN-span", 4)
     said = "--BN-span 4 needs 4 replicas"
     assert said in succeed("plan", *words, "--batch-norm").out

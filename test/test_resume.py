@@ -1,4 +1,4 @@
-"""A run stopped half-way and restored ends with the unbroken run's bits and rows, whatever it is made of."""
+"""A stopped and restored run ends with the bits and rows of the unbroken run, for every combination of options."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ AXES = {
     "weights": ("--weight-avg-exp 0.5", "--weight-decay 0", "--clip-grad-norm 1", "--ema 0.9"),
 }
 GRID = list(covering(AXES))
-RATES = {"LARS": 0.03, "Adam": 0.0003, "AdamW": 0.001}  # of steps that move weights and do not break FP16; 0.01 for others
+RATES = {"LARS": 0.03, "Adam": 0.0003, "AdamW": 0.001}  # rates that move weights without overflow in FP16; 0.01 for others
 
 
 def words(row: Row) -> list[str]:
-    """Four updates of 4 or more samples with a checkpoint and a log row each."""
+    """Return four updates of 4 or more samples, with a checkpoint and a log row each."""
     text = (
         f"--dataset fashion-mnist --model {row['network']} --optimiser {row['optimiser']} --precision {row['precision']} "
         f"--lr-schedule {row['schedule']} {row['update']} {row['weights']} --replicas 2 --batch-size 2 --iterations 4 --seed 3 "
@@ -60,7 +60,7 @@ def words(row: Row) -> list[str]:
 @pytest.mark.usefixtures("short_efficientnet")
 @pytest.mark.sampled
 @pytest.mark.parametrize("row", GRID)
-def test_stopped_and_restored_is_unbroken(row, tmp_path):
+def test_resume_is_exact(row, tmp_path):
     succeed("train", *words(row), "--logs-path", tmp_path / "whole")
     succeed("train", *words(row), "--logs-path", tmp_path / "parts", "--stop-after", row["stop"])
     succeed("restore", "--restore-path", tmp_path / "parts")
@@ -72,15 +72,15 @@ def test_stopped_and_restored_is_unbroken(row, tmp_path):
 
 
 def assert_different(before, after):
-    """Most kernels moved: a run that stands still resumes well."""
+    """Check that most kernels moved: a run that stands still would always resume exactly."""
     kernels = [name for name in before if name.endswith("kernel")]
     moved = [name for name in kernels if before[name].tobytes() != after[name].tobytes()]
     assert 2 * len(moved) > len(kernels)
 
 
-def test_the_grid_names_every_choice():
+def test_grid_covers_every_choice():
     from emulator.plan.options import DeviceOptions
-    from harness.options.sections import TrainingOptions  # whose choices may grow
+    from harness.options.sections import TrainingOptions  # the choices may grow
 
     choices = TrainingOptions.__dataclass_fields__["optimiser"].metadata["choices"]
     assert set(AXES["optimiser"]) == set(choices)
@@ -91,14 +91,14 @@ def test_the_grid_names_every_choice():
 # --- The same call again ---------------------------------------------------------------------------------------
 
 
-def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
+def test_same_call_starts_resumes_and_finishes(tmp_path):
     """As a scheduler repeats it: after a kill before the first checkpoint, after a stop, and after the end."""
     words = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3,
              "--iterations", 9, "--log-freq", 3, "--batches-per-step", 3, "--weight-avg-exp", 0.5)  # fmt: skip
     whole, folder = tmp_path / "whole", tmp_path / "run"
     succeed("train", *words, "--logs-path", whole)
     folder.mkdir()
-    for name in ("arguments.json", "log.txt", "training.csv"):  # left by a process that had no time for a checkpoint
+    for name in ("arguments.json", "log.txt", "training.csv"):  # left by a process killed before its first checkpoint
         shutil.copy(whole / name, folder / name)
     call = ("train", *words, "--logs-path", folder, "--autoresume")
     restarting = f"restarting the run in {folder}"
@@ -127,10 +127,10 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     average, table = folder / "ckpt" / "weight_avg_exp_0.5.index", folder / "validation.csv"
     rows, mean = table.read_text(), average.read_bytes()
     for spoil in (
-        average.unlink,  # as a kill before the average leaves the run
-        lambda: os.utime(average, ns=(0, 0)),  # as a longer run does that is killed before its own
+        average.unlink,  # the state after a kill before the average
+        lambda: os.utime(average, ns=(0, 0)),  # the state of a longer run killed before its own average
         average.with_name("weight_avg_exp_0.5.data-00000-of-00001").unlink,
-        partial(table.write_text, rows + rows.splitlines()[-1].replace("exp_0.5", "N_7") + "\n"),  # of no file
+        partial(table.write_text, rows + rows.splitlines()[-1].replace("exp_0.5", "N_7") + "\n"),  # of a missing file
     ):
         spoil()
         assert "is complete" not in succeed(*call).out
@@ -149,7 +149,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
 
 
 @pytest.mark.parametrize("validation", [(), ("--no-validation",)])
-def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_path, monkeypatch):
+def test_same_call_completes_run_without_checkpoints(validation, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     call = ("train", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--log-freq", 3, "--batches-per-step",
             3, "--ckpts-per-epoch", 0, *validation, "--logs-path", folder, "--autoresume", "--iterations")  # fmt: skip
@@ -161,20 +161,19 @@ def test_the_same_call_finds_a_run_complete_that_saves_nothing(validation, tmp_p
     assert longer.code == 2 and "holds a complete run of 3 updates that saved no checkpoint" in longer.err
     cluster = {"worker": ["localhost:1", "localhost:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
-    assert (
-        "is complete (3 updates, no checkpoint)" in succeed(*call, 3, "--distributed").out
-    )  # and waits for no other instance
+    # no wait for the other instance
+    assert "is complete (3 updates, no checkpoint)" in succeed(*call, 3, "--distributed").out
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
+def test_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
     words = "--dataset fashion-mnist --model-size 8 --batch-size 4 --iterations 2 --no-validation --seed 3 --precision 32.32"
     succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--stop-after", 1)
     resumed = ("restore", "--restore-path", tmp_path / "run", "--dry-run")
     assert "was computed with" not in succeed(*resumed).out
     with monkeypatch.context() as patch:
         patch.setenv("TF_CPP_VMODULE", "none=1")  # changes no bit
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "0")  # nor does this
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "0")  # neither does this
         assert "was computed with" not in succeed(*resumed).out
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")

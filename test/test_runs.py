@@ -1,4 +1,4 @@
-"""cnn runs: the runs below a folder, and their removal."""
+"""cnn runs: list the runs in a folder, and remove them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def called(*words: object) -> Result:
 
 
 def listed(top: Path, *words: object) -> dict[str, dict]:
-    """The runs by name, in their order."""
+    """Return the runs by name, in their order."""
     return {each["name"]: each for each in json.loads(called(top, "--json", *words).out)}
 
 
 def made(folder: Path, updates: int | None, accuracies: tuple[float, ...] = (), age: int = 0, **record: object) -> Path:
-    """A folder as a run leaves it, with a checkpoint whose tensors are nothing."""
+    """Return a folder as a run leaves it, with an empty checkpoint."""
     folder.mkdir(parents=True)
     (folder / "arguments.json").write_text(json.dumps({**RECORD, **record}))
     if updates is not None:
@@ -57,7 +57,7 @@ def logs(tmp_path) -> Path:
     return tmp_path / "logs"
 
 
-def test_runs_are_listed_with_what_they_reached(logs):
+def test_runs_are_listed_with_results(logs):
     runs = listed(logs)
     assert list(runs) == ["deep/half", "fresh", "done"]  # newest first, and none through a link
     assert [(each["updates"], each["total_updates"], each["state"]) for each in runs.values()] == [
@@ -79,7 +79,7 @@ def test_tensorflow_is_not_imported(logs):
     assert "deep/half" in done.stdout and not re.search(r"\| +tensorflow$", done.stderr, re.MULTILINE)
 
 
-def test_the_folder_of_a_validation_is_told_from_a_run(logs):
+def test_validation_folder_is_no_run(logs):
     made(logs / "v", None, (50.0,), run_id=None)
     assert (listed(logs)["v"]["state"], listed(logs)["v"]["total_updates"]) == ("validation", None)
     with locks.lock_folder(logs / "v"):
@@ -103,7 +103,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_a_damaged_run_is_listed_with_the_file(case, logs):
+def test_damaged_run_is_listed_with_file(case, logs):
     damage, file = DAMAGES[case]
     damage(logs / "deep/half")
     run = listed(logs)["deep/half"]
@@ -111,7 +111,7 @@ def test_a_damaged_run_is_listed_with_the_file(case, logs):
     assert listed(logs)["done"]["state"] == "complete"
 
 
-def test_a_running_run_is_seen_by_its_lock_and_stays(logs):
+def test_locked_run_is_recognised_and_kept(logs):
     with locks.lock_folder(logs / "done"):
         assert listed(logs)["done"]["state"] == "running"
         result = called(logs, "--remove", "deep/half", "done", "--yes")
@@ -120,19 +120,19 @@ def test_a_running_run_is_seen_by_its_lock_and_stays(logs):
 
 
 @pytest.mark.parametrize("place", ["inner", ".hidden/run", "1/2/3/4/5/6/7/8/9/run"])
-def test_a_run_inside_that_the_list_leaves_out_keeps_the_outer_one(logs, place):
+def test_nested_run_keeps_outer_run(logs, place):
     inside = made(logs / "done" / place, 1)
     result = called(logs, "--remove", "done", "--yes")
     assert (result.code, result.out) == (2, "") and f"contains another run, {inside}" in result.err
     assert (inside / "ckpt-1.index").exists() and (logs / "done/ckpt-6.index").exists()
 
 
-def test_what_a_killed_writer_left_is_no_run_inside(logs):
+def test_leftovers_of_writer_are_no_nested_run(logs):
     made(logs / "done/.saving-abc", 7)
     assert called(logs, "--remove", "done", "--yes").code == 0 and not (logs / "done").exists()
 
 
-def test_folders_that_may_not_be_read_are_named(logs, monkeypatch):
+def test_unreadable_folders_are_named(logs, monkeypatch):
     real = os.scandir
 
     def scandir(path):
@@ -145,7 +145,7 @@ def test_folders_that_may_not_be_read_are_named(logs, monkeypatch):
     assert result.code == 0 and "deep cannot be read (Permission denied)" in result.err and "done" in result.out
 
 
-def test_what_is_asked_is_removed_and_nothing_else(logs):
+def test_only_requested_runs_are_removed(logs):
     (logs / "done/further").symlink_to(logs.parent / "elsewhere")
     result = called(logs, "--remove", "done", logs / "fresh", "--yes")
     assert result.code == 0 and all(f"Removed {logs / name}\n" in result.out for name in ("done", "fresh"))
@@ -162,7 +162,7 @@ def test_what_is_asked_is_removed_and_nothing_else(logs):
         (("--remove", "done"), "give --yes"),
     ],
 )
-def test_what_is_no_run_or_was_not_confirmed_stays(words, reason, logs, monkeypatch):
+def test_other_folders_and_unconfirmed_runs_stay(words, reason, logs, monkeypatch):
     with open(os.devnull) as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         result = called(logs, *words)
@@ -171,7 +171,7 @@ def test_what_is_no_run_or_was_not_confirmed_stays(words, reason, logs, monkeypa
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), ("\x04", 1)])
-def test_a_terminal_is_asked(answer, code, logs, monkeypatch):
+def test_removal_asks_on_terminal(answer, code, logs, monkeypatch):
     leads, follows = os.openpty()
     with open(follows) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
@@ -185,7 +185,7 @@ def test_a_terminal_is_asked(answer, code, logs, monkeypatch):
 @pytest.mark.parametrize(
     "call", ["validation --predict photo.png", "inference_embedded --iterations 1", "export --to frozen"]
 )
-def test_one_network_is_not_another_s_whose_name_begins_so(call, logs):
+def test_checkpoint_names_need_full_match(call, logs):
     made(logs / "many", 36)
     script, *words = call.split()
     refused = run(script, *words, "--restore-path", logs / "many/ckpt-3")

@@ -1,4 +1,4 @@
-"""A run that cannot go on loses nothing: losses that are not finite, full disks, time between checkpoints, kill -9."""
+"""A run that must stop loses nothing: non-finite losses, full disks, safety checkpoints, kill -9."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ LONG = ("--iterations", 40, "--log-freq", 20, "--batches-per-step", 20, "--ckpts
 # --- Losses that are not finite --------------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_at_once(tmp_path):
+def test_non_finite_loss_ends_run_at_once(tmp_path):
     result = run("train", *WORDS, *HOPELESS, "--iterations", 2000, "--log-freq", 1000, "--logs-path", tmp_path / "run")
     assert result.code == 1 and result.err.count("\n") == 1
     (update,) = re.findall(r"the loss of update (\d+) is (?:nan|inf)", result.err)
     assert 1 < int(update) < 5
     assert "The newest checkpoint is ckpt-0." in result.out
-    # the bare command would end at the same update again
+    # the same command would end at the same update again
     assert re.search(r"^Resume: .*restore\.py --restore-path \S+ --abs-learning-rate [\d.e+]+$", result.out, re.M)
     assert numbers(tmp_path / "run") == [0]
 
 
-def test_keep_going_goes_on_and_says_so_once(tmp_path, monkeypatch):
-    """After a lost initial checkpoint, and a lost loss."""
+def test_keep_going_warns_once(tmp_path, monkeypatch):
+    """Of a failed initial checkpoint, and of a non-finite loss."""
     whole = write._write_tensors
 
     def with_a_full_disk_first(prefix, values):
@@ -78,8 +78,8 @@ def test_keep_going_goes_on_and_says_so_once(tmp_path, monkeypatch):
     assert numbers(tmp_path / "run") == [3, 6, 9]
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    """The update after which the loss was last looked at has spoilt them."""
+def test_non_finite_weights_are_not_saved(tmp_path):
+    """The update after the last check of the loss produced them."""
     words = (*WORDS, *HOPELESS, "--iterations", 9, "--log-freq", 1, "--batches-per-step", 1, "--ckpts-per-epoch", 1000)
     result = run("train", *words, "--logs-path", tmp_path / "run")
     assert (result.code == 1 and "not finite" in result.err) or "the loss of update" in result.err
@@ -89,8 +89,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["poll", "_safety_due"])
-def test_a_signal_between_host_steps_loses_no_update(moment, unbroken, tmp_path, monkeypatch):
-    """Before the next step begins, or when the events of the last one have been looked at."""
+def test_signal_between_host_steps_loses_nothing(moment, unbroken, tmp_path, monkeypatch):
+    """Before the next step begins, or after the events of the last one."""
     owner, calls = (Checkpointer if moment == "poll" else TrainingLoop), itertools.count()
     whole = getattr(owner, moment)
 
@@ -115,7 +115,7 @@ def test_a_signal_between_host_steps_loses_no_update(moment, unbroken, tmp_path,
 
 
 def test_safety_checkpoints_change_nothing(tmp_path):
-    """As often as can be, inside host steps: the next one replaces it."""
+    """Saved as often as possible, inside host steps; each replaces the last."""
     result = succeed("train", *WORDS, *LONG, "--safety-ckpt-minutes", 1e-9, "--logs-path", tmp_path / "often")
     assert len(re.findall("Saved safety checkpoint to", result.out)) >= 3
     without = succeed("train", *WORDS, *LONG, "--safety-ckpt-minutes", 0, "--logs-path", tmp_path / "never")
@@ -126,11 +126,11 @@ def test_safety_checkpoints_change_nothing(tmp_path):
     assert timeless(tmp_path / "often" / "training.csv") == timeless(tmp_path / "never" / "training.csv")
 
 
-# --- Full disks and folders that cannot be written -------------------------------------------------------------
+# --- Full disks and unwritable folders --------------------------------------------------------------------------
 
 
 def limited(most: int, *words: object) -> subprocess.CompletedProcess[str]:
-    """A process whose files may have a number of bytes."""
+    """Run a process with a limit on file size in bytes."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(
         [sys.executable, "-u", *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
@@ -138,7 +138,7 @@ def limited(most: int, *words: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_full_disk_costs_the_newest_checkpoint_only(unbroken, tmp_path):
+def test_full_disk_costs_newest_checkpoint_only(unbroken, tmp_path):
     folder = tmp_path / "run"
     succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
     size = (folder / "ckpt-3.data-00000-of-00001").stat().st_size
@@ -154,7 +154,7 @@ def test_a_full_disk_costs_the_newest_checkpoint_only(unbroken, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_keep_going_a_full_disk_is_a_warning(unbroken, tmp_path):
+def test_keep_going_survives_full_disk(unbroken, tmp_path):
     folder = tmp_path / "run"
     succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
     size = (folder / "ckpt-3.data-00000-of-00001").stat().st_size
@@ -164,14 +164,14 @@ def test_with_keep_going_a_full_disk_is_a_warning(unbroken, tmp_path):
     assert [row["iteration"] for row in rows(folder / "training.csv")] == ["3", "6", "9"]
 
 
-def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+def test_unwritable_log_ends_run_in_one_line(tmp_path):
     result = limited(1500, "train.py", *WORDS, *PERIODS, "--logs-path", tmp_path / "run")
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
     assert "File too large" in result.stderr and "Traceback" not in result.stdout
 
 
-def test_a_log_that_fails_while_a_host_step_runs_ends_the_run_and_loses_no_count(tmp_path, monkeypatch):
-    """The line of the first update is written while the others are being done."""
+def test_log_failure_during_host_step_keeps_count(tmp_path, monkeypatch):
+    """The line of the first update is written while later updates run."""
     whole = RunLog.file_only
 
     def full(self, text):
@@ -186,7 +186,7 @@ def test_a_log_that_fails_while_a_host_step_runs_ends_the_run_and_loses_no_count
 
 
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])
-def test_a_log_folder_that_cannot_be_made(place, tmp_path):
+def test_impossible_log_folder_is_named(place, tmp_path):
     (tmp_path / "file").write_text("")
     result = run("train", *WORDS, "--iterations", 1, "--logs-path", tmp_path / place)
     assert result.code == 2 and result.err.count("\n") == 1 and "cannot create a run directory in" in result.err
@@ -199,7 +199,7 @@ KILLED = (
     0.2, "--optimiser", "RMSprop", "--iterations", 12, "--log-freq", 2, "--batches-per-step", 4, "--ckpts-per-epoch", 50,
     "--base-learning-rate-exponent", -12, "--valid-batch-size", 100, "--weight-avg-N", 1, "--weight-avg-exp", 0.9,
 )  # fmt: skip
-MOMENTS = {  # the line after which the process is killed, and for how many seconds at most it lives on
+MOMENTS = {  # the line after which the process is killed, and the longest delay in seconds
     "before the first checkpoint": ("Total Parameters", 3.0),
     "inside an update": ("Saved ", 1.5),
     "while saving": ("step: ", 0.15),
@@ -232,8 +232,8 @@ def whole(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_kill_9_at_forty_moments_loses_nothing(whole, tmp_path, capsys):
-    """However often a run is killed, and where: it goes on, and ends with the unbroken run's bits."""
+def test_kill_9_loses_nothing(whole, tmp_path, capsys):
+    """A run killed at forty random moments resumes and ends with the unbroken run's bits."""
     chance, counts = random.Random(7), Counter()
     kills = [moment for moment in MOMENTS for _ in range(8)]
     chance.shuffle(kills)
@@ -260,12 +260,12 @@ def test_kill_9_at_forty_moments_loses_nothing(whole, tmp_path, capsys):
 
 
 def numbers_done(folder: Path) -> int:
-    """Updates that the newest checkpoint has."""
+    """Return the updates of the newest checkpoint."""
     return max(numbers(folder), default=0) if folder.exists() else 0
 
 
 def ended(whole: Path, folder: Path) -> None:
-    """Goes on to the end, and compares all that is left with the unbroken run's."""
+    """Finish the run and compare everything left with the unbroken run."""
     succeed("restore", "--restore-path", folder)
     assert numbers(folder) == numbers(whole)
     for iteration in numbers(whole):

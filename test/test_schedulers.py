@@ -1,4 +1,4 @@
-"""A real Slurm runs the job script of the page: Debian's packages slurmctld, slurmd and munge, and root's rights."""
+"""A real Slurm runs the job script of the docs. Needs Debian's packages slurmctld, slurmd and munge, and root's rights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MISSING = slurm_daemons.MISSING
 @pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt install slurmctld slurmd munge")
 @pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons start jobs as root only")
-def test_a_job_that_is_told_to_leave_goes_back_into_the_queue_and_ends_with_the_same_bits(tmp_path):
-    """The page's script but for the network, and with both tasks on one node."""
+def test_requeued_job_is_exact(tmp_path):
+    """The script of the docs without the network part, with both tasks on one node."""
     page = (plugins.ROOT / "docs" / "schedulers.md").read_text()
     script = re.search(r"^```\n(#!/bin/bash.*?)^```$", page, re.M | re.S)[1].replace("--config quickstart", NETWORK)
     (tmp_path / "job.sh").write_text(script)
@@ -40,12 +40,12 @@ def test_a_job_that_is_told_to_leave_goes_back_into_the_queue_and_ends_with_the_
 
 
 def submitted(slurm: Slurm, name: str) -> str:
-    """The number of a job that trains in a folder of this name."""
+    """Submit a job that trains in a folder of this name; return its number."""
     return slurm.submit("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--job-name={name}", "job.sh")
 
 
 def leave(slurm: Slurm, job: str, stop: int) -> None:
-    """Tell a job to leave, as --signal=USR1@120 does, while it trains for the `stop`-th time; let it begin again at once."""
+    """Signal a job, as --signal=USR1@120 does, during training number `stop`; restart it at once."""
 
     def trains() -> bool:
         output = slurm.output(job)
@@ -58,7 +58,7 @@ def leave(slurm: Slurm, job: str, stop: int) -> None:
 
 
 def completed(slurm: Slurm, job: str) -> str:
-    """The output of a job that must end well."""
+    """Return the output of a job, which must succeed."""
     until(lambda: slurm.state(job) in ENDED, 180, lambda: slurm.output(job))
     assert slurm.state(job) == "COMPLETED", slurm.output(job)
     return slurm.output(job)

@@ -1,6 +1,7 @@
-"""However an update is carried out, its numbers are the same: stages, devices, schedules, recomputation, replicas,
-accumulation, host steps and data threads to the last bit; folding and other micro-batches up to the order of
-summation. And the tests that say so notice when something is wrong."""
+"""Layouts change no number: stages, devices, schedules, recomputation, replicas, accumulation, host steps and data threads
+agree to the last bit. Folding and other micro-batches agree up to the order of summation. Seeded faults prove that the
+tests notice errors.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +31,18 @@ from harness.run.run import Run
 
 UPDATES = 9
 IMAGES = 100  # 9 updates of 48 samples are more than four epochs
-RESNET = "--model-size 8 --optimiser momentum --clip-grad-norm 2"  # which clips most of the updates
+RESNET = "--model-size 8 --optimiser momentum --clip-grad-norm 2"  # clips most of the updates
 EFFICIENTNET = (
     "--model efficientnet --depth-coefficient 0.3 --width-coefficient 0.25 --top-width 64 --image-size 16 --group-dim 16 "
     "--expand-ratio 4 --dropout-rate 0.2 --block-survival-prob 0.5 --optimiser momentum --ema 0.3"
 )
 GROUP, BATCH = "--group-norm", "--batch-norm --BN-span 1"
-SPAN = "--batch-norm --BN-span 2"  # two replicas of 4 samples are one micro-batch of 8 to batch norm
+SPAN = "--batch-norm --BN-span 2"  # two replicas of 4 samples are one micro-batch of 8 for batch norm
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> str:
-    """A CIFAR-10 of a hundred pictures, each class of a colour of its own under noise."""
+    """Write a CIFAR-10 of a hundred images: noise, with its own colour for each class."""
     folder, draw = tmp_path_factory.mktemp("cifar"), np.random.default_rng(5)
     colours = draw.integers(30, 220, [10, 3, 1])
     for name, count in [*((f"data_batch_{i}.bin", IMAGES // 5) for i in range(1, 6)), ("test_batch.bin", 20)]:
@@ -58,7 +59,7 @@ def prepared(words: str, folder: str) -> Run:
 
 
 def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,), begun: list | None = None) -> dict[str, np.ndarray]:
-    """Losses of every update and all variables after them; `begun` gets the variables before."""
+    """Return the losses of every update and all variables afterwards; `begun` gets the variables before."""
     built = training_program(prepared(words, folder), 0)
     if begun is not None:
         begun.append(built.values())
@@ -69,7 +70,7 @@ def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,), begun: l
     return {"losses": np.concatenate(losses), **values}
 
 
-# The grid: every value of an axis meets every value of every other one.
+# The grid: every value of an axis meets every value of every other axis.
 
 AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "resnet": {
@@ -99,7 +100,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 
 
-def test_the_grid_has_every_pair():
+def test_grid_has_every_pair():
     for axes in AXES.values():
         met = {pair for row in covering(axes) for pair in itertools.combinations(row.items(), 2)}
         for (one, its), (other, others) in itertools.combinations(axes.items(), 2):
@@ -111,7 +112,7 @@ def network(family: str, norm: str) -> str:
 
 
 def laid_out(family: str, norm: str, row: Row) -> str:
-    """The options of a row. With a span the replicas are even in number."""
+    """Return the options of a row. With a span, the number of replicas is even."""
     replicas, accumulation = map(int, row["batch"].split())
     if norm == SPAN and replicas % 2:
         replicas, accumulation = 2, 6
@@ -126,7 +127,7 @@ KEPT: dict[tuple[str, str, str], dict[str, np.ndarray]] = {}
 
 
 def plain(family: str, norm: str, fold: str, folder: str) -> dict[str, np.ndarray]:
-    """The plain loop: one stage, one replica, one host step."""
+    """Return the plain loop: one stage, one replica, one host step."""
     if (family, norm, fold) not in KEPT:
         size = "--batch-size 8 --gradient-accumulation-count 6" if norm == SPAN else (
             "--batch-size 4 --gradient-accumulation-count 12")  # fmt: skip
@@ -146,14 +147,14 @@ LAYOUTS = list(grid())
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
-def test_no_layout_changes_a_bit(family, norm, row, pictures):
+def test_layouts_change_no_bit(family, norm, row, pictures):
     expected = plain(family, norm, row["fold"], pictures)
     found = trained(laid_out(family, norm, row), pictures, tuple(map(int, row["steps"].split())))
     assert_same_bits(expected, found)
 
 
 @pytest.mark.parametrize(("family", "norm"), [("resnet", GROUP), ("resnet", SPAN), ("efficientnet", GROUP)])
-def test_the_weights_really_moved(family, norm, pictures):
+def test_weights_really_move(family, norm, pictures):
     expected = plain(family, norm, "1", pictures)
     start = training_program(prepared(f"{network(family, norm)} --replicas 2", pictures), 0)
     before = start.values()
@@ -166,16 +167,16 @@ FEW = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --
 
 @pytest.fixture(scope="module")
 def two_updates(pictures) -> dict[str, np.ndarray]:
-    """Two updates of few pictures that are dropped at random."""
+    """Return two updates of few images with random dropping."""
     return trained(FEW, pictures, (2,))
 
 
-def test_a_span_makes_a_difference(pictures):
+def test_span_makes_difference(pictures):
     alone = plain("resnet", BATCH, "1", pictures)
     assert not np.array_equal(plain("resnet", SPAN, "1", pictures)["losses"], alone["losses"])
 
 
-FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and behind what is trained
+FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and after the trained part
 
 
 @pytest.mark.parametrize("precision", ["32.32", "16.16", "8.16"])
@@ -194,7 +195,7 @@ def test_frozen_norms_stay_and_change_no_bit(precision, pictures):
     assert frozen and all(span[name].tobytes() == begun[0][name].tobytes() for name in frozen)
 
 
-# Seeded faults: with any of them the grid fails.
+# Seeded faults: the grid fails with any of them.
 
 FAULTY: Row = {"stages": AXES["resnet"]["stages"][3], "schedule": "Grouped", "batch": "2 6", "steps": "9", "fold": "1",
                "recompute": "--enable-recomputation", "threads": "48"}  # fmt: skip
@@ -219,7 +220,7 @@ def swap_two_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shift_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas 1 and 2 share their statistics, not 0 and 1."""
+    """Let replicas 1 and 2 share their statistics, instead of 0 and 1."""
     change_the_stream(monkeypatch, lambda dataset: dataset.unbatch().skip(4).batch(8, drop_remainder=True))
 
 
@@ -251,7 +252,7 @@ def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (shift_the_span, SPAN),
     ],
 )
-def test_the_grid_notices(fault, norm, pictures, monkeypatch):
+def test_grid_notices_faults(fault, norm, pictures, monkeypatch):
     expected = plain("resnet", norm, "1", pictures)
     fault(monkeypatch)
     found = trained(laid_out("resnet", norm, FAULTY), pictures)
@@ -260,8 +261,8 @@ def test_the_grid_notices(fault, norm, pictures, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
-def test_the_grid_notices_what_is_drawn_anew(kind, two_updates, pictures, monkeypatch):
-    """Which neither would be that is off."""
+def test_grid_notices_repeated_random_draws(kind, two_updates, pictures, monkeypatch):
+    """This also proves that both kinds of dropping are active."""
     draw_anew(kind, monkeypatch)
     with pytest.raises(AssertionError, match="differ"):
         assert_same_bits(two_updates, trained(f"{FEW} --enable-recomputation", pictures, (2,)))
@@ -272,7 +273,7 @@ def test_the_grid_notices_what_is_drawn_anew(kind, two_updates, pictures, monkey
 
 @pytest.fixture
 def in_float64(monkeypatch):
-    """Weights and arithmetic in float64."""
+    """Compute weights and arithmetic in float64."""
     monkeypatch.setattr(ipu_utils, "TrainingSpec", partial(ipu_utils.TrainingSpec, dtype=tf.float64))
 
 
@@ -310,7 +311,7 @@ def test_folds_and_micro_batches_agree_in_float64(words, one, others, pictures, 
 
 
 def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
-    """The first update's gradients, from plain SGD at rate 1."""
+    """Return the first update's gradients, from plain SGD at rate 1."""
     plain_rule = words.replace("momentum", "SGD")
     built = training_program(prepared(f"--loss-scaling 1 {plain_rule} --weight-decay 0", folder), 0)
     before = built.values()
@@ -321,17 +322,17 @@ def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("norm", "fold"), [(GROUP, "2"), (BATCH, "auto")])
-def test_folding_changes_a_gradient_only_in_its_last_places(norm, fold, pictures):
+def test_folding_changes_only_last_bits_of_gradients(norm, fold, pictures):
     words = f"{RESNET} {norm} --batch-size 4 --gradient-accumulation-count 12"
     expected = first_gradient(f"{words} --fold 1", pictures)
     found = first_gradient(f"{words} --fold {fold}", pictures)
     for name, gradient in expected.items():
-        # some gradients are nought but for rounding: those of a shift that the next batch norm takes away
+        # some gradients are 0 except for rounding: those of a shift that the next batch norm cancels
         assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, name
 
 
-def test_folding_loses_no_more_gradients_to_a_format(pictures):
-    """At so small a loss scale that FP16 loses some of them: those of a micro-batch are as large in every pass."""
+def test_folding_loses_no_more_gradients(pictures):
+    """The loss scale is so small that FP16 loses some: gradients of a micro-batch have the same size in every pass."""
     words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --precision 16.32 --loss-scaling 0.0009765625"
     expected, found = (first_gradient(f"{words} --fold {fold}", pictures) for fold in (1, 8))
     for name, gradient in expected.items():
@@ -341,8 +342,8 @@ def test_folding_loses_no_more_gradients_to_a_format(pictures):
 # Random numbers of replicas
 
 
-def test_replicas_draw_the_same_numbers_if_asked(two_updates, pictures):
-    """The replicas see different pictures, but draw by the picture's place in their own stream."""
+def test_replicas_draw_same_numbers_if_asked(two_updates, pictures):
+    """The replicas see different images, but draw by an image's position in their own stream."""
     words = f"{EFFICIENTNET} {GROUP} --replicas 2 --batch-size 4 --fold 1"
     plan = prepared(f"{words} --gradient-accumulation-count 3 --identical-replica-seeding", pictures).plan
     positions = np.arange(2 * 3 * 4 * 2)  # two updates
@@ -358,7 +359,7 @@ def test_replicas_draw_the_same_numbers_if_asked(two_updates, pictures):
 
 
 def stage_devices(built: TrainingProgram, kinds: Sequence[str]) -> dict[str, set[str]]:
-    """The devices of the operations of each kind."""
+    """Return the devices of the operations of each kind."""
     found = built.graph.get_operations()
     return {kind: {op.device for op in found if op.type.endswith(kind)} for kind in kinds}
 
@@ -369,7 +370,7 @@ def assert_stages_apart(built: TrainingProgram) -> None:
     assert found["Conv2D"] == found["Conv2DBackpropFilter"] == {f"/device:CPU:{j}" for j in range(3)}
 
 
-def test_stages_live_on_devices_of_their_own(pictures, monkeypatch):
+def test_stages_use_their_own_devices(pictures, monkeypatch):
     words = f"{RESNET} {BATCH} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {FAULTY['stages']}"
     built = training_program(prepared(words, pictures), 0)
     assert_stages_apart(built)
@@ -383,7 +384,7 @@ def test_stages_live_on_devices_of_their_own(pictures, monkeypatch):
         if "Conv2D" in node.node_name or "MatMul" in node.node_name
     }
     assert len({name for name in busy if "cpu:" in name}) == 4
-    # and it would be noticed if they did not
+    # the check notices shared devices
     run = prepared(words, pictures)
     crowded = dataclasses.replace(run, plan=dataclasses.replace(run.plan, stage_devices=("/cpu:0",) * 4))
     together = training_program(crowded, 0)
@@ -403,7 +404,7 @@ def test_recomputation_runs_forward_again(pictures):
     assert convolutions("--enable-recomputation") == 14  # the last segment's dense layer needs no second run
 
 
-def test_the_graph_does_not_grow_with_the_layout(pictures):
+def test_graph_size_is_independent_of_layout(pictures):
     counts = set()
     for replicas, accumulation in ((1, 8), (16, 4)):
         words = (
@@ -416,7 +417,7 @@ def test_the_graph_does_not_grow_with_the_layout(pictures):
 
 
 @pytest.mark.parametrize("layout", ["", FAULTY["stages"]])
-def test_stopping_drops_the_unfinished_update(layout, pictures):
+def test_stopping_drops_unfinished_update(layout, pictures):
     words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {layout}"
     built = training_program(prepared(words, pictures), 0)
     seen: list[float] = []
@@ -428,7 +429,7 @@ def test_stopping_drops_the_unfinished_update(layout, pictures):
 
     metrics = built.step([0.05] * 5000, stop_after_three)
     again = built.step([0.05])
-    assert len(again.loss) == len(again.instance_seconds) == 0  # a request that holds leaves nothing to do
+    assert len(again.loss) == len(again.instance_seconds) == 0  # a pending request leaves nothing to do
     found = built.values()
     done = int(found["global_step"][0])
     built.close()
@@ -449,12 +450,12 @@ def test_stopping_drops_the_unfinished_update(layout, pictures):
         ("--shards 40", "40"),
     ],
 )
-def test_layouts_that_cannot_be(words, named, pictures):
+def test_impossible_layouts_are_rejected(words, named, pictures):
     with pytest.raises((OptionError, PartitionError)) as error:
         prepared(f"{RESNET} --batch-size 4 {words}", pictures)
     assert all(word in str(error.value) for word in named.split())
 
 
-def test_what_the_faults_change_is_what_runs():
+def test_faults_change_code_in_use():
     """The seeded faults patch names that the programs use."""
     assert build.ipu_utils is ipu_utils

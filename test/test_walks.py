@@ -1,4 +1,4 @@
-"""The walks of a new user, shortened: the scripts of test/walks, whose commands README and docs print."""
+"""The walks of a new user, shortened: the scripts in test/walks, whose commands README and docs print."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LEFT = {  # what each walk leaves: files, and rows of validation.csv
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a page or a walk, as somebody would type them, less where a validation's log goes."""
+    """Return the commands of a page or walk as typed, without the log folder of a validation."""
     text = re.sub(r"\\\n\s*", "", text).replace('"', "")
-    text = re.sub(r" \$(quick|short)\b| \$\{\w+:\+[^}]*\}", "", text)  # only there when a walk is shortened
+    text = re.sub(r" \$(quick|short)\b| \$\{\w+:\+[^}]*\}", "", text)  # only in shortened walks
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text).replace("$python poprun.py", "poprun").replace("$python", "python")
     lines = [" ".join(line.split()) for line in text.replace("$runs", "logs").splitlines()]
     return [re.sub(r"(validation.py .*) --logs-path \S+", r"\1", line) for line in lines if re.match("python|poprun", line)]
 
 
-def test_the_walk_of_the_recipes_is_the_one_that_is_printed():
+def test_walk_of_recipes_matches_docs():
     printed = commands((ROOT / "docs/paper.md").read_text().split("\nIn miniature")[1].split("\n## ")[0])
     walked = commands((ROOT / "test/walks/meme.sh").read_text())
     assert len(printed) == 5
@@ -42,8 +42,8 @@ def test_the_walk_of_the_recipes_is_the_one_that_is_printed():
 
 
 @pytest.mark.parametrize("walk", [walk for walk in LEFT if walk not in ("pictures", "installed")])
-def test_trainings_of_a_walk_can_begin(walk, tmp_path):
-    """All of them, also those of the walk that takes minutes; weights that a walk has yet to make are left out."""
+def test_training_commands_of_walks_are_valid(walk, tmp_path):
+    """All of them, including the walk that takes minutes; weights that do not exist yet are left out."""
     trainings = [line for line in commands((ROOT / f"test/walks/{walk}.sh").read_text()) if "train.py" in line]
     for line in trainings:
         words = shlex.split(re.sub(r"--init-path \S+", "", line.split("train.py")[1].replace("logs/", f"{tmp_path}/")))
@@ -62,7 +62,7 @@ def test_trainings_of_a_walk_can_begin(walk, tmp_path):
         pytest.param("installed", marks=pytest.mark.slow),
     ],
 )
-def test_walk(walk, tmp_path):
+def test_walks_succeed(walk, tmp_path):
     environ = {**os.environ, "PYTHON": sys.executable, "RUNS": str(tmp_path), "SHORT": "1"}
     done = subprocess.run(
         ["sh", f"test/walks/{walk}.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1700

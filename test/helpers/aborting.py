@@ -1,4 +1,4 @@
-"""A function for another process that ends it as a fault in C++ does."""
+"""End a process as a fault in C++ does."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def abort(*_: object) -> None:
-    """End the process by SIGABRT, whatever it is given."""
+    """End the process by SIGABRT, with any arguments."""
     os.abort()

@@ -1,5 +1,7 @@
-"""One instance of a group that all-reduces numbers as gradients in a format: `python test/helpers/all_reduce.py ADDRESSES
-INSTANCE FORMAT FILE`; FILE takes the sums, as FP32."""
+"""Run one instance of a group that all-reduces numbers in a wire format.
+
+`python test/helpers/all_reduce.py ADDRESSES INSTANCE FORMAT FILE` writes the FP32 sums to FILE.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ SIZES = (1, 7, 1000, 30_011)
 
 
 def parts(instance: int) -> dict[str, np.ndarray]:
-    """What an instance adds: numbers of all magnitudes, among them some that are below FP16's and that overflow it."""
+    """Return what an instance adds: numbers of all magnitudes, some below FP16's range and some above."""
     rng = np.random.default_rng(instance)
     return {f"{n}": (rng.standard_normal(n) * 2.0 ** rng.uniform(-30, 17, n)).astype(np.float32) for n in SIZES}
 
 
 def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
-    """All-reduces every instance's parts in one bucket."""
+    """All-reduce every instance's parts in one bucket."""
     from base.process import tf_runtime
 
     tf_runtime.import_tensorflow()
@@ -42,7 +44,7 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
         sums = {name: tf.cast(x, tf.float32) for name, x in group.all_reduce_bucket(sent).items()}
         with group.session(graph, tf.ConfigProto()) as session:
             np.savez(file, **session.run(sums, options=options))
-            session.run(group.barrier(), options=options)  # before a server is gone
+            session.run(group.barrier(), options=options)  # so that no server ends early
 
 
 if __name__ == "__main__":

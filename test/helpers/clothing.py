@@ -1,6 +1,6 @@
-"""A folder of pictures to try things on: clothing of the embedded data set as PNGs, a folder for each class.
+"""Write a folder of example images: clothing of the embedded data set as PNGs, a folder for each class.
 
-python test/helpers/clothing.py FOLDER [--classes N] [--pictures N]
+python test/helpers/clothing.py FOLDER [--classes N] [--images N]
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from base.storage import cache
 from Datasets import fashion_mnist
 from Datasets.formats import idx
 
-SIDE = 96  # pixels of a PNG
+SIDE = 96  # pixels
 
 
-def write(top: Path, classes: int, pictures: int) -> None:
-    """The first pictures of the first classes that look different enough."""
+def write(top: Path, classes: int, images: int) -> None:
+    """Write the first images of the first classes that look different enough."""
     folder = cache.expanded("fashion-mnist-v1", idx.writer(lambda: idx.unpacked(idx.EMBEDDED)), os.environ)
     records = np.fromfile(folder / "train.bin", np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     names = fashion_mnist.SPECS["fashion-mnist"].class_names
     for label in (1, 7, 8, 0, 9, 3, 2, 5, 4, 6)[:classes]:
         place = top / names[label].replace("/", "-")
         place.mkdir(parents=True)
-        for k, record in enumerate(records[records[:, 0] == label][:pictures]):
+        for k, record in enumerate(records[records[:, 0] == label][:images]):
             picture = Image.fromarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
             picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(place / f"{k:03}.png")
 
@@ -39,6 +39,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--classes", type=int, default=4)
-    parser.add_argument("--pictures", type=int, default=40)
+    parser.add_argument("--images", type=int, default=40)
     asked = parser.parse_args()
-    write(asked.folder, asked.classes, asked.pictures)
+    write(asked.folder, asked.classes, asked.images)

@@ -1,4 +1,4 @@
-"""Small runs of the real commands in this process, for tests."""
+"""Run small commands in this process, for tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def folder(self) -> Path:
-        """The run folder that it announced."""
+        """Return the run directory that the command announced."""
         line = next(line for line in self.out.splitlines() if line.startswith(" Saving to "))
         return Path(line[11:])
 
@@ -57,19 +57,19 @@ def run(script: str, *words: object) -> Result:
 
 
 def succeed(script: str, *words: object) -> Result:
-    """Run a command that must end well."""
+    """Run a command that must succeed."""
     result = run(script, *words)
     assert result.code == 0, result.err + result.out
     return result
 
 
 def program(prepared: Run) -> TrainingProgram:
-    """The run's training program, at its initial weights; built once in a session of tests, as those of commands are."""
+    """Return the run's training program with its initial weights; tests and commands share the built programs."""
     return build.training_program(prepared, 0, cache_entry=program_cache.cache_entry(prepared, "training", recording=False))
 
 
 def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:
-    """A checkpoint's tensors by name; none is a scalar, as programs that compare checkpoints iterate over their values."""
+    """Return a checkpoint's tensors by name, without scalars, so that callers can iterate over values."""
     reader = tf.train.NewCheckpointReader(str(folder / f"ckpt-{iteration}"))
     tensors = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     assert all(value.ndim for value in tensors.values())
@@ -77,33 +77,33 @@ def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:
 
 
 def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    """Every tensor equal to the last bit."""
+    """Check that every tensor is equal to the last bit."""
     assert one.keys() == other.keys()
     different = [name for name in one if one[name].tobytes() != other[name].tobytes()]
     assert not different, f"{len(different)} of {len(one)} differ: {different[:5]}"
 
 
 def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> float:
-    """How far the kernels went, relative to where they were."""
+    """Return how far the kernels moved, relative to their size."""
     kernels = [name for name in before if name.endswith("kernel")]
     distance = sum(float(np.square(after[name] - before[name]).sum()) for name in kernels)
     return (distance / sum(float(np.square(before[name]).sum()) for name in kernels)) ** 0.5
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A CSV file's rows."""
+    """Return a CSV file's rows."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
 def timeless(path: Path) -> list[dict[str, str]]:
-    """A CSV file's rows without what a clock decides."""
+    """Return a CSV file's rows without times."""
     clocks = {"it_time", "img_per_sec", "total_time", "val_time", "latency"}
     return [{name: value for name, value in row.items() if name not in clocks} for row in rows(path)]
 
 
 def covering(axes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    """Few rows in which every two values of different axes meet."""
+    """Yield few rows in which every two values of different axes meet."""
     rows = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
     pairs = {id(row): set(itertools.combinations(row.items(), 2)) for row in rows}
     missing = set().union(*pairs.values())
@@ -114,5 +114,5 @@ def covering(axes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
 
 
 def arguments(folder: Path) -> dict[str, object]:
-    """The run's arguments.json."""
+    """Return the run's arguments.json."""
     return json.loads((folder / "arguments.json").read_text())

@@ -1,4 +1,4 @@
-"""What holds for every chart: it is well-formed, has a name, shows on a phone, and nothing leaves its frame."""
+"""Checks for every chart: it is well formed, has a name, fits a phone, and nothing leaves its frame."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from harness.reports import chart
 
 SVG = "{http://www.w3.org/2000/svg}"
-PHONE, LEAST = 375, 12  # pixels: of a narrow screen, and of letters on it
+PHONE, LEAST = 375, 12  # pixels: width of a narrow screen, and size of letters on it
 _NUMBER = r"-?\d+(?:\.\d+)?"
 
 
@@ -17,12 +17,12 @@ def checked(picture: str, room: float = PHONE) -> list[str]:
     _, _, width, height = map(float, root.get("viewBox").split())
     parents = {child: parent for parent in root.iter() for child in parent}
     for each in root.iter():
-        x = y = 0.0  # of the nested picture, or the group, that it stands in
+        x = y = 0.0  # of the enclosing nested chart or group
         above = parents.get(each)
         if above is not None and above.get("transform"):
             x, y = map(float, re.findall(_NUMBER, above.get("transform")))
         elif above is not None and above.tag == SVG + "svg" and above is not root:
-            continue  # a nested picture cuts it off
+            continue  # a nested chart clips it
         if each.tag == SVG + "text":
             size = float(each.get("font-size"))
             assert size * min(1, room / width) >= LEAST

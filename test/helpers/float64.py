@@ -1,5 +1,7 @@
-"""A command whose weights and arithmetic are float64: `python test/helpers/float64.py train [option]...`, for tests that compare
-several processes with one."""
+"""Run a command in float64: `python test/helpers/float64.py train [option]...`.
+
+Used by tests that compare several processes with one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Common parts of all fuzzers: the seed of the day, how many inputs, how bytes are damaged, and the promise that is held.
+"""Common parts of all fuzzers: the seed of the day, the number of inputs, kinds of damage, and the checked promise.
 
 The promise: a reader returns, or raises its own type of error with one line. The inputs of a day are the same in every run
-and process; FUZZ_SEED=20260131 asks for those of another day. With --slow there are many more.
+and process; FUZZ_SEED=20260131 selects another day. There are many more with --slow.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LENGTHS = (0, 1, 2**7 - 1, 2**7, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**31, 2**32 -
 
 
 def seed() -> int:
-    """Return the seed of the day (UTC) as 20260131, or that of FUZZ_SEED."""
+    """Return the seed of the day (UTC) as 20260131, or FUZZ_SEED."""
     asked = os.environ.get(SEED)
     return int(asked) if asked else int(datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d"))
 
 
 def rounds(short: int, long: int, config: pytest.Config) -> int:
-    """How many inputs: `long` with --slow. `config`: of pytest's fixtures request or pytestconfig."""
+    """Return the number of inputs: `long` with --slow, else `short`. `config` is that of the fixtures request or pytestconfig."""
     return long if config.getoption("--slow") else short
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:
-    """`data` after one to three accidents of different kinds."""
+    """Return `data` after one to three kinds of damage."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         data = rng.choice(ACCIDENTS)(rng, data)
     return data
@@ -47,10 +47,10 @@ def hold(
     refusal: type[Exception] | tuple[type[Exception], ...],
     memory: int | None = None,
 ) -> int:
-    """Reads `count` inputs that `make` gives; how many were refused.
+    """Read `count` inputs from `make`; return how many were rejected.
 
-    Each must return or raise `refusal` with one line, and take no more than `memory` bytes if that is given (of Python's and
-    NumPy's). A broken promise is reported with the seed, and the input's number and content.
+    Each read must return or raise `refusal` with one line, and use no more than `memory` bytes of Python and NumPy if given.
+    A broken promise is reported with the seed, and with the number and content of the input.
     """
     refused = 0
     for number in range(count):
@@ -106,7 +106,7 @@ def _repeat(rng: random.Random, data: bytes) -> bytes:
 
 
 def _splice(rng: random.Random, data: bytes) -> bytes:
-    """A piece of it over another place."""
+    """Copy a piece over another place."""
     start, end = _span(rng, data)
     at = rng.randint(0, len(data))
     return data[:at] + data[start:end] + data[at + end - start :]
@@ -119,7 +119,7 @@ def _zero(rng: random.Random, data: bytes) -> bytes:
 
 
 def _length(rng: random.Random, data: bytes) -> bytes:
-    """Another number where a length may be."""
+    """Write another number where a length may be."""
     width = rng.choice((1, 2, 4, 8))
     value = rng.choice((*LENGTHS, len(data), len(data) + 1, rng.getrandbits(64))) % 2 ** (8 * width)
     at = rng.randint(0, max(0, len(data) - width))
@@ -127,7 +127,7 @@ def _length(rng: random.Random, data: bytes) -> bytes:
 
 
 def _digits(rng: random.Random, data: bytes) -> bytes:
-    """Another number where one is written out."""
+    """Replace a number written in digits."""
     found = list(re.finditer(rb"-?\d+", data))
     if not found:
         return _length(rng, data)

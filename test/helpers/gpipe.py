@@ -1,4 +1,4 @@
-"""A schedule that is no part of the project, and not one forward, one backward."""
+"""A schedule that is not part of the project."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from emulator.plan.schedules import Timeline, from_clocks
 
 
 def all_forwards_first(stages: int, micro_batches: int) -> Timeline:
-    """GPipe (Huang et al. 2019), with the backwards in the order of the forwards."""
+    """Return GPipe (Huang et al. 2019), with the backwards in the order of the forwards."""
     return from_clocks(
         stages,
         micro_batches,

@@ -1,4 +1,4 @@
-"""Real processes that train together, for tests: TF_CONFIG, mpirun and poprun on this host."""
+"""Real processes that train together on this host, for tests: TF_CONFIG, mpirun and poprun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ended:
 
 
 def mpi(present: bool) -> dict[str, str]:
-    """An environment with mpirun, or without."""
+    """Return an environment with or without mpirun."""
     folders = [
         folder
         for folder in [str(Path(sys.executable).parent), *os.environ["PATH"].split(":")]
@@ -37,12 +37,12 @@ def mpi(present: bool) -> dict[str, str]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """localhost:port, of ports that nothing uses now."""
+    """Return localhost:port for unused ports."""
     return [f"localhost:{port}" for port in launch.free_ports(count)]
 
 
 def tf_config(addresses: Sequence[str], index: int | None) -> str:
-    """TF_CONFIG's value."""
+    """Return TF_CONFIG's value."""
     task = {} if index is None else {"task": {"type": "worker", "index": index}}
     return json.dumps({"cluster": {"worker": list(addresses)}, **task})
 
@@ -69,7 +69,7 @@ def by_tf_config(
 
 
 def ended(processes: Sequence[subprocess.Popen], timeout: float = 240) -> list[Ended]:
-    """All of them at their end; those that do not come to it are killed."""
+    """Wait for all processes; kill those that do not end."""
     end, found = time.monotonic() + timeout, []
     for process in processes:
         try:
@@ -84,7 +84,7 @@ def ended(processes: Sequence[subprocess.Popen], timeout: float = 240) -> list[E
 
 
 def succeeded(processes: Sequence[subprocess.Popen], timeout: float = 240) -> list[Ended]:
-    """All of them ended well."""
+    """Wait for all processes, which must succeed."""
     found = ended(processes, timeout)
     assert all(each.code == 0 for each in found), "\n".join(each.err[-1500:] for each in found)
     return found

@@ -1,7 +1,9 @@
-"""Every command that the original's manuals print, release by release, for the tests: `COMMANDS` must be accepted as they
-stand, `REFUSED` cannot be, and say why. Two have `--release 2.1` added: the name that they give meant another recipe then.
+"""Every command printed in the original's manuals, by release.
 
-<DIR> is a folder of ImageNet's shards, <RUN> the folder of a run with a checkpoint in it.
+`COMMANDS` must be accepted unchanged; `REFUSED` cannot be and must give the reason. Two have `--release 2.1` added, because
+their name meant another recipe then.
+
+<DIR> is a folder of ImageNet's shards, <RUN> a run directory with a checkpoint.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ COMMANDS = {
     "meme-fine-tune-block7": f"python train.py {MEME} B2-G16-LN_PN-Half_16IPU_4x4 {FINE_TUNE} block7 block6",
 }  # fmt: skip
 
-# calls that were broken as printed, and programs of another kind: the first line that each gets
+# calls broken as printed, and programs of another kind, with the first line of their errors
 REFUSED = {
     f"{POPRUN} --num-instances 4 --num-replicas 4 --ipus-per-replica python3 train.py --config mk2_resnet50_bn_16ipus":
         "--ipus-per-replica: python3 is not a whole number",

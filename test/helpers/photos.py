@@ -1,9 +1,9 @@
-"""ImageNet-style TFRecord shards of real photographs, for tests and for measuring the input pipeline.
+"""Write ImageNet-style TFRecord shards of real photos, for tests and benchmarks of the input pipeline.
 
     python test/helpers/photos.py FOLDER [--train N] [--validation N] [--shards N]
 
-The photographs come with scikit-learn (china.jpg, flower.jpg) and, where it is installed, with scikit-image.
-Crops of them, about 500 pixels on the long side at JPEG quality 95, have the size of ImageNet's pictures.
+The photos come with scikit-learn (china.jpg, flower.jpg) and, if installed, scikit-image. Their crops, about 500 pixels on
+the long side at JPEG quality 95, have the size of ImageNet's images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from PIL import Image
 
-_PLACES = (  # package, folder in it, pictures
+_PLACES = (  # package, folder in it, photos
     ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
     ("skimage", "data", ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png")),
 )
@@ -28,7 +28,7 @@ _QUALITY = 95
 
 
 def photographs() -> list[np.ndarray]:
-    """The pictures that are installed, uint8 [height, width, 3]; skips the calling test when there is none."""
+    """Return the installed photos, uint8 [height, width, 3]; skip the calling test if there are none."""
     files = [file for place in _PLACES for file in _installed(*place)]
     if not files:
         import pytest
@@ -41,7 +41,7 @@ def photographs() -> list[np.ndarray]:
 
 
 def jpegs(count: int, seed: int = 0) -> list[bytes]:
-    """`count` different crops, encoded."""
+    """Return `count` different crops as JPEGs."""
     pictures, random = photographs(), np.random.default_rng(seed)
     made = []
     with tf.Graph().as_default(), tf.Session() as session:
@@ -57,7 +57,7 @@ def jpegs(count: int, seed: int = 0) -> list[bytes]:
 
 
 def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) -> bytes:
-    """A record as ImageNet's: the label counts from 1; boxes [n, 4] are ymin, xmin, ymax, xmax from 0 to 1."""
+    """Return a record like ImageNet's: the label counts from 1; boxes [n, 4] are ymin, xmin, ymax, xmax from 0 to 1."""
     features = {"image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded]))}
     if label is not None:
         features["image/class/label"] = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
@@ -80,8 +80,8 @@ def encoded(picture: Image.Image, form: str, **options) -> bytes:
 
 
 def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
-    """A picture of a few bytes whose header says that it is large."""
-    more = {"exif": b"Exif"} if pillow_format == "WebP" else {}  # which gives it a canvas
+    """Return an image of a few bytes whose header claims this size."""
+    more = {"exif": b"Exif"} if pillow_format == "WebP" else {}  # gives it a canvas
     data = bytearray(encoded(Image.new("L", (16, 16), 128), pillow_format, **more))
     if pillow_format == "JPEG":
         at = data.index(b"\xff\xc0") + 5
@@ -103,10 +103,10 @@ BOMB = promising(20_000, 20_000)
 
 
 def _odd() -> dict[str, tuple[bytes, Image.Image]]:
-    """Files, and what they show."""
+    """Return files, and the image that each shows."""
     colour = plain_picture()
     grey, few = colour.convert("L"), colour.convert("P", palette=Image.Palette.ADAPTIVE)
-    four = colour.quantize(4)  # one of which is a good part of the picture
+    four = colour.quantize(4)  # one colour covers a good part of the image
     most = int(np.bincount(np.asarray(four).ravel()).argmax())
     sixteen = np.asarray(grey).astype(np.uint16) * 257
     upright, turned = colour.transpose(Image.Transpose.ROTATE_270), Image.Exif()
@@ -147,7 +147,7 @@ def write_tree(
     suffix: str = ".JPEG",
     kinds: Iterable[str] = ODD,
 ) -> Path:
-    """Write a folder for each class; every odd kind under one and the same ending."""
+    """Write a folder for each class; every odd kind has the same suffix."""
     files = [ODD[kind][0] for kind in kinds]
     for k, name in enumerate(names):
         (top / name).mkdir(parents=True)
@@ -157,7 +157,7 @@ def write_tree(
 
 
 def write_shards(folder: Path, split: str, records: list[bytes], shards: int) -> list[Path]:
-    """Records dealt out evenly to `shards` files in order."""
+    """Distribute records evenly over `shards` files, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{split}-{i:05d}-of-{shards:05d}" for i in range(shards)]
     ends = [len(records) * i // shards for i in range(shards + 1)]
@@ -169,7 +169,7 @@ def write_shards(folder: Path, split: str, records: list[bytes], shards: int) ->
 
 
 def write_imagenet(folder: Path, train: int, validation: int, shards: int = 2, seed: int = 0) -> None:
-    """A small ImageNet with random labels."""
+    """Write a small ImageNet with random labels."""
     random = np.random.default_rng(seed)
     pictures = jpegs(train + validation, seed)
     records = [example(picture, int(random.integers(1, 1001))) for picture in pictures]

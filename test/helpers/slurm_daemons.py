@@ -1,4 +1,4 @@
-"""A Slurm of one node on this host, with keys, ports and files of its own, for tests: Debian's slurmctld, slurmd and munge."""
+"""A one-node Slurm on this host with its own keys, ports and files, for tests: Debian's slurmctld, slurmd and munge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from base import plugins
 from harness.processes import launch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
-# where the other programs of the system's own folders are found too
+# the folders of other system programs
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 MISSING = [name for name in PROGRAMS if not shutil.which(name, path=PATH)]
 _CONFIGURATION = """
@@ -49,7 +49,7 @@ class Slurm:
         self._environ = {**os.environ, "PATH": PATH, "SLURM_CONF": str(top / "slurm.conf")}
 
     def call(self, *words: object) -> str:
-        """The output of a command that ends well."""
+        """Return the output of a command, which must succeed."""
         done = subprocess.run(
             list(map(str, words)),
             cwd=self._folder,
@@ -63,22 +63,22 @@ class Slurm:
         return done.stdout
 
     def submit(self, *words: object) -> str:
-        """The number of a new job."""
+        """Submit a job and return its number."""
         return self.call("sbatch", "--parsable", *words).strip()
 
     def state(self, job: str) -> str:
-        """A job's state, such as RUNNING."""
+        """Return a job's state, such as RUNNING."""
         fields = dict(field.split("=", 1) for field in self.call("scontrol", "show", "job", job).split() if "=" in field)
         return fields["JobState"]
 
     def output(self, job: str) -> str:
-        """The text that a job has printed so far."""
+        """Return what the job has printed so far."""
         file = self._folder / f"slurm-{job}.out"
         return file.read_text() if file.exists() else ""
 
 
 def until(holds: Callable[[], bool], seconds: float, told: Callable[[], str] = str) -> None:
-    """Wait; AssertionError with what is `told` if it takes too long."""
+    """Wait until `holds`; raise AssertionError with the text of `told` after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, told()
@@ -86,7 +86,7 @@ def until(holds: Callable[[], bool], seconds: float, told: Callable[[], str] = s
 
 
 def project(folder: Path) -> None:
-    """The project's files in a folder, with a virtual environment that is the present one."""
+    """Copy the project's files to a folder, with the present virtual environment."""
     for path in plugins.ROOT.iterdir():
         if path.name not in (".venv", "logs", ".git"):
             (folder / path.name).symlink_to(path)
@@ -96,9 +96,9 @@ def project(folder: Path) -> None:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Slurm]:
-    """A Slurm that is ready, and ends with the block; `folder`: where its commands are called."""
+    """Start a Slurm for the duration of the block; its commands are called in `folder`."""
     with ExitStack() as stack:
-        top = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))  # paths of sockets are short
+        top = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))  # socket paths must be short
         top.chmod(0o755)
         (top / "state").mkdir()
         (top / "spool").mkdir()

@@ -1,4 +1,4 @@
-"""The environment of a task of srun, as Slurm 22.05 made it, for tests."""
+"""The environment of a task of srun, as set by Slurm 22.05, for tests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ SLURM_STEP_NUM_TASKS=3
 SLURM_STEP_RESV_PORTS=26001-26003
 SLURM_STEP_TASKS_PER_NODE=2,1
 SLURM_TASKS_PER_NODE=2,1
-"""  # of the third of three tasks on two nodes, as far as it is read
+"""  # of the third of three tasks on two nodes; only variables that are read
 TASK = dict(line.split("=", 1) for line in _RECORDED.splitlines())
 OF_STEPS = [name for name in TASK if name.startswith("SLURM_STEP")]
 
 
 def task(**changed: object) -> dict[str, str]:
-    """A task's environment with other values, without those that are None. Names are Slurm's without SLURM_; NTASKS and
-    TASKS_PER_NODE are the step's too."""
+    """Return a task's environment with changed values, without those that are None.
+
+    Names are Slurm's without SLURM_; NTASKS and TASKS_PER_NODE also set the variables of the step.
+    """
     environ = {**TASK, **{f"SLURM_{name}": value for name, value in changed.items()}}
     for name, of_step in (("NTASKS", "STEP_NUM_TASKS"), ("TASKS_PER_NODE", "STEP_TASKS_PER_NODE")):
         if name in changed:

@@ -1,4 +1,4 @@
-"""Small data sets of real pictures, for tests whose runs cross epochs in seconds."""
+"""Small data sets of real images, for tests whose runs cross epochs in seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from Datasets.formats import idx
 
 
 def cifar10(folder: Path, train: int, validation: int) -> Path:
-    """CIFAR-10's files of as many of the embedded photographs, which are 28 x 28 and grey: padded, three times the same."""
+    """Write CIFAR-10's files from the embedded images of 28 x 28, padded and repeated in three channels."""
     parts = idx.unpacked(idx.EMBEDDED)
     files = BINARY_FILES["cifar-10"]
     for name, count, into in (("train", train, files.train), ("t10k", validation, files.validation)):

@@ -1,4 +1,4 @@
-"""SplitMix64 in plain Python, to hold the draws against."""
+"""SplitMix64 in plain Python, as the reference for draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _WORD = (1 << 64) - 1
 
 
 def reference_bits(key: int, *counters: int) -> int:
-    """The generator in Python's unbounded integers."""
+    """Return bits of the generator, in Python's unbounded integers."""
     state = key
     for counter in counters:
         z = (state + 0x9E3779B97F4A7C15 * (counter + 1)) & _WORD

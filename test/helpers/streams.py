@@ -1,4 +1,4 @@
-"""Streams of data sets: requests, elements, and records made of random bytes."""
+"""Streams of data sets: requests, elements, and records of random bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def request(**changes) -> ReadRequest:
 
 
 def take(make, count: int | None = None) -> list[dict[str, np.ndarray]]:
-    """The first elements of a stream, or all of a finite one."""
+    """Return the first elements of a stream, or all of a finite one."""
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(make())
         element = iterator.get_next()

@@ -12,7 +12,7 @@ RECORDED = plugins.ROOT / "test/references"
 
 
 def recorded(name):
-    """The logits of a network of timm, and its variables' names and shapes."""
+    """Return the logits of a network of timm, and its variables' names and shapes."""
     with np.load(RECORDED / f"{name}.npz", allow_pickle=False) as file:
         found = dict(file)
     return found, {key: tuple(shape) for key, shape in json.loads(str(found["names"])).items()}

@@ -1,4 +1,4 @@
-"""A network of two layers, and numbers for it of so few bits that FP32 has every sum of a pass exactly."""
+"""A two-layer network with numbers of few bits, so that FP32 represents every sum of a pass exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def network() -> list[Segment]:
 
 
 def numbers() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Weights, pictures [passes, batch, 1, 1, 2] and targets [passes, batch, 2], of few bits each."""
+    """Return weights, images [passes, batch, 1, 1, 2] and targets [passes, batch, 2], of few bits each."""
     draw = np.random.default_rng(12)
 
     def some(shape, step, most):
@@ -38,7 +38,7 @@ def numbers() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
 
 
 def features(seed, element, step, m):
-    """The stream: the pictures and targets of pass m."""
+    """Return the images and targets of pass m."""
     _, pictures, targets = numbers()
     return {
         "image": tf.gather(tf.constant(pictures, tf.float32), m),
@@ -49,5 +49,5 @@ def features(seed, element, step, m):
 
 
 def loss(logits, features):
-    """Half the squared distance from the target, [batch]."""
+    """Return half the squared distance from the target, [batch]."""
     return tf.reduce_sum(tf.square(logits - features["target"]), 1) / 2
