@@ -161,7 +161,7 @@ def test_signal_during_graph_building_ends_at_once(tmp_path):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in err and "train.py: stopped by SIGTERM" in err
-    assert "Go on" not in out or list((tmp_path / "run").glob("ckpt-0.index"))
+    assert "Resume:" not in out or list((tmp_path / "run").glob("ckpt-0.index"))
 
 
 def test_lock_admits_one_writer(unbroken, tmp_path):
