@@ -161,7 +161,7 @@ def test_best_weights_count_and_same_call_resumes(tmp_path):
     assert refused.code == 2 and "used other data (16 train images, now " in refused.err, refused.err
     before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file() and file.suffix != ".html"}
     again = finetuned(*call)
-    assert again.code == 0 and "are left out: logs\n" in again.out
+    assert again.code == 0 and "are ignored: logs\n" in again.out
     for question in ("--dry-run", "--explain"):
         assert finetuned(*call, question).code == 0
     assert before == {file: file.stat().st_mtime_ns for file in before}
