@@ -50,7 +50,9 @@ RUNS = {
     "--valid-batch-size 500",
 }  # fmt: skip
 RESUMED = ("resnet-group-half", "resnet-pipeline", "proxy-norm")
-_NUMBER = re.compile(r"(taken from|built in) .*|fingerprint.*|native-[\w-]+|\S*python \S*|[ -]*\d[\d.,]*(e[-+]?\d+)?")
+_NUMBER = re.compile(
+    r"(taken from|loaded from|built in) .*|fingerprint.*|native-[\w-]+|\S*python \S*|[ -]*\d[\d.,]*(e[-+]?\d+)?"
+)
 TOGETHER = f"{_CLOTHES} --model-size 8 --batch-size 4 --ckpt-all-instances"
 
 

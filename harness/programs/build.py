@@ -1,4 +1,4 @@
-"""Programs built from a run: the data stream, loss and update rule handed to the device layer."""
+"""Build the programs of a run: pass its data stream, loss and update rule to the device layer."""
 
 from __future__ import annotations
 
@@ -47,14 +47,17 @@ def training_program(
     group: WorkerGroup | None = None,
     cache_entry: CacheEntry | None = None,
 ) -> TrainingProgram:
-    """The training program, its data stream beginning at weight update `first_update`; `recording`: of its cells'
-    times; `group`: the instances that train together; `cache_entry`: its place in the program cache."""
+    """Return the training program.
+
+    `first_update`: the update at which its data stream starts. `recording`: record the times of its pipeline cells.
+    `group`: the instances that train together. `cache_entry`: the program's entry in the program cache.
+    """
     stream = _stream(run, run.training_request(first_update), training=True)
     return ipu_utils.compile_training(training_spec(run, recording, group), stream, cache_entry)
 
 
 def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None = None) -> TrainingSpec:
-    """Everything that decides the numbers of a run's training."""
+    """Return everything that determines the results of a run's training."""
     options = run.options.training
     return ipu_utils.TrainingSpec(
         segments=run.segments,
@@ -82,7 +85,7 @@ def _loss_scale(training: TrainingOptions) -> LossScale:
 
 
 def observing_program(run: Run) -> ObservingProgram:
-    """A program that observes the network's numbers over the pictures of the first pass of the training."""
+    """Return a program that observes the network's numbers on the images of the first training pass."""
     return ipu_utils.ObservingProgram(
         ipu_utils.ObservationSpec(
             segments=run.segments,
@@ -99,16 +102,19 @@ def observing_program(run: Run) -> ObservingProgram:
 
 
 def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
-    """The validation program; sums are correct samples, those correct within five, loss and the number of real samples.
-    Means of probabilities have the cross entropy for loss, whatever the training's is."""
+    """Return the validation program, which sums correct samples, top-5 hits, losses and real (not filling) samples."""
+    # probabilities averaged over mirror images use cross entropy, regardless of the training's loss
     loss = Loss("cross-entropy" if run.mirrors else run.options.training.loss)
     score = Score(("correct", "samples", "top5", "loss"), partial(_validation_metrics, loss))
     return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run), cache_entry)
 
 
 def top_k_program(run: Run, most: int) -> InferenceProgram:
-    """Return a program whose step(k, k + 1) gives for each image of the k-th validation micro-batch: its label, below 0
-    for filling, then its `most` most probable classes, then their probabilities: "answers" [batch, 1 + 2 * most]."""
+    """Return a program that gives the `most` most probable classes of each validation image.
+
+    step(k, k + 1) returns "answers" [batch, 1 + 2 * most] of micro-batch k: in each row the label (negative for filling),
+    the classes, and their probabilities.
+    """
 
     def answers(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
         best = tf.math.top_k(tf.nn.softmax(tf.cast(logits, tf.float32)), most)
@@ -120,9 +126,11 @@ def top_k_program(run: Run, most: int) -> InferenceProgram:
 
 
 def feature_program(run: Run, augmented: bool) -> InferenceProgram:
-    """Return a program whose step(k, k + 1) gives for each image of the k-th micro-batch of the training set, in order or
-    `augmented` as in training: its label, below 0 for filling, then what the classifier reads: "rows"
-    [batch, 1 + features]."""
+    """Return a program that gives the features of each training image, the input of the classifier.
+
+    step(k, k + 1) returns "rows" [batch, 1 + features] of micro-batch k: in each row the label (negative for filling) and
+    the features. Images come in order, or `augmented` as in training.
+    """
     features_of_image = conversion.classifier_shape(run)[0]
 
     def rows(features: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -135,7 +143,7 @@ def feature_program(run: Run, augmented: bool) -> InferenceProgram:
 
 
 class _WithoutClassifier:
-    """Layers whose dense layer hands its input on."""
+    """Layers without the classifier: the dense layer returns its input."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -152,22 +160,25 @@ def _without_classifier(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
-    """Some records of the validation set as the network sees them, before anything is normalised: uint8 [side, side, 3]."""
+    """Return some images of the validation set as the network sees them, but not normalised: uint8 [side, side, 3]."""
     size = run.data_source.spec.validation_images
     request = replace(run.validation_request(), batch_size=1, eight_bit_io=True)
-    pictures = []
+    images = []
     with tf.Graph().as_default(), tf.Session() as session:
-        for record in records:  # a stream of one micro-batch
+        for record in records:  # a stream with a single micro-batch
             only = replace(request, start=record, shard_block=1, shard_stride=size)
             iterator = tf.data.make_initializable_iterator(run.data_source.validation(only))
             session.run(iterator.initializer)
-            pictures.append(session.run(iterator.get_next()["image"])[0])
-    return pictures
+            images.append(session.run(iterator.get_next()["image"])[0])
+    return images
 
 
 def first_training_images(run: Run, start: int, most: int) -> dict[str, bytes]:
-    """The first pictures of this instance's training from update `start` on, augmented and mixed as the network sees them,
-    as PNG files by number and class. A stream of their own gives them: as draws are keyed, the training's is the same."""
+    """Return the first images of this instance's training from update `start` on, augmented and mixed, as PNG files by
+    number and class.
+
+    A separate stream produces them. Random draws are keyed, so the images equal those of the training.
+    """
     request, names = run.training_request(start), class_names.for_spec(run.data_source.spec)
     with tf.Graph().as_default(), tf.Session() as session:
         stream = _stream(run, request, training=True)
@@ -184,7 +195,7 @@ def first_training_images(run: Run, start: int, most: int) -> dict[str, bytes]:
 
 
 def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:
-    """A frozen program that takes bytes, with the weights `values`, or the initial ones."""
+    """Return a frozen program that takes uint8 images. `values`: the weights; None for the initial ones."""
     request = replace(run.validation_request(), eight_bit_io=True)
     return ipu_utils.freeze(
         run.segments,
@@ -199,7 +210,7 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
 
 
 def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
-    """The network with the weights `values` as a graph for other runtimes, which takes bytes and normalises them itself."""
+    """Return the network with the weights `values` as a graph for other runtimes. The graph normalises uint8 images."""
     request = replace(run.validation_request(), eight_bit_io=True)
 
     def prepare(images: tf.Tensor) -> tf.Tensor:
@@ -212,8 +223,8 @@ def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
 
 
 def training_images_uint8(run: Run, count: int) -> np.ndarray:
-    """The first `count` pictures of the training, or all if there are fewer, in evaluation's preprocessing, uint8
-    [count, side, side, 3], in host memory."""
+    """Return the first `count` training images, or all if there are fewer, with the preprocessing of validation: uint8
+    [count, side, side, 3]."""
     count = min(count, run.data_source.spec.train_images)
     request = replace(run.request(count), eight_bit_io=True, augment=False)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -223,7 +234,7 @@ def training_images_uint8(run: Run, count: int) -> np.ndarray:
 
 
 def validation_batches_uint8(run: Run, count: int) -> Batches:
-    """The first `count` micro-batches of the validation set, or all if there are fewer, in host memory."""
+    """Return the first `count` micro-batches of the validation set, or all if there are fewer."""
     request = replace(run.validation_request(), eight_bit_io=True)
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.data_source.validation(request).take(count))
@@ -237,14 +248,14 @@ def validation_batches_uint8(run: Run, count: int) -> Batches:
     return Batches(tuple(images for images, _ in batches), tuple(labels for _, labels in batches))
 
 
-def prediction_program(run: Run, request: ReadRequest, pictures: Iterable[np.ndarray]) -> InferenceProgram:
-    """A program whose step(k, k + 1) gives the probabilities of picture k; `pictures` [side, side, 3] each, gone through
-    anew after each rewind."""
+def prediction_program(run: Run, request: ReadRequest, images: Iterable[np.ndarray]) -> InferenceProgram:
+    """Return a program whose step(k, k + 1) gives the probabilities of image k. `images`: [side, side, 3] each, read from
+    the start after each rewind."""
     side = request.image_size
 
     def single() -> Iterator[dict[str, np.ndarray]]:
-        for picture in pictures:
-            yield {"image": picture[None], "label": np.zeros(1, np.int32)}
+        for image in images:
+            yield {"image": image[None], "label": np.zeros(1, np.int32)}
 
     def dataset() -> tf.data.Dataset:
         kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
@@ -261,7 +272,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: Iterable[np.nda
 
 
 def _inference_spec(run: Run, score: Score) -> InferenceSpec:
-    """Everything that decides the numbers of a run's validation."""
+    """Return everything that determines the results of a run's validation."""
     return InferenceSpec(
         segments=run.segments,
         trace=run.trace,
@@ -274,12 +285,12 @@ def _inference_spec(run: Run, score: Score) -> InferenceSpec:
 
 
 def _loss(run: Run) -> Loss:
-    """Return the loss of a training."""
+    """Return the loss function of the training."""
     return Loss(run.options.training.loss, run.options.training.label_smoothing or 0.0, class_weights(run))
 
 
 def class_weights(run: Run) -> tuple[float, ...]:
-    """Return the factor of each class on the loss, as scikit-learn's "balanced"; () without --class-weights."""
+    """Return the loss weight of each class, as scikit-learn's "balanced"; () without --class-weights."""
     counts = run.data_source.spec.class_images if run.options.training.class_weights else ()
     return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
@@ -293,7 +304,7 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
     on_host = run.options.dataset.hostside_image_mixing
 
     def prepare(seed: Seed, features: Features) -> Features:
-        """The device's part: normalising, and mixing unless the host mixes."""
+        """Return features prepared on the device: normalised, and mixed unless the host mixes."""
         features = {**features, "image": run.data_source.on_device(features["image"], request, features.get("moments"))}
         return _mixing(run, seed)(features) if mixes and not on_host else features
 
@@ -307,7 +318,7 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
 
 
 def _mixing(run: Run, seed: Seed) -> Mixing:
-    """Mixup and cutmix."""
+    """Return the function that applies mixup and cutmix."""
     options = run.options.dataset
     return Mixing(
         mixup_alpha=options.mixup_alpha,
@@ -321,7 +332,7 @@ def _mixing(run: Run, seed: Seed) -> Mixing:
 def _synthetic_stream(
     run: Run, request: ReadRequest, training: bool, prepare: Callable[[Seed, Features], Features]
 ) -> Stream:
-    """Data made on the device. Samples past the validation set's end are marked as filling."""
+    """Return a stream of data generated on the device. Samples past the end of the validation set are marked as filling."""
     limit = None if training else run.data_source.spec.validation_images
     of_run = replace(request, start=run.training_request(0).start) if training else request
 

@@ -1,4 +1,4 @@
-"""A run's programs, built or taken from the program cache, with log lines about it."""
+"""Build a run's programs or load them from the program cache, and log which."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ AnyProgram = TypeVar("AnyProgram", "TrainingProgram", "InferenceProgram")
 def training_program(
     run: Run, log: RunLog, update: int = 0, recording: bool = False, group: WorkerGroup | None = None
 ) -> TrainingProgram:
-    """Return the compiled training program, whose data begin at weight update `update`. `recording`: of its cells' times;
-    `group`: the instances that train together."""
+    """Return the compiled training program. `update`, `recording`, `group`: as of `build.training_program`."""
 
     def built(entry: Entry) -> TrainingProgram:
         from harness.programs import build
@@ -49,12 +48,12 @@ def validation_program(run: Run, log: RunLog) -> InferenceProgram:
 def _ready(
     run: Run, log: RunLog, kind: str, built: Callable[[Entry], AnyProgram], line: str, recording: bool = False
 ) -> AnyProgram:
-    """Return a program that is ready to run. `built`: makes it, with its place in the cache; `line`: of the log, with the
-    seconds since the imports."""
+    """Return a compiled program. `built`: function that builds it, given its cache entry. `line`: format of the log line,
+    with the seconds since the imports."""
     with progress.waiting("Building the program"):
         prepared = PhaseEnd(build_time.PREPARED, time.perf_counter())
         program_cache.import_tensorflow(run)
-        from harness.programs import build  # noqa: F401  # whose time is that of the imports
+        from harness.programs import build  # noqa: F401  # import it here, to measure the time of the imports
 
         imported = PhaseEnd(build_time.IMPORTED, time.perf_counter())
         entry = program_cache.cache_entry(run, kind, recording=recording)

@@ -1,4 +1,4 @@
-"""Inference with a program that is built once and stored in a file: the file's name, the program's identity, latencies."""
+"""Inference with a frozen program, which is built once and stored in a file: file name, identity, and timed calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ipu_utils import FrozenProgram
 
 SUFFIX = ".frozen.pb"
-MAX_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
-MAX_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
-_SHOWN = (("", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))  # which programs parse
+MAX_BYTES = 2**31 - 1  # of a program file: the largest message that protobuf reads
+MAX_BATCHES = 64  # micro-batches of images kept in memory; longer runs repeat them
+_SHOWN = (("", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))  # other programs parse these
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Micro-batches in host memory: uint8 pictures [batch, side, side, 3], labels [batch], below 0 for filling."""
+    """Micro-batches in host memory: uint8 images [batch, side, side, 3] and labels [batch], negative for filling."""
 
     images: tuple[np.ndarray, ...]
     labels: tuple[np.ndarray, ...]
@@ -44,33 +44,33 @@ class Batches:
 class Served:
     """The results of the timed calls of all threads."""
 
-    latencies: tuple[float, ...]  # seconds
-    seconds: float  # from the first timed call to the end of the last one
-    inferred: int  # pictures, each as often as it was
-    correct: int  # of pictures that were inferred at least once, each counted once
-    samples: int
-    micro_batches: tuple[int, ...] = ()  # that those pictures are
+    latencies: tuple[float, ...]  # Seconds.
+    seconds: float  # From the first timed call to the end of the last one.
+    inferred: int  # Number of inferred images, including repetitions.
+    correct: int  # Number of correct ones among `samples`.
+    samples: int  # Number of different images inferred.
+    micro_batches: tuple[int, ...] = ()  # Indices of the micro-batches with these samples.
 
     def latency(self, percentile: float) -> float:
-        """Milliseconds within which `percentile` per cent of the calls ended."""
+        """Return a percentile of the latencies of the calls, in milliseconds."""
         ordered = sorted(self.latencies)
         place = max(0, math.ceil(round(percentile / 100 * len(ordered), 6)) - 1)
         return 1000 * ordered[place]
 
     @property
     def mean(self) -> float:
-        """Milliseconds of a call."""
+        """Mean latency of a call in milliseconds."""
         return 1000 * sum(self.latencies) / len(self.latencies)
 
     def lines(self, words: str) -> list[str]:
-        """The mean, in a release's words, and some percentiles, for the log."""
+        """Return log lines: the mean, labelled with a release's `words`, and some percentiles."""
         values = (self.mean if percentile is None else self.latency(percentile) for _, percentile in _SHOWN)
         shown = ", ".join(f"{name or words}: {value:.3f} ms" for (name, _), value in zip(_SHOWN, values))
         return [shown, f"Median latency: {self.latency(50.0):.3f} ms"]
 
 
 def check(run: Run) -> None:
-    """OptionError for options that a frozen program cannot follow."""
+    """OptionError for options that a frozen program does not support."""
     device = run.options.device
     refused = {
         "--profile": device.profile, "--gc-profile": device.gc_profile not in (None, "NO_PROFILE"),
@@ -80,11 +80,11 @@ def check(run: Run) -> None:
     for flag in (flag for flag, on in refused.items() if on):
         raise OptionError(f"{flag} is for training and validation; leave it out")
     if run.options.dataset.synthetic_data:
-        raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
+        raise OptionError("--synthetic-data provides no images on the host; give --generated-data")
 
 
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
-    """Return the program's file name, after model, size, batch, checkpoint, and whether labels are at hand."""
+    """Return the program's file name, from model, size, batch, checkpoint and whether labels are available."""
     size = getattr(run.options.model, "model_size", None) or ""
     parts = (
         f"model_{run.options.main.model}{size}", f"bs_{run.validation_batch}", f"bps_{run.options.device.batches_per_step}",
@@ -94,7 +94,7 @@ def file_name(run: Run, checkpoint: Checkpoint) -> str:
 
 
 def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
-    """Return everything that the program depends on: network, pictures, precision, weights and the code that builds it."""
+    """Return everything that the program depends on, as JSON: network, images, precision, weights and code."""
     digest = hashlib.sha256()
     for name in sorted(values or {}):
         digest.update(name.encode() + values[name].tobytes())
@@ -113,20 +113,20 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
             dataset.normalise_input, dataset.symmetric_input, dataset.image_mean, dataset.image_std,
         ],
         "precision": repr(run.plan.precision),
-        "seed": run.options.device.seed if values is None else None,  # a drawn one is as good as another
+        "seed": run.options.device.seed if values is None else None,  # a random seed does not identify a program
         "weights": digest.hexdigest(),
     }  # fmt: skip
     return json.dumps(described, sort_keys=True, default=str)
 
 
 def shape(run: Run) -> tuple[int, int, int, int]:
-    """The shape of one micro-batch of pictures as they are sent."""
+    """Return the shape of a micro-batch of images as they are sent to the program."""
     side = 32 if run.data_source.spec.standardised else run.image_size
     return (run.validation_batch, side, side, 3)
 
 
 def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
-    """The program in a file if it has this identity; otherwise why it is not used, or nothing if there is no file."""
+    """Return the program in a file if it has this identity. Otherwise return None and the reason, "" if there is no file."""
     from ipu_utils import FrozenProgram
 
     try:
@@ -134,26 +134,26 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
-        return None, f"{path} cannot be used ({bounds.reason(error)}) and is built anew"
+        return None, f"cannot use {path}, rebuilding it: {bounds.reason(error)}"
     if program.identity == identity:
         return program, ""
     program.close()
-    return None, f"{path} was built from other options, weights or code and is built anew"
+    return None, f"rebuilding {path}, because options, weights or code have changed"
 
 
 @dataclass(frozen=True)
 class _Thread:
-    """The work of one thread: when, and which micro-batches with which answers."""
+    """The results of one thread: times, and the micro-batches in their order."""
 
     started: float
     ended: float
     latencies: tuple[float, ...]
-    correct: Mapping[int, int]  # by micro-batch
+    correct: Mapping[int, int]  # number of correct images by micro-batch
     order: Sequence[int]
 
 
 def serve(program: FrozenProgram, batches: Batches, calls: int, threads: int) -> Served:
-    """`calls` timed calls of each thread, and an untimed one before them; each thread begins at another micro-batch."""
+    """Run `calls` timed calls in each thread, after an untimed one. Each thread starts at a different micro-batch."""
     ready = threading.Barrier(threads)
     results: list[_Thread] = []
     failures: list[BaseException] = []
@@ -201,13 +201,12 @@ def _timed(program: FrozenProgram, batches: Batches, order: Sequence[int]) -> _T
 
 
 def labelled(run: Run) -> bool:
-    """Return whether the pictures' labels are true ones."""
+    """Return whether the labels are real, not random."""
     return not run.options.dataset.random_data
 
 
 def scores(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int]) -> tuple[float, float]:
-    """Hits among the five most probable classes in per cent, and the mean loss, of pictures with true labels in some of the
-    micro-batches, in calls that nobody times."""
+    """Return the top-5 accuracy in per cent and the mean loss over some micro-batches, filling excluded. Not timed."""
     import numpy as np
 
     top5, loss, samples = 0, 0.0, 0
@@ -215,7 +214,7 @@ def scores(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int
         real = batches.labels[k] >= 0
         logits, labels = program.logits(batches.images[k])[real].astype(np.float64), batches.labels[k][real]
         own = np.take_along_axis(logits, labels[:, None], axis=1)
-        # of equal logits the first one counts as the larger, as in validation
+        # if logits are equal, the first one counts as larger, as in validation
         before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
         top5 += int((before.sum(axis=1) < 5).sum())
         largest = logits.max(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """Fit a linear classifier on fixed features: multinomial logistic regression with an L2 penalty.
 
-The loss is mean_i w_i * CE(softmax(x_i W + b), y_i) + penalty / 2 * |W|^2 on standardised features. This is
-convex, so the result depends on no learning rate, no batch size and no order of the samples. The penalty is the one with the
-lowest held-out loss of a stratified cross-validation.
+The loss is mean_i w_i * CE(softmax(x_i W + b), y_i) + penalty / 2 * |W|^2 on standardised features. This is convex, so the
+result does not depend on a learning rate, a batch size or the order of the samples. Stratified cross-validation chooses the
+penalty with the lowest held-out loss.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 PENALTIES = tuple(10.0**k for k in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4))  # from strong to weak
 FOLDS = 5
-MAX_SEARCHED = 4096  # samples that the cross-validation uses at most
-TOLERANCE = 1e-4  # of the largest slope at the optimum
-_MEMORY = 10  # pairs that L-BFGS keeps
-_STEPS = 200  # of L-BFGS, at most
+MAX_SEARCHED = 4096  # maximum number of samples for the cross-validation
+TOLERANCE = 1e-4  # on the largest component of the gradient at the optimum
+_MEMORY = 10  # number of pairs that L-BFGS keeps
+_STEPS = 200  # maximum number of steps of L-BFGS
 
 
 def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weights: np.ndarray) -> tuple[float, float]:
-    """Return the penalty with the lowest loss over the held-out folds, and the accuracy there in per cent, NaN where there
-    are too few samples for folds. Arguments as of `fit`."""
+    """Return the penalty with the lowest loss on the held-out folds, and the accuracy there in per cent. The accuracy is NaN
+    if there are too few samples for folds. Arguments: see `fit`."""
     if np.bincount(labels, minlength=classes).max() < 2:
         return 1.0, float("nan")
     searched = np.argsort(labels, kind="stable")[:: -(-len(labels) // MAX_SEARCHED)]  # class by class
@@ -37,7 +37,7 @@ def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weigh
             logits = x[held_out] @ found[:-1] + found[-1]
             loss += _loss(logits, labels[held_out], weights[held_out])[0].sum()
             right += int((logits.argmax(1) == labels[held_out]).sum())
-        if loss > 1.05 * best[0]:  # weaker ones only fit the other folds more closely
+        if loss > 1.05 * best[0]:  # weaker penalties would only overfit more
             break
         best = min(best, (loss, penalty, 100 * right / len(x)))
     return best[1:]
@@ -46,32 +46,36 @@ def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weigh
 def fit(
     features: np.ndarray, labels: np.ndarray, classes: int, penalty: float, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return kernel and bias, float32 [features, classes] and [classes]: logits are `features @ kernel + bias`. `features`:
-    [samples, features]; `labels`: int [samples] from 0 on; `weights`: of the samples, [samples]."""
+    """Return kernel and bias, float32 [features, classes] and [classes], so that logits are `features @ kernel + bias`.
+
+    `features`: [samples, features]. `labels`: int [samples], from 0 on. `weights`: sample weights, [samples].
+    """
     x, axes = _coordinates(features)
     solution = None
-    for each in (p for p in PENALTIES if p >= penalty):  # each optimum is near the one of the next stronger penalty
+    for each in (p for p in PENALTIES if p >= penalty):  # warm start: the optimum of a stronger penalty is near
         solution = _minimise(x, labels, weights, classes, each, solution)
     kernel = axes @ solution[:-1]
     return kernel.astype(np.float32), (solution[-1] - features.mean(0, dtype=np.float64) @ kernel).astype(np.float32)
 
 
 def weaker(penalty: float) -> float:
-    """Return the next weaker penalty, for samples to which augmented ones are added."""
+    """Return the next weaker penalty, to use with additional, augmented samples."""
     return PENALTIES[min(PENALTIES.index(penalty) + 1, len(PENALTIES) - 1)]
 
 
 def _coordinates(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standardised features in the axes that the samples span, which may be fewer than the features; and the axes
-    [features, coordinates] by which a solution becomes a kernel."""
+    """Return the standardised features as coordinates in the space that the samples span, and the axes.
+
+    The space may have fewer dimensions than the features. The axes [features, coordinates] convert a solution into a kernel.
+    """
     x, deviation = features - features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
-    deviation[deviation < 1e-6 * max(1.0, deviation.max(initial=0))] = np.inf  # a constant feature tells nothing
+    deviation[deviation < 1e-6 * max(1.0, deviation.max(initial=0))] = np.inf  # ignore constant features
     u, s, axes = np.linalg.svd(x / deviation, full_matrices=False)
     return u * s, axes.T / deviation[:, None]
 
 
 def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weighted cross-entropy of each sample, and its gradient in the logits."""
+    """Return the weighted cross-entropy of each sample, and the gradient with respect to the logits."""
     shifted = logits - logits.max(1, keepdims=True)
     exponentials = np.exp(shifted)
     sums = exponentials.sum(1, keepdims=True)
@@ -85,7 +89,7 @@ def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[
 def _minimise(
     x: np.ndarray, labels: np.ndarray, weights: np.ndarray, classes: int, penalty: float, start: np.ndarray | None
 ) -> np.ndarray:
-    """Return the optimal [features + 1, classes]: the kernel, and the biases below it."""
+    """Return the optimum, [features + 1, classes]: the kernel, with the bias as its last row."""
     scale = 1 / weights.sum()
 
     def objective(solution: np.ndarray) -> tuple[float, np.ndarray]:
@@ -111,7 +115,7 @@ def _lbfgs(objective: Callable[[np.ndarray], tuple[float, np.ndarray]], point: n
             if moved_value <= value + 1e-4 * step * slope:
                 break
             step /= 2
-        else:  # no descent is left in float64
+        else:  # the value cannot decrease further in float64
             break
         change, turn = step * direction, moved_gradient - gradient
         if np.vdot(change, turn) > 1e-12 * np.vdot(turn, turn):
@@ -121,7 +125,7 @@ def _lbfgs(objective: Callable[[np.ndarray], tuple[float, np.ndarray]], point: n
 
 
 def _inverse_hessian_times(gradient: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The two-loop recursion (algorithm 7.4 there) over pairs of (step, change of the gradient)."""
+    """Return the L-BFGS direction by the two-loop recursion (algorithm 7.4 there). `pairs`: (step, change of gradient)."""
     q, factors = gradient.copy(), []
     for s, y in reversed(pairs):
         alpha = np.vdot(s, q) / np.vdot(y, s)

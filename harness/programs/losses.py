@@ -1,4 +1,4 @@
-"""The loss of a micro-batch and its accuracies, sample by sample."""
+"""Loss and accuracy of each sample of a micro-batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tensorflow.compat.v1 as tf
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a training, or of its validation.
+    """The loss function of a training or validation.
 
-    `kind`: a key of LOSSES. `class_weights`: a factor for each class on the loss of its samples, as Keras' `class_weight`;
-    that of a mixture is the mean of its parts'; () for none.
+    `kind`: a key of LOSSES. `class_weights`: a factor on the loss for each class, as Keras' `class_weight`; () for none. A
+    mixed image has the mean of the factors of its parts.
     """
 
     kind: str
@@ -21,7 +21,7 @@ class Loss:
     class_weights: tuple[float, ...] = ()
 
     def __call__(self, logits: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Return the loss of each sample, [batch], by "label" [batch], or by "labels" and "shares" [batch, n]."""
+        """Return the loss of each sample, [batch]. `features`: "label" [batch], or "labels" and "shares" [batch, n]."""
         labels, shares = features.get("labels", features["label"]), features.get("shares")
         loss = LOSSES[self.kind](logits, labels, self.smoothing, shares)
         if not self.class_weights:
@@ -33,8 +33,8 @@ class Loss:
 def cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0, shares: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Return the softmax cross entropy of each sample, [batch]. `labels` is [batch], or [batch, n] for images that mix n
-    others in the `shares` [batch, n]."""
+    """Return the softmax cross entropy of each sample, [batch]. `labels`: [batch], or [batch, n] for mixtures of n images
+    with the `shares` [batch, n]."""
     if not smoothing and shares is None:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     return tf.nn.softmax_cross_entropy_with_logits_v2(labels=_targets(logits, labels, smoothing, shares), logits=logits)
@@ -43,9 +43,11 @@ def cross_entropy(
 def binary_cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0, shares: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Return the binary cross entropy of each sample, [batch], from the arguments of `cross_entropy`: whether the image
-    shows a class is asked for each class by itself (Wightman et al., "ResNet strikes back", arXiv 2110.00476), and the mean
-    over the classes is taken, as in Keras and PyTorch. The targets of a mixture are its shares."""
+    """Return the binary cross entropy of each sample, [batch]: the mean over the classes, as in Keras and PyTorch.
+
+    Each class is an independent yes/no decision (Wightman et al., "ResNet strikes back", arXiv 2110.00476). The targets of
+    a mixture are its shares. Arguments: see `cross_entropy`.
+    """
     targets = _targets(logits, labels, smoothing, shares)
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), -1)
 
@@ -54,19 +56,18 @@ LOSSES = {"cross-entropy": cross_entropy, "bce": binary_cross_entropy}
 
 
 def _targets(logits: tf.Tensor, labels: tf.Tensor, smoothing: float, shares: tf.Tensor | None) -> tf.Tensor:
-    """Return the targets [batch, classes]: that of the class is 1 - smoothing, that of each other of C classes
-    smoothing / (C - 1)."""
+    """Return the targets [batch, classes]: 1 - smoothing for the true class, smoothing / (classes - 1) for the others."""
     classes = logits.shape[-1]
     targets = tf.one_hot(labels, classes, 1.0 - smoothing, smoothing / (classes - 1), dtype=logits.dtype)
     return targets if shares is None else tf.reduce_sum(targets * tf.cast(shares, logits.dtype)[..., None], axis=1)
 
 
 def correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return 1.0 where the largest logit is the label's, [batch] float32."""
+    """Return 1.0 if the largest logit is that of the label, else 0.0; [batch] float32."""
     return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
 
 
 def top_5_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return 1.0 where the label is among the 5 largest logits, [batch] float32; never for a label below 0."""
+    """Return 1.0 if the label is among the 5 largest logits, else 0.0; [batch] float32. Negative labels give 0.0."""
     best = tf.math.top_k(logits, min(5, logits.shape[-1])).indices
     return tf.cast(tf.reduce_any(tf.equal(best, labels[:, None]), axis=-1), tf.float32)

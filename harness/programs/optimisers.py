@@ -1,4 +1,4 @@
-"""Weight update rules, in the precision of their arguments."""
+"""Optimisers (update rules). They compute in the precision of their arguments."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SGD(Optimiser):
 
 @dataclass(frozen=True)
 class Momentum(Optimiser):
-    """a = momentum * a + g; w -= rate * a. With `nesterov` w -= rate * (g + momentum * a), as PyTorch documents its SGD
-    (Sutskever et al., ICML 2013, with the rate outside of a)."""
+    """a = momentum * a + g; w -= rate * a. With `nesterov`, w -= rate * (g + momentum * a), as in PyTorch's SGD (Sutskever
+    et al., ICML 2013, but with the rate outside of a)."""
 
     momentum: float
     nesterov: bool = False
@@ -57,8 +57,8 @@ class Momentum(Optimiser):
 
 @dataclass(frozen=True)
 class RMSprop(Optimiser):
-    """ms += (g^2 - ms) * (1 - decay); mom = momentum * mom + rate * g / sqrt(ms + epsilon); w -= mom. Not centred; the mean
-    square begins at 1, as TensorFlow's does."""
+    """ms += (g^2 - ms) * (1 - decay); mom = momentum * mom + rate * g / sqrt(ms + epsilon); w -= mom. Not centred; ms starts
+    at 1, as in TensorFlow."""
 
     decay: float
     momentum: float
@@ -85,7 +85,7 @@ class RMSprop(Optimiser):
 
 
 def _of_all(moves: Sequence[Move], learning_rate: tf.Tensor) -> dict[str, Any]:
-    """Return the arguments that a native operation moves all variables by, apart from slots."""
+    """Return the arguments of a native operation that updates all variables, without slots."""
     return {
         "weights": [move.w for move in moves], "gradients": [move.gradient for move in moves], "rate": learning_rate,
         "decays": tf.cast(tf.stack([move.decay for move in moves]), tf.float32), "divisor": moves[0].divisor,
@@ -94,8 +94,10 @@ def _of_all(moves: Sequence[Move], learning_rate: tf.Tensor) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LARS(Optimiser):
-    """Layer-wise adaptive rates (You et al., arXiv 1708.03888): rate * trust * (g + decay * w) into the momentum, with
-    trust = eeta * |w| / (|g| + decay * |w| + epsilon), 1 where a norm is 0. Skipped variables: rate * g."""
+    """Layer-wise adaptive rates (You et al., arXiv 1708.03888): a = momentum * a + rate * trust * (g + decay * w); w -= a.
+
+    trust = eeta * |w| / (|g| + decay * |w| + epsilon), or 1 if a norm is 0. Skipped variables: a = momentum * a + rate * g.
+    """
 
     momentum: float
     weight_decay: float
@@ -119,8 +121,10 @@ class LARS(Optimiser):
 
 @dataclass(frozen=True)
 class LAMB(Optimiser):
-    """Layer-wise adaptive moments (You et al., arXiv 1904.00962), with bias correction: w -= rate * |w| / |u| * u for
-    u = m / (sqrt(v) + epsilon) + decay * w. Skipped variables: no decay, and the ratio is 1."""
+    """Layer-wise adaptive moments (You et al., arXiv 1904.00962), with bias correction: w -= rate * |w| / |u| * u.
+
+    u = m / (sqrt(v) + epsilon) + decay * w. Skipped variables have no decay, and the ratio |w| / |u| is 1 for them.
+    """
 
     beta1: float
     beta2: float
@@ -147,8 +151,11 @@ class LAMB(Optimiser):
 @dataclass(frozen=True)
 class Adam(Optimiser):
     """m += (g - m) * (1 - beta1); v += (g^2 - v) * (1 - beta2); w -= rate * m / (sqrt(v) + epsilon) * sqrt(1 - beta2^t) /
-    (1 - beta1^t): the order of Kingma and Ba's section 2 (arXiv 1412.6980), which Keras has too, so that epsilon is beside
-    the root before the correction. With decoupled decay: AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+    (1 - beta1^t).
+
+    This is the order of operations in section 2 of Kingma and Ba (arXiv 1412.6980), as in Keras: epsilon is added to the
+    uncorrected root. With decoupled decay: AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+    """
 
     beta1: float
     beta2: float
@@ -167,23 +174,23 @@ class Adam(Optimiser):
 
 
 def _corrections(done: tf.Tensor, dtype: tf.DType, *decays: float) -> list[tf.Tensor]:
-    """The sum of an average's weights after one more update, for each decay: 1 - decay^t."""
+    """Return the bias correction of each decay after one more update: 1 - decay^t."""
     t = tf.cast(done + 1, tf.float64)
     return [tf.cast(1 - tf.pow(tf.constant(decay, tf.float64), t), dtype) for decay in decays]
 
 
 def _where_both(one: tf.Tensor, other: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """`value` where both norms are above 0, otherwise 1."""
+    """Return `value` if both norms are positive, otherwise 1."""
     return tf.where_v2(tf.logical_and(one > 0, other > 0), value, tf.ones_like(value))
 
 
 def _or_one(x: tf.Tensor) -> tf.Tensor:
-    """A divisor: x where x is above 0, otherwise 1."""
+    """Return x if it is positive, otherwise 1, to divide by."""
     return tf.where_v2(x > 0, x, tf.ones_like(x))
 
 
 def make(options: TrainingOptions, global_batch: int) -> Optimiser:
-    """The optimiser of `--optimiser`, with its options."""
+    """Return the optimiser of --optimiser, with its options."""
     momentum, rule = options.momentum, UPDATE_RULES[options.optimiser]
     adam = partial(Adam, options.adam_beta1, options.adam_beta2, options.adam_epsilon, rule.decoupled_decay)
     return {

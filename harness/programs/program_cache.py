@@ -1,10 +1,11 @@
-"""The program cache: compiled programs from run to run: `--executable-cache-path`.
+"""The program cache (--executable-cache-path) stores compiled programs for later runs.
 
-An entry is one ZIP file: the optimised graph, the names in it, the kernels that XLA compiled, and the key, which is
-everything that the program depends on; the file's name is a digest of the key. An entry is written whole or not at all, so
-several processes may share a folder; ZIP's checksums find damage.
+An entry is a ZIP file with the optimised graph, the names in it, the kernels that XLA compiled, and the key. The key is
+everything that the program depends on; the file name is a digest of it. Entries are written atomically, so several processes
+may share a folder. The checksums of ZIP detect damage.
 
-TensorFlow takes XLA's folder of kernels from its environment once, when it is imported; it belongs to this process alone.
+TensorFlow reads the folder for XLA's kernels from the environment, once, when it is imported. Each process has a separate
+folder.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ SUFFIX, _KERNELS, _KEY = ".program", "passes/", "described.json"
 MAX_BYTES = 1 << 30  # of an entry
 _XLA_FLAGS = "TF_XLA_FLAGS"
 _FOLDER = f"{tf_runtime.KERNELS_FLAG}directory="
-_STALE = 86400  # seconds after which a folder of kernels that is left was of a killed process
-_ROOM = 256 << 20  # bytes free, for the kernels of any network here
-_POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # where the original finds its folder
+_STALE = 86400  # Folders of kernels older than so many seconds are left over from killed processes.
+_ROOM = 256 << 20  # The kernels of any network fit into so many bytes.
+_POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # The original finds its cache folder here.
 _POPLAR_PATH = re.compile(r"(?<!\S)--executable_cache_path(?:=|\s+(?!--))(\S+)")
-_OF_STREAM = (  # and not of a micro-batch
+_OF_STREAM = (  # fields of a request that affect the stream, but not the graph
     "seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache",
     "policy", "magnitude", "colour_jitter", "random_erasing",
 )  # fmt: skip
@@ -61,21 +62,23 @@ _SECTIONS = ("dataset", "training", "device", "model")
 
 
 def import_tensorflow(run: Run) -> None:
-    """Import TensorFlow for a run whose programs are cached: XLA gets a folder of kernels, and TensorFlow does not log how
-    it loads them (XLA tries a text first, and names features of the processor that only tune the code)."""
+    """Import TensorFlow for a run. If its programs are cached, set XLA's folder of kernels, and hide TensorFlow's messages
+    about loading them (they mention a failed attempt and processor features, both harmless)."""
     imported = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"
     if folder(run, os.environ) is None or imported:
         tf_runtime.import_tensorflow()
         return
-    if _FOLDER not in os.environ.get(_XLA_FLAGS, ""):  # neither this process nor the user has chosen a folder
-        with suppress(OSError):  # no folder for temporary files: XLA compiles the kernels each time
+    if _FOLDER not in os.environ.get(_XLA_FLAGS, ""):  # unless a folder is set already
+        with suppress(OSError):  # without a temporary folder, XLA compiles the kernels each time
             os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_kernels()}".strip()
     tf_runtime.import_tensorflow("3")
 
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder where the run's programs are cached; None where they are not: several instances and GPUs build
-    theirs each time, and so does a run with other flags for XLA, which may compile other parts of a graph then."""
+    """Return the folder in which the run's programs are cached; None if they are not.
+
+    Programs for several instances, for GPUs and with other XLA flags, which may change the compiled code, are not cached.
+    """
     device = run.options.device
     other_flags = not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split())
     on_gpus = any(stage.startswith("/gpu") for stage in run.plan.stage_devices)
@@ -88,8 +91,8 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
 
 
 def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
-    """Return the cache entry of the program of this kind ("training", "validation"); None if it is not cached. `more`:
-    everything else that the program depends on."""
+    """Return the cache entry of a program; None if it is not cached. `kind`: "training" or "validation". `more`: everything
+    else that the program depends on."""
     place = folder(run, os.environ)
     return (
         DiskCacheEntry(place, _cache_key(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
@@ -97,19 +100,19 @@ def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
 
 
 class DiskCacheEntry:
-    """The entry of one program in a folder."""
+    """The cache entry of a program."""
 
     def __init__(self, place: Path, key: Mapping[str, Any], limit: int) -> None:
-        """`key`: everything that the program depends on; `limit`: bytes of all entries."""
+        """`place`: the cache folder. `key`: everything that the program depends on. `limit`: bytes of all entries."""
         text = json.dumps(key, sort_keys=True, default=str)
         self._place, self._text, self._limit = place, text, limit
         self.path = place / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
         self.warnings: list[str] = []
-        self.hit = False  # it was there, and is used
+        self.hit = False  # whether the entry exists and is used
         self._files: dict[str, bytes] = {}
-        self._kernels: frozenset[str] = frozenset()  # that were in the entry
+        self._kernels: frozenset[str] = frozenset()  # names of the kernels in the entry
         self._begun = time.perf_counter()
-        self.warn: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)  # once the program runs
+        self.warn: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)  # for warnings after the program ran
 
     @property
     def keeps_kernels(self) -> bool:
@@ -117,38 +120,38 @@ class DiskCacheEntry:
         return _FOLDER in os.environ.get(_XLA_FLAGS, "")
 
     def load(self) -> OptimisedGraph | None:
-        """The program, if it is in the cache; XLA finds its kernels then."""
+        """Return the program and provide its kernels to XLA; None if it is not in the cache."""
         from emulator.program.optimised_graph import OptimisedGraph
 
         try:
             members = _unpacked(input_files.content(self.path, MAX_BYTES), self._text)
             kernels = {Path(name).name: members.pop(name) for name in list(members) if name.startswith(_KERNELS)}
             executable, self._files = OptimisedGraph.of(members), members
-            with suppress(OSError):  # they are compiled again then
+            with suppress(OSError):  # then XLA compiles the kernels again
                 for name, content in kernels.items():
                     (_kernels() / name).write_bytes(content)
             with suppress(OSError):
-                os.utime(self.path)  # the last use, for `_trim`
+                os.utime(self.path)  # `_trim` reads the time of the last use
         except FileNotFoundError:
             return None
-        except Exception as error:  # damaged bytes may raise anything; the program can be built without them
+        except Exception as error:  # damaged bytes may raise any error; the program is then built again
             self.reject(error)
             return None
         self.hit, self._kernels = True, frozenset(kernels)
         return executable
 
     def reject(self, error: Exception) -> None:
-        """The entry cannot be used after all."""
-        self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
+        """Discard the entry because of an error, with a warning."""
+        self.warnings.append(f"warning: cannot use {self.path}, rebuilding the program: {bounds.reason(error)}")
         self.hit = False
 
     def save(self, executable: OptimisedGraph) -> None:
-        """Write the entry; what XLA compiles later follows when the program has run."""
+        """Write the entry. Kernels that XLA compiles later are added by `ran`."""
         self._files = executable.files()
         self._write()
 
     def ran(self) -> None:
-        """Write the entry, unless nothing has come to it."""
+        """Write the entry again if XLA has compiled kernels since."""
         if self._files and not self._there() <= self._kernels:
             earlier = len(self.warnings)
             self._write()
@@ -157,9 +160,9 @@ class DiskCacheEntry:
         self._files = {}
 
     def report(self) -> list[str]:
-        """Return log lines: warnings, where the program came from, and the seconds since this entry was asked for."""
-        came = f"taken from {self.path}" if self.hit else "built"
-        return [*self.warnings, f"The program was {came} in {time.perf_counter() - self._begun:.1f} s."]
+        """Return log lines: warnings, whether the program was loaded or built, and the time that took."""
+        how = f"loaded from {self.path}" if self.hit else "built"
+        return [*self.warnings, f"The program was {how} in {time.perf_counter() - self._begun:.1f} s."]
 
     def _there(self) -> frozenset[str]:
         with suppress(OSError):
@@ -167,7 +170,7 @@ class DiskCacheEntry:
         return frozenset()
 
     def _write(self) -> None:
-        """Replace the entry; a folder that cannot be written is no reason to lose a run."""
+        """Write or replace the entry. If that fails, add a warning: the run can continue without it."""
         try:
             self._kernels = self._there()
             kernels = {_KERNELS + name: (_kernels() / name).read_bytes() for name in self._kernels}
@@ -177,15 +180,15 @@ class DiskCacheEntry:
         except OSError as error:
             self._files = {}
             self.warnings.append(
-                f"warning: the program is not kept: {error.strerror}: {error.filename}; --executable-cache-path names "
-                "another folder, --no-executable-cache does without"
+                f"warning: cannot write the program cache: {error.strerror}: {error.filename}. Give another folder with "
+                "--executable-cache-path, or --no-executable-cache"
             )
 
 
 @cache
 def _kernels() -> Path:
-    """Return this process' folder of kernels, removed when the process ends. OSError where they may not find room: XLA ends
-    a run that cannot write one."""
+    """Return this process's folder of kernels, which is removed when the process ends. OSError if there is too little space,
+    because XLA aborts a run if it cannot write a kernel."""
     longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < _ROOM or (longest != resource.RLIM_INFINITY and longest < _ROOM):
@@ -200,7 +203,7 @@ def _kernels() -> Path:
 
 
 def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a program's key in the cache: everything that the program depends on, for JSON."""
+    """Return the cache key of a program: everything that it depends on, as JSON values."""
     left_out = with_trait(NOT_IN_GRAPH)
     options = {
         f"{section}.{name}": value
@@ -245,19 +248,19 @@ def _packed(members: Mapping[str, bytes], text: str) -> bytes:
 
 
 def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
-    """Return the members by name; an error for content that is damaged or of another program."""
+    """Return the members by name. Raise an error if the content is damaged or belongs to another program."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
     if members.pop(_KEY, b"").decode() != text:
-        raise ValueError("it is of another program")
+        raise ValueError("it contains another program")
     return members
 
 
 def _trim(place: Path, limit: int, newest: Path) -> None:
-    """Remove the entries that were not used for the longest time, until all take less than the limit."""
+    """Delete the least recently used entries until the total size is below the limit."""
     entries = []
     for path in place.glob(f"*{SUFFIX}"):
-        with suppress(OSError):  # another process has removed it, or it is a link that leads nowhere
+        with suppress(OSError):  # another process has deleted it, or it is a broken link
             entries.append((path.stat().st_mtime, path.stat().st_size, path))
     total = 0
     for _, size, path in sorted(entries, reverse=True):

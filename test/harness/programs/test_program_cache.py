@@ -41,7 +41,7 @@ def test_cached_program_is_exact_for_any_seed(tmp_path):
     (tmp_path / "first").rename(tmp_path / "moved")
     words[-1] = tmp_path / "moved"
     succeed("train", *words, "--seed", 2, "--logs-path", tmp_path / "taken")
-    assert f"The program was taken from {tmp_path / 'moved'}/" in (tmp_path / "taken/log.txt").read_text()
+    assert f"The program was loaded from {tmp_path / 'moved'}/" in (tmp_path / "taken/log.txt").read_text()
     succeed("train", *SMALL, "--seed", 2, "--no-executable-cache", "--logs-path", tmp_path / "alone")
     assert "The program was" not in (tmp_path / "alone/log.txt").read_text()
     assert_same_bits(variables(tmp_path / "taken", 2), variables(tmp_path / "alone", 2))
@@ -57,7 +57,7 @@ def test_kernels_are_cached_with_program(tmp_path):
     environ |= {"TMPDIR": str(tmp_path / "tmp"), "TF_POPLAR_FLAGS": f"--executable_cache_path={tmp_path / 'kept'} -x"}
     (tmp_path / "tmp").mkdir()
     entries = []
-    for name, said in (("one", "built in"), ("two", "taken from")):
+    for name, said in (("one", "built in"), ("two", "loaded from")):
         words = [sys.executable, ROOT / "train.py", *SMALL, "--seed", 1, "--logs-path", tmp_path / name]
         result = subprocess.run([*map(str, words)], env=environ, capture_output=True, text=True, check=True)
         assert f"The program was {said}" in (tmp_path / name / "log.txt").read_text()
@@ -128,7 +128,7 @@ def test_damaged_entry_is_reported_and_rebuilt(tmp_path, damage):
     entry = kept(tmp_path)
     assert entry.load() is None
     (warning,) = entry.warnings
-    assert str(entry.path) in warning and "is built anew" in warning
+    assert str(entry.path) in warning and "rebuilding" in warning
     if damage is not a_folder:
         entry.save(MADE)
         assert kept(tmp_path).load() == MADE
@@ -138,7 +138,7 @@ def test_unwritable_folder_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
     entry = kept(tmp_path / "file")
     entry.save(MADE)
-    assert "is not kept" in entry.warnings[0]
+    assert "cannot write the program cache" in entry.warnings[0]
     entry.ran()
     assert len(entry.warnings) == 1
 
