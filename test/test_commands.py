@@ -95,7 +95,7 @@ QUICK = (("resnet", "batch", "", "32.32"), ("resnet", "batch", PIPELINED, "16.16
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> str:
+def images(tmp_path_factory) -> str:
     """Write a CIFAR-10 of 32 of the embedded photos."""
     return str(small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 32, 8))
 
@@ -104,9 +104,9 @@ def pictures(tmp_path_factory) -> str:
     ("network", "norm", "layout", "precision"),
     [pytest.param(*row, marks=[] if row in QUICK else [pytest.mark.slow]) for row in LEARNERS],
 )
-def test_every_network_memorises_32_images(network, norm, layout, precision, pictures):
+def test_every_network_memorises_32_images(network, norm, layout, precision, images):
     words = (
-        f"--precision {precision} --dataset cifar-10 --data-dir {pictures} {NETWORKS[network]} {'' if network == 'squeezenet' else NORMS[norm]} "
+        f"--precision {precision} --dataset cifar-10 --data-dir {images} {NETWORKS[network]} {'' if network == 'squeezenet' else NORMS[norm]} "
         f"--batch-size 8 --gradient-accumulation-count 4 --optimiser momentum --weight-decay 0 --seed 5 --label-smoothing 0 "
         f"--train-with-valid-preprocessing {layout}"
     )

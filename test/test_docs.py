@@ -147,8 +147,8 @@ def test_readme_is_short_and_links_everything():
     assert len(text.splitlines()) <= 100
     listed = re.findall(r"^\| .* \| \[([\w.-]+)\]\(docs/\1\) \|$", text, re.M)
     assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
-    pictures = {link for page in PAGES for link in re.findall(r"!\[[^\]]+\]\((?:docs/)?([\w.-]+\.svg)\)", page.read_text())}
-    assert pictures == {path.name for path in DOCS.glob("*.svg")}
+    charts = {link for page in PAGES for link in re.findall(r"!\[[^\]]+\]\((?:docs/)?([\w.-]+\.svg)\)", page.read_text())}
+    assert charts == {path.name for path in DOCS.glob("*.svg")}
 
 
 def printed(text: str) -> list[str]:

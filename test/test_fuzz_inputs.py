@@ -216,7 +216,7 @@ def _seeds() -> list[bytes]:
 PICTURES = _seeds()
 
 
-def picture_of(rng: random.Random) -> bytes:
+def image_of(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         size = [rng.choice((0, 1, 9_000, 30_000, 65_535)) for _ in range(2)]
         return photos.promising(*size, rng.choice(image_headers.FORMATS))
@@ -294,8 +294,8 @@ INPUTS: dict[str, tuple[Maker, Reader, int, int, int | None]] = {
     "poprun": (launch_of, poprun_options.parse, 300, 1000, None),
     "YAML": (yaml_of, read_configuration, 150, 1000, MEMORY),
     "YAML options": (option_of, read_option, 60, 1000, None),
-    "headers": (picture_of, refusing(image_headers.fault), 1000, 10_000, MEMORY),
-    "pictures": (picture_of, refusing(decoded), 200, 3000, None),
+    "headers": (image_of, refusing(image_headers.fault), 1000, 10_000, MEMORY),
+    "pictures": (image_of, refusing(decoded), 200, 3000, None),
     "examples": (
         damages(*EXAMPLES), refusing(lambda content: tf_example.fault(content, range(1, 4), image_headers.fault)), 1000, 10_000, None
     ),

@@ -56,11 +56,11 @@ def test_page_is_self_contained(tmp_path):
     text = page.read_text()
     assert text.count("<svg") >= 12 and 'name="viewport"' in text
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
-    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    for picture in pictures:
-        checked(picture, room=375 - 38)  # without the edges of page and figure
+    svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    for svg in svgs:
+        checked(svg, room=375 - 38)  # without the edges of page and figure
     told = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
-    rates = next(picture for picture in pictures if "Images per second, and memory" in picture)
+    rates = next(svg for svg in svgs if "Images per second, and memory" in svg)
     assert len(told) == 4 and all(rate in rates for _, rate in told)
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 

@@ -41,7 +41,7 @@ SPAN = "--batch-norm --BN-span 2"  # two replicas of 4 samples are one micro-bat
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> str:
+def images(tmp_path_factory) -> str:
     """Write a CIFAR-10 of a hundred images: noise, with its own colour for each class."""
     folder, draw = tmp_path_factory.mktemp("cifar"), np.random.default_rng(5)
     colours = draw.integers(30, 220, [10, 3, 1])
@@ -147,16 +147,16 @@ LAYOUTS = list(grid())
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
-def test_layouts_change_no_bit(family, norm, row, pictures):
-    expected = plain(family, norm, row["fold"], pictures)
-    found = trained(laid_out(family, norm, row), pictures, tuple(map(int, row["steps"].split())))
+def test_layouts_change_no_bit(family, norm, row, images):
+    expected = plain(family, norm, row["fold"], images)
+    found = trained(laid_out(family, norm, row), images, tuple(map(int, row["steps"].split())))
     assert_same_bits(expected, found)
 
 
 @pytest.mark.parametrize(("family", "norm"), [("resnet", GROUP), ("resnet", SPAN), ("efficientnet", GROUP)])
-def test_weights_really_move(family, norm, pictures):
-    expected = plain(family, norm, "1", pictures)
-    start = training_program(prepared(f"{network(family, norm)} --replicas 2", pictures), 0)
+def test_weights_really_move(family, norm, images):
+    expected = plain(family, norm, "1", images)
+    start = training_program(prepared(f"{network(family, norm)} --replicas 2", images), 0)
     before = start.values()
     start.close()
     assert moved(before, expected) > 0.05
@@ -166,31 +166,31 @@ FEW = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --
 
 
 @pytest.fixture(scope="module")
-def two_updates(pictures) -> dict[str, np.ndarray]:
+def two_updates(images) -> dict[str, np.ndarray]:
     """Return two updates of few images with random dropping."""
-    return trained(FEW, pictures, (2,))
+    return trained(FEW, images, (2,))
 
 
-def test_span_makes_difference(pictures):
-    alone = plain("resnet", BATCH, "1", pictures)
-    assert not np.array_equal(plain("resnet", SPAN, "1", pictures)["losses"], alone["losses"])
+def test_span_makes_difference(images):
+    alone = plain("resnet", BATCH, "1", images)
+    assert not np.array_equal(plain("resnet", SPAN, "1", images)["losses"], alone["losses"])
 
 
 FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and after the trained part
 
 
 @pytest.mark.parametrize("precision", ["32.32", "16.16", "8.16"])
-def test_frozen_norms_stay_and_change_no_bit(precision, pictures):
+def test_frozen_norms_stay_and_change_no_bit(precision, images):
     words, begun = f"{FROZEN} --precision {precision}", []
-    expected = trained(f"{words} --gradient-accumulation-count 12 --fold 1", pictures, (3,), begun)
+    expected = trained(f"{words} --gradient-accumulation-count 12 --fold 1", images, (3,), begun)
     changed = {name for name, value in begun[0].items() if value.tobytes() != expected[name].tobytes()} - {"global_step"}
     assert changed == {name for name in begun[0] if "b2/" in name or "fc1" in name}
     for layout in (
         f"--gradient-accumulation-count 12 {FAULTY['stages']} {FAULTY['recompute']}",
         f"--gradient-accumulation-count 4 --replicas 3 --shards 2 {FAULTY['recompute']} --fold 1",
     ):
-        assert_same_bits(expected, trained(f"{words} {layout}", pictures, (1, 2)))
-    span = trained(f"{words} --gradient-accumulation-count 6 --replicas 2 --BN-span 2", pictures, (3,))
+        assert_same_bits(expected, trained(f"{words} {layout}", images, (1, 2)))
+    span = trained(f"{words} --gradient-accumulation-count 6 --replicas 2 --BN-span 2", images, (3,))
     frozen = [name for name in span if "moving" in name and name not in changed]
     assert frozen and all(span[name].tobytes() == begun[0][name].tobytes() for name in frozen)
 
@@ -252,20 +252,20 @@ def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (shift_the_span, SPAN),
     ],
 )
-def test_grid_notices_faults(fault, norm, pictures, monkeypatch):
-    expected = plain("resnet", norm, "1", pictures)
+def test_grid_notices_faults(fault, norm, images, monkeypatch):
+    expected = plain("resnet", norm, "1", images)
     fault(monkeypatch)
-    found = trained(laid_out("resnet", norm, FAULTY), pictures)
+    found = trained(laid_out("resnet", norm, FAULTY), images)
     with pytest.raises(AssertionError, match="differ"):
         assert_same_bits(expected, found)
 
 
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
-def test_grid_notices_repeated_random_draws(kind, two_updates, pictures, monkeypatch):
+def test_grid_notices_repeated_random_draws(kind, two_updates, images, monkeypatch):
     """This also proves that both kinds of dropping are active."""
     draw_anew(kind, monkeypatch)
     with pytest.raises(AssertionError, match="differ"):
-        assert_same_bits(two_updates, trained(f"{FEW} --enable-recomputation", pictures, (2,)))
+        assert_same_bits(two_updates, trained(f"{FEW} --enable-recomputation", images, (2,)))
 
 
 # Up to the order of summation
@@ -298,13 +298,13 @@ def in_float64(monkeypatch):
         ]),
     ],
 )  # fmt: skip
-def test_folds_and_micro_batches_agree_in_float64(words, one, others, pictures, in_float64):
+def test_folds_and_micro_batches_agree_in_float64(words, one, others, images, in_float64):
     begun: list[dict[str, np.ndarray]] = []
-    expected = trained(f"{words} {one}", pictures, (4,), begun)
+    expected = trained(f"{words} {one}", images, (4,), begun)
     assert moved(begun[0], expected) > 0.02
     assert {value.dtype for name, value in expected.items() if name.endswith("kernel")} == {np.dtype(np.float64)}
     for other in others:
-        found = trained(f"{words} {other}", pictures, (4,))
+        found = trained(f"{words} {other}", images, (4,))
         for name, value in expected.items():
             if name != "losses":  # these are FP32
                 assert np.abs(found[name] - value).max() <= 1e-9 * max(1.0, np.abs(value).max()), (other, name)
@@ -322,19 +322,19 @@ def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("norm", "fold"), [(GROUP, "2"), (BATCH, "auto")])
-def test_folding_changes_only_last_bits_of_gradients(norm, fold, pictures):
+def test_folding_changes_only_last_bits_of_gradients(norm, fold, images):
     words = f"{RESNET} {norm} --batch-size 4 --gradient-accumulation-count 12"
-    expected = first_gradient(f"{words} --fold 1", pictures)
-    found = first_gradient(f"{words} --fold {fold}", pictures)
+    expected = first_gradient(f"{words} --fold 1", images)
+    found = first_gradient(f"{words} --fold {fold}", images)
     for name, gradient in expected.items():
         # some gradients are 0 except for rounding: those of a shift that the next batch norm cancels
         assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, name
 
 
-def test_folding_loses_no_more_gradients(pictures):
+def test_folding_loses_no_more_gradients(images):
     """The loss scale is so small that FP16 loses some: gradients of a micro-batch have the same size in every pass."""
     words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --precision 16.32 --loss-scaling 0.0009765625"
-    expected, found = (first_gradient(f"{words} --fold {fold}", pictures) for fold in (1, 8))
+    expected, found = (first_gradient(f"{words} --fold {fold}", images) for fold in (1, 8))
     for name, gradient in expected.items():
         assert np.abs(found[name] - gradient).max() <= 0.02 * np.linalg.norm(gradient), name
 
@@ -342,16 +342,16 @@ def test_folding_loses_no_more_gradients(pictures):
 # Random numbers of replicas
 
 
-def test_replicas_draw_same_numbers_if_asked(two_updates, pictures):
+def test_replicas_draw_same_numbers_if_asked(two_updates, images):
     """The replicas see different images, but draw by an image's position in their own stream."""
     words = f"{EFFICIENTNET} {GROUP} --replicas 2 --batch-size 4 --fold 1"
-    plan = prepared(f"{words} --gradient-accumulation-count 3 --identical-replica-seeding", pictures).plan
+    plan = prepared(f"{words} --gradient-accumulation-count 3 --identical-replica-seeding", images).plan
     positions = np.arange(2 * 3 * 4 * 2)  # two updates
     drawn = plan.random_position(positions).reshape(-1, 2, 4)
     assert np.array_equal(drawn[:, 0], drawn[:, 1])
     assert np.array_equal(drawn[:, 0].ravel(), np.arange(24))
-    assert np.array_equal(prepared(words, pictures).plan.random_position(positions), positions)
-    same = trained(f"{words} --identical-replica-seeding", pictures, (1,))
+    assert np.array_equal(prepared(words, images).plan.random_position(positions), positions)
+    same = trained(f"{words} --identical-replica-seeding", images, (1,))
     assert same["losses"][0] != two_updates["losses"][0]  # as of replicas that draw for themselves
 
 
@@ -370,9 +370,9 @@ def assert_stages_apart(built: TrainingProgram) -> None:
     assert found["Conv2D"] == found["Conv2DBackpropFilter"] == {f"/device:CPU:{j}" for j in range(3)}
 
 
-def test_stages_use_their_own_devices(pictures, monkeypatch):
+def test_stages_use_their_own_devices(images, monkeypatch):
     words = f"{RESNET} {BATCH} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {FAULTY['stages']}"
-    built = training_program(prepared(words, pictures), 0)
+    built = training_program(prepared(words, images), 0)
     assert_stages_apart(built)
     record = tf.RunMetadata()
     built.step([0.0], trace=record)
@@ -385,7 +385,7 @@ def test_stages_use_their_own_devices(pictures, monkeypatch):
     }
     assert len({name for name in busy if "cpu:" in name}) == 4
     # the check notices shared devices
-    run = prepared(words, pictures)
+    run = prepared(words, images)
     crowded = dataclasses.replace(run, plan=dataclasses.replace(run.plan, stage_devices=("/cpu:0",) * 4))
     together = training_program(crowded, 0)
     with pytest.raises(AssertionError):
@@ -393,9 +393,9 @@ def test_stages_use_their_own_devices(pictures, monkeypatch):
     together.close()
 
 
-def test_recomputation_runs_forward_again(pictures):
+def test_recomputation_runs_forward_again(images):
     def convolutions(layout: str) -> int:
-        built = training_program(prepared(f"{RESNET} {BATCH} --gradient-accumulation-count 4 {layout}", pictures), 0)
+        built = training_program(prepared(f"{RESNET} {BATCH} --gradient-accumulation-count 4 {layout}", images), 0)
         count = sum(operation.type.endswith("Conv2D") for operation in built.graph.get_operations())
         built.close()
         return count
@@ -404,22 +404,22 @@ def test_recomputation_runs_forward_again(pictures):
     assert convolutions("--enable-recomputation") == 14  # the last segment's dense layer needs no second run
 
 
-def test_graph_size_is_independent_of_layout(pictures):
+def test_graph_size_is_independent_of_layout(images):
     counts = set()
     for replicas, accumulation in ((1, 8), (16, 4)):
         words = (
             f"{RESNET} --batch-size 4 {FAULTY['stages']} --replicas {replicas} --gradient-accumulation-count {accumulation}"
         )
-        built = training_program(prepared(f"{words} --fold 1", pictures), 0)
+        built = training_program(prepared(f"{words} --fold 1", images), 0)
         counts.add(len(built.graph.get_operations()))
         built.close()
     assert len(counts) == 1
 
 
 @pytest.mark.parametrize("layout", ["", FAULTY["stages"]])
-def test_stopping_drops_unfinished_update(layout, pictures):
+def test_stopping_drops_unfinished_update(layout, images):
     words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {layout}"
-    built = training_program(prepared(words, pictures), 0)
+    built = training_program(prepared(words, images), 0)
     seen: list[float] = []
 
     def stop_after_three(loss: float, accuracy: float) -> None:
@@ -435,7 +435,7 @@ def test_stopping_drops_unfinished_update(layout, pictures):
     built.close()
     assert 3 <= done < 5000
     assert len(metrics.loss) == len(seen) == done
-    expected = trained(words, pictures, (done,))
+    expected = trained(words, images, (done,))
     assert_same_bits(expected, {"losses": metrics.loss, **found})
 
 
@@ -450,9 +450,9 @@ def test_stopping_drops_unfinished_update(layout, pictures):
         ("--shards 40", "40"),
     ],
 )
-def test_impossible_layouts_are_rejected(words, named, pictures):
+def test_impossible_layouts_are_rejected(words, named, images):
     with pytest.raises((OptionError, PartitionError)) as error:
-        prepared(f"{RESNET} --batch-size 4 {words}", pictures)
+        prepared(f"{RESNET} --batch-size 4 {words}", images)
     assert all(word in str(error.value) for word in named.split())
 
 

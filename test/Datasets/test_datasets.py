@@ -329,7 +329,7 @@ def test_embedded_file_is_rebuilt_from_package():
 
 @pytest.fixture(scope="module")
 def imagenet_dir(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("photographs")
+    folder = tmp_path_factory.mktemp("photos")
     photos.write_imagenet(folder, train=12, validation=7, shards=3)
     return folder
 
@@ -358,10 +358,10 @@ def test_imagenet_validation_takes_every_image_once(imagenet_dir):
     assert not got["image"][7].any() and got["image"][:7].any((1, 2, 3)).all()
     raw = joined(take(lambda: source.validation(small(batch_size=7))))["image"]
     with tf.Graph().as_default(), tf.Session() as session:
-        picture = session.run(tf.image.decode_jpeg(photos.jpegs(13)[12], channels=3, dct_method="INTEGER_FAST"))
+        image = session.run(tf.image.decode_jpeg(photos.jpegs(13)[12], channels=3, dct_method="INTEGER_FAST"))
         side = int(40 * 256 / 224)
-        size = [round(n * side / min(picture.shape[:2])) for n in picture.shape[:2]]
-        whole = session.run(augmentation.resize(picture[None], *size))[0]
+        size = [round(n * side / min(image.shape[:2])) for n in image.shape[:2]]
+        whole = session.run(augmentation.resize(image[None], *size))[0]
     top, left = (size[0] - 40) // 2, (size[1] - 40) // 2
     np.testing.assert_array_equal(raw[0], whole[top : top + 40, left : left + 40])
 
@@ -391,10 +391,10 @@ def test_imagenet_bytes_are_truncated_floats(imagenet_dir):
 
 def test_crops_overlap_box_and_png_is_read(tmp_path):
     """The box is a bright square on dark ground: every crop has at least a tenth of it."""
-    picture = np.zeros((200, 300, 3), np.uint8)
-    picture[150:190, 20:60] = 255
+    image = np.zeros((200, 300, 3), np.uint8)
+    image[150:190, 20:60] = 255
     with tf.Graph().as_default(), tf.Session() as session:
-        encoded = session.run([tf.image.encode_jpeg(picture), tf.image.encode_png(picture)])
+        encoded = session.run([tf.image.encode_jpeg(image), tf.image.encode_png(image)])
     box = np.array([[150 / 200, 20 / 300, 190 / 200, 60 / 300]])
     photos.write_shards(tmp_path, "train", [photos.example(data, 1, box) for data in encoded], 1)
     got = joined(take(lambda: opened("imagenet", tmp_path).train(small(batch_size=60)), 1))
@@ -430,7 +430,7 @@ def test_missing_imagenet_shards_are_named(spoil, named, imagenet_dir, tmp_path)
 @pytest.mark.parametrize("where", [3, 5])  # 5 is alone in the last micro-batch of the validation
 def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where):
     good = photos.jpegs(6)
-    rows = [photos.example(picture, 1) for picture in good]
+    rows = [photos.example(image, 1) for image in good]
     rows[where] = photos.example(good[0][:3000], 1) if spoilt == "jpeg" else photos.example(good[0], 1001)
     photos.write_shards(tmp_path, "train", rows, 2)
     shard = photos.write_shards(tmp_path, "validation", rows, 2)[1]

@@ -98,10 +98,10 @@ def test_extreme_aspect_ratio_is_never_fully_resized(memory):
 
 def turned_to(number: int, form: str = "JPEG") -> tuple[bytes, bytes]:
     """Return an image with an EXIF orientation, and the same pixels without it."""
-    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 56, 3), np.uint8))
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 56, 3), np.uint8))
     tags = Image.Exif()
     tags[0x0112] = number
-    return encoded(picture, form, exif=tags), encoded(picture, form)
+    return encoded(image, form, exif=tags), encoded(image, form)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
@@ -137,13 +137,13 @@ XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"
 @pytest.mark.parametrize("exif", [None, 3])
 def test_xmp_turns_image_without_exif_orientation(form, exif):
     """Like Pillow, which programs with an exported network use."""
-    picture = Image.effect_noise((40, 24), 50).convert("RGB")
+    image = Image.effect_noise((40, 24), 50).convert("RGB")
     tags, text = Image.Exif(), PngImagePlugin.PngInfo()
     text.add_itxt("XML:com.adobe.xmp", XMP, zip=True)
     if exif:
         tags[0x0112] = exif
     metadata = {"pnginfo": text} if form == "PNG" else {"xmp": XMP.encode()}
-    data = encoded(picture, form, exif=tags, **metadata)
+    data = encoded(image, form, exif=tags, **metadata)
     assert image_headers.header(data).orientation == (exif or 6)
     with tf.Graph().as_default(), tf.Session() as session:
         shown = session.run(decoding.whole(tf.constant(data)))

@@ -25,14 +25,14 @@ from Datasets.sources import generated, image_folder, locate
 from harness.commands import cli
 from harness.run import data
 
-PNG = photos.encoded(photos.plain_picture(), "PNG")
+PNG = photos.encoded(photos.plain_image(), "PNG")
 
 
 def places(top: Path, names: str) -> Path:
     """Write an image into each folder."""
     for k, place in enumerate(names.split(",")):
         (top / place).mkdir(parents=True, exist_ok=True)
-        (top / place / "1.png").write_bytes(photos.encoded(photos.plain_picture(k), "PNG"))
+        (top / place / "1.png").write_bytes(photos.encoded(photos.plain_image(k), "PNG"))
     return top
 
 
@@ -69,7 +69,7 @@ def test_splits_are_found_by_structure_and_name(names, classes, validation, note
         return
     tree = image_folder.tree(tmp_path)
     assert tree.classes == tuple(classes.split()) == image_folder.classes_of(tmp_path)
-    held_out = {str(picture.file.parent.parent.relative_to(tmp_path)) for picture in tree.validation or ()}
+    held_out = {str(image.file.parent.parent.relative_to(tmp_path)) for image in tree.validation or ()}
     assert held_out == ({validation} if validation else set())
     assert any(note in line for line in tree.notes) if note else not tree.notes
 
@@ -145,7 +145,7 @@ def test_first_folder_with_classes_validates(tmp_path):
     assert image_folder.tree(tmp_path).validation is None
     photos.write_tree(tmp_path / "test", per_class=1, suffix="")
     tree = image_folder.tree(tmp_path)
-    assert {picture.file.parent.parent for picture in tree.validation} == {tmp_path / "test"}
+    assert {image.file.parent.parent for image in tree.validation} == {tmp_path / "test"}
     assert f"{tmp_path}/validation" in tree.notes[1]  # its images are outside class folders
 
 
@@ -171,7 +171,7 @@ def test_linked_class_folders_count_once(tmp_path):
                         ("pets/cat/up", "pets"), ("pets/cat/self", "pets/cat"), ("pets/dog", "more/far")):  # fmt: skip
         (tmp_path / link).symlink_to(tmp_path / there)
     tree = image_folder.tree(tmp_path / "pets")
-    assert Counter(picture.label for picture in tree.train) == {1: 3, 2: 3, 3: 5, 4: 2}
+    assert Counter(image.label for image in tree.train) == {1: 3, 2: 3, 3: 5, 4: 2}
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_command_line_sets_num_classes():
 
 @pytest.mark.parametrize("kind", photos.ODD)
 def test_unusual_images_are_decoded(kind):
-    content, picture = photos.ODD[kind]
-    wanted = np.asarray(picture.convert("RGB")).astype(float)
+    content, image = photos.ODD[kind]
+    wanted = np.asarray(image.convert("RGB")).astype(float)
     with tf.Graph().as_default(), tf.Session() as session:
         got = session.run(decoding.whole(tf.constant(content))).astype(float)
         zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(content, 1, "any"))

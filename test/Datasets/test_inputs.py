@@ -26,7 +26,7 @@ TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--im
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    made = tmp_path_factory.mktemp("photographs")
+    made = tmp_path_factory.mktemp("photos")
     photos.write_imagenet(made, train=20, validation=8, shards=4)
     return made
 

@@ -22,15 +22,15 @@ ALL = {"policy": "rand", "colour_jitter": 0.4, "random_erasing": 0.5}
 CHANGES = [{"policy": "trivial"}, {"policy": "rand"}, {"colour_jitter": 0.4}, {"random_erasing": 0.5}]
 
 
-def picture() -> np.ndarray:
+def sample_image() -> np.ndarray:
     """Return slopes with noise, in which some values are frequent and some missing."""
     noise = np.random.default_rng(0).integers(0, 40, (SIDE, SIDE, 3))
-    return (np.asarray(photos.plain_picture(1, SIDE, SIDE)) // 2 + noise).astype(np.uint8)
+    return (np.asarray(photos.plain_image(1, SIDE, SIDE)) // 2 + noise).astype(np.uint8)
 
 
 def changed(name: str, amount: float) -> np.ndarray:
     with tf.Graph().as_default(), tf.Session() as session:
-        image = tf.constant(picture(), tf.float32)
+        image = tf.constant(sample_image(), tf.float32)
         return session.run(auto_augment.OPERATIONS[name].change(image, tf.constant(float(amount))))
 
 
@@ -46,7 +46,7 @@ ENHANCED = {
 def test_enhancing_matches_pillow_within_rounding(name):
     """Pillow rounds the blending image and truncates the result."""
     for amount in (-0.9, -0.3, 0.0, 0.9):
-        expected = ENHANCED[name](Image.fromarray(picture())).enhance(1 + amount)
+        expected = ENHANCED[name](Image.fromarray(sample_image())).enhance(1 + amount)
         bound = 1 + abs(amount) if amount else 0  # no difference is allowed without change
         np.testing.assert_allclose(changed(name, amount), np.asarray(expected, np.float64), atol=bound, rtol=0)
 
@@ -62,7 +62,9 @@ def test_enhancing_matches_pillow_within_rounding(name):
     ],
 )
 def test_other_operations_match_pillow(name, amount, expected, atol):
-    np.testing.assert_allclose(changed(name, amount), np.asarray(expected(Image.fromarray(picture())), float), atol=atol)
+    np.testing.assert_allclose(
+        changed(name, amount), np.asarray(expected(Image.fromarray(sample_image())), float), atol=atol
+    )
 
 
 def test_flat_channel_is_unchanged():
@@ -101,8 +103,8 @@ WARPS = {
 @pytest.mark.parametrize("name", WARPS)
 def test_warps_match_float64(name):
     amount, matrix, shift = WARPS[name]
-    np.testing.assert_allclose(changed(name, amount), warped(picture(), np.array(matrix), shift), atol=0.01)
-    np.testing.assert_allclose(changed(name, 0.0), picture(), atol=1e-3)
+    np.testing.assert_allclose(changed(name, amount), warped(sample_image(), np.array(matrix), shift), atol=0.01)
+    np.testing.assert_allclose(changed(name, 0.0), sample_image(), atol=1e-3)
 
 
 # --- Draws -----------------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ def test_policies_follow_their_draws(policy, count):
     asked, table = small(image_size=SIDE, policy=policy, magnitude=7.0), list(auto_augment.OPERATIONS.values())
     key, expected = draws.key(asked.seed, "data/policy"), []
     with tf.Graph().as_default(), tf.Session() as session:
-        first = tf.constant(picture(), tf.float32)
+        first = tf.constant(sample_image(), tf.float32)
         for record in range(12):
             image, uniform = first, [(reference_bits(key, 2, record, k) >> 40) * 2.0**-24 for k in range(6)]
             for which, sign, level in np.reshape(uniform, (2, 3))[:count]:

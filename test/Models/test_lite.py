@@ -31,7 +31,7 @@ SHOWN = {  # package, file in it, what it shows
 }
 
 
-def photograph(name: str) -> Path:
+def installed_photo(name: str) -> Path:
     """Return a photo of an installed package; skip the test if it is missing."""
     package, below, _ = SHOWN[name]
     found = importlib.util.find_spec(package)
@@ -101,18 +101,18 @@ def test_bundled_weights_are_small_and_licensed(kept):
 
 
 def test_bundled_weights_recognise_photos():
-    paths = {str(photograph(name)): SHOWN[name][2] for name in ("china.jpg", "flower.jpg")}
+    paths = {str(installed_photo(name)): SHOWN[name][2] for name in ("china.jpg", "flower.jpg")}
     for name in ("coffee.png", "chelsea.png"):  # more if scikit-image is installed
         if importlib.util.find_spec("skimage"):
-            paths[str(photograph(name))] = SHOWN[name][2]
+            paths[str(installed_photo(name))] = SHOWN[name][2]
     found = shown(succeed("validation", "--restore-path", "efficientnet-lite0", "--predict", *paths).out)
     assert {path: rows[0][1] in paths[path] for path, rows in found.items()} == dict.fromkeys(paths, True)
     for rows in found.values():
         assert len(rows) == 5
         assert [row[0] for row in rows] == sorted((row[0] for row in rows), reverse=True)
     if len(paths) == 4:
-        assert found[str(photograph("coffee.png"))][0][0] > 90
-        cats = found[str(photograph("chelsea.png"))]
+        assert found[str(installed_photo("coffee.png"))][0][0] > 90
+        cats = found[str(installed_photo("chelsea.png"))]
         assert {name for _, name in cats[:3]} == CATS
 
 

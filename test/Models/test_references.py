@@ -50,11 +50,11 @@ def run(segments, values, images, training=False, dtype="float32"):
     """Return the logits and batch statistics of this project's network."""
     with new_graph().as_default(), tf.Session(config=session_config()) as session:
         weights = {name: tf.placeholder(dtype, value.shape) for name, value in values.items()}
-        picture = tf.placeholder(dtype, [None, *images.shape[1:]])
+        image = tf.placeholder(dtype, [None, *images.shape[1:]])
         layers = TensorLayers(weights, training=training)
-        out = _segments.run(segments, layers, picture)
+        out = _segments.run(segments, layers, image)
         feeds = {weights[name]: value for name, value in values.items()}
-        return session.run((out, layers.statistics), {**feeds, picture: images})
+        return session.run((out, layers.statistics), {**feeds, image: images})
 
 
 def with_statistics(segments, values, images):
@@ -106,7 +106,7 @@ def test_matches_recorded_timm_network(name, model, size):
     segments, _ = network(model, model_size=size, **by_name)
     side = int(record["side"])
     values = generated.weights(shapes(segments, side), int(record["weight_seed"]))
-    images = generated.pictures(len(record["batch"]), side, int(record["picture_seed"]))
+    images = generated.noise_images(len(record["batch"]), side, int(record["picture_seed"]))
     assert_close(run(segments, values, images, training=True, dtype="float64")[0], record["batch"], "float64")
     if model == "efficientnet":
         return  # with generated moving statistics it fades; the Keras test below covers it
@@ -156,17 +156,17 @@ def test_efficientnet_matches_keras(size, side, keras_in_float64):
     found = {KERAS.ours(weight_names.clean(n), options): KERAS.value(n, np.empty(s)).shape for n, s in places.items()}
     assert {name: shape for name, shape in found.items() if name} == wanted
 
-    images = generated.pictures(3, side, seed=31)
+    images = generated.noise_images(3, side, seed=31)
     values = with_statistics(segments, generated.weights(wanted, seed=30), images)
     filled_in(theirs, values, options)
     for layer in theirs.layers:
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
     # Keras starts with a factor 1/255, rounded to FP32, and, untrained, a normalisation to mean 0 and variance 1
-    pictures = keras.ops.convert_to_tensor(images / np.float64(np.float32(1 / 255)))
-    inference = theirs(pictures, training=False).numpy()
+    scaled = keras.ops.convert_to_tensor(images / np.float64(np.float32(1 / 255)))
+    inference = theirs(scaled, training=False).numpy()
     for dtype in TOLERANCE:
         assert_close(run(segments, values, images, dtype=dtype)[0], inference, dtype)
     assert_close(
-        run(segments, values, images, training=True, dtype="float64")[0], theirs(pictures, training=True).numpy(), "float64"
+        run(segments, values, images, training=True, dtype="float64")[0], theirs(scaled, training=True).numpy(), "float64"
     )

@@ -31,8 +31,8 @@ def write(top: Path, classes: int, images: int) -> None:
         place = top / names[label].replace("/", "-")
         place.mkdir(parents=True)
         for k, record in enumerate(records[records[:, 0] == label][:images]):
-            picture = Image.fromarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
-            picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(place / f"{k:03}.png")
+            image = Image.fromarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
+            image.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(place / f"{k:03}.png")
 
 
 if __name__ == "__main__":

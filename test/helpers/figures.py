@@ -10,10 +10,10 @@ PHONE, LEAST = 375, 12  # pixels: width of a narrow screen, and size of letters 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 
 
-def checked(picture: str, room: float = PHONE) -> list[str]:
+def checked(svg: str, room: float = PHONE) -> list[str]:
     """Check a chart that is `room` pixels wide on a phone; return its texts."""
-    root = ET.fromstring(picture)
-    assert root.get("aria-label") and "nan" not in picture and "inf" not in re.findall(r"[\w.]+", picture)
+    root = ET.fromstring(svg)
+    assert root.get("aria-label") and "nan" not in svg and "inf" not in re.findall(r"[\w.]+", svg)
     _, _, width, height = map(float, root.get("viewBox").split())
     parents = {child: parent for parent in root.iter() for child in parent}
     for each in root.iter():

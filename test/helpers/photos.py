@@ -27,32 +27,32 @@ _CROP = (375, 500)
 _QUALITY = 95
 
 
-def photographs() -> list[np.ndarray]:
+def installed_photos() -> list[np.ndarray]:
     """Return the installed photos, uint8 [height, width, 3]; skip the calling test if there are none."""
     files = [file for place in _PLACES for file in _installed(*place)]
     if not files:
         import pytest
 
-        pytest.importorskip("sklearn", reason="the photographs come with scikit-learn")
+        pytest.importorskip("sklearn", reason="the photos come with scikit-learn")
     with tf.Graph().as_default(), tf.Session() as session:
         data = tf.placeholder(tf.string, [])
-        picture = tf.image.decode_image(data, channels=3, expand_animations=False)
-        return [session.run(picture, {data: file.read_bytes()}) for file in files]
+        image = tf.image.decode_image(data, channels=3, expand_animations=False)
+        return [session.run(image, {data: file.read_bytes()}) for file in files]
 
 
 def jpegs(count: int, seed: int = 0) -> list[bytes]:
     """Return `count` different crops as JPEGs."""
-    pictures, random = photographs(), np.random.default_rng(seed)
+    images, random = installed_photos(), np.random.default_rng(seed)
     made = []
     with tf.Graph().as_default(), tf.Session() as session:
         crop = tf.placeholder(tf.uint8, [None, None, 3])
         encoded = tf.image.encode_jpeg(crop, quality=_QUALITY)
         for i in range(count):
-            picture = pictures[i % len(pictures)]
-            height, width = min(_CROP[0], picture.shape[0]), min(_CROP[1], picture.shape[1])
-            top = random.integers(picture.shape[0] - height + 1)
-            left = random.integers(picture.shape[1] - width + 1)
-            made.append(session.run(encoded, {crop: picture[top : top + height, left : left + width]}))
+            image = images[i % len(images)]
+            height, width = min(_CROP[0], image.shape[0]), min(_CROP[1], image.shape[1])
+            top = random.integers(image.shape[0] - height + 1)
+            left = random.integers(image.shape[1] - width + 1)
+            made.append(session.run(encoded, {crop: image[top : top + height, left : left + width]}))
     return made
 
 
@@ -67,15 +67,15 @@ def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) 
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
-def plain_picture(seed: int = 0, height: int = 60, width: int = 90) -> Image.Image:
+def plain_image(seed: int = 0, height: int = 60, width: int = 90) -> Image.Image:
     y, x = np.mgrid[0:height, 0:width]
     planes = x * 255 // width, y * 255 // height, (x + y + 40 * seed) % 256
     return Image.fromarray(np.stack(planes, -1).astype(np.uint8))
 
 
-def encoded(picture: Image.Image, form: str, **options) -> bytes:
+def encoded(image: Image.Image, form: str, **options) -> bytes:
     stream = io.BytesIO()
-    picture.save(stream, form, **options)
+    image.save(stream, form, **options)
     return stream.getvalue()
 
 
@@ -104,7 +104,7 @@ BOMB = promising(20_000, 20_000)
 
 def _odd() -> dict[str, tuple[bytes, Image.Image]]:
     """Return files, and the image that each shows."""
-    colour = plain_picture()
+    colour = plain_image()
     grey, few = colour.convert("L"), colour.convert("P", palette=Image.Palette.ADAPTIVE)
     four = colour.quantize(4)  # one colour covers a good part of the image
     most = int(np.bincount(np.asarray(four).ravel()).argmax())
@@ -134,7 +134,7 @@ def _odd() -> dict[str, tuple[bytes, Image.Image]]:
         "BMP with a colour table": (few, "BMP", {}, few),
         "BMP of one bit": (grey.convert("1"), "BMP", {}, grey.convert("1")),
     }
-    return {name: (encoded(picture, form, **options), seen) for name, (picture, form, options, seen) in rows.items()}
+    return {name: (encoded(image, form, **options), seen) for name, (image, form, options, seen) in rows.items()}
 
 
 ODD = _odd()
@@ -171,8 +171,8 @@ def write_shards(folder: Path, split: str, records: list[bytes], shards: int) ->
 def write_imagenet(folder: Path, train: int, validation: int, shards: int = 2, seed: int = 0) -> None:
     """Write a small ImageNet with random labels."""
     random = np.random.default_rng(seed)
-    pictures = jpegs(train + validation, seed)
-    records = [example(picture, int(random.integers(1, 1001))) for picture in pictures]
+    images = jpegs(train + validation, seed)
+    records = [example(image, int(random.integers(1, 1001))) for image in images]
     write_shards(folder, "train", records[:train], shards)
     if validation:
         write_shards(folder, "validation", records[train:], shards)
@@ -187,7 +187,7 @@ def _installed(package: str, below: str, names: tuple[str, ...]) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="write ImageNet-style shards of real photographs")
+    parser = argparse.ArgumentParser(description="write ImageNet-style shards of real photos")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=256)
     parser.add_argument("--validation", type=int, default=64)

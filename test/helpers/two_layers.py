@@ -39,9 +39,9 @@ def numbers() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
 
 def features(seed, element, step, m):
     """Return the images and targets of pass m."""
-    _, pictures, targets = numbers()
+    _, images, targets = numbers()
     return {
-        "image": tf.gather(tf.constant(pictures, tf.float32), m),
+        "image": tf.gather(tf.constant(images, tf.float32), m),
         "target": tf.gather(tf.constant(targets, tf.float32), m),
         "label": tf.zeros([BATCH], tf.int32),
         "position": tf.range(BATCH, dtype=tf.int64),

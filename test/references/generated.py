@@ -27,7 +27,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.nd
     return {name: _between(stream, shapes[name], *_range(name, shapes[name])) for name in sorted(shapes)}
 
 
-def pictures(count: int, side: int, seed: int) -> np.ndarray:
+def noise_images(count: int, side: int, seed: int) -> np.ndarray:
     """Return float32 [count, side, side, 3] in [-2, 2).
 
     Noise on slopes, so that left, right, top and bottom differ, and on a grey that differs by image.

@@ -30,7 +30,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
-from references.generated import pictures, weights  # noqa: E402
+from references.generated import noise_images, weights  # noqa: E402
 
 from tools import weight_names  # noqa: E402
 
@@ -105,7 +105,7 @@ def record(name: str, folder: Path) -> None:
     theirs, asked, side = NETWORKS[name]
     layout = next(lay for lay in weight_names.LAYOUTS if lay.mark in timm.create_model(theirs).state_dict())
     options = weight_names.plugins.load("Models", layout.model).Options(**asked)
-    images = torch.from_numpy(pictures(COUNT, side, PICTURE_SEED)).permute(0, 3, 1, 2).double()
+    images = torch.from_numpy(noise_images(COUNT, side, PICTURE_SEED)).permute(0, 3, 1, 2).double()
     networks = [timm.create_model(theirs) for _ in range(2)]
     if name in ("resnet18", "resnet34"):
         networks[1].layer1[0].downsample = timm.models.resnet.downsample_conv(64, 64, kernel_size=1)
@@ -119,7 +119,7 @@ def record(name: str, folder: Path) -> None:
     )  # fmt: skip
     for what, logits in (("inference", inference), ("batch", batch)):
         away = np.abs(logits[0] - logits[1]).max()
-        print(f"{name}: {what}: deviation {logits.std():.3f}, largest {np.abs(logits).max():.3f}, pictures {away:.2f} apart")
+        print(f"{name}: {what}: deviation {logits.std():.3f}, largest {np.abs(logits).max():.3f}, images {away:.2f} apart")
 
 
 if __name__ == "__main__":

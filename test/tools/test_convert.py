@@ -122,15 +122,15 @@ def test_folder_splits_like_its_conversion(tmp_path):
     for name in ("ant", "bee"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for k in range(7):
-            picture = photos.plain_picture(ord(name[0]) + 1000 * k)
-            (tmp_path / "pets" / name / f"{k}.png").write_bytes(photos.encoded(picture, "PNG"))
+            image = photos.plain_image(ord(name[0]) + 1000 * k)
+            (tmp_path / "pets" / name / f"{k}.png").write_bytes(photos.encoded(image, "PNG"))
     converted(tmp_path / "pets", tmp_path / "out", "--validation", 0.3)
     (tmp_path / "pets").rename(tmp_path / "moved")
     source = opened("imagefolder", tmp_path / "moved", validation_split=0.3)
     assert (source.spec.train_images, source.spec.validation_images) == (10, 4)
     for split, index in (("train", source._train), ("validation", source._validation)):
-        pictures = {tf_example.parse(index.payload(k)).encoded[0] for k in range(len(index))}
-        assert {file for _, _, file in stored(tmp_path / "out", split)} == pictures
+        images = {tf_example.parse(index.payload(k)).encoded[0] for k in range(len(index))}
+        assert {file for _, _, file in stored(tmp_path / "out", split)} == images
     photos.write_tree(tmp_path / "split/train")
     photos.write_tree(tmp_path / "split/val")
     for folder, fraction in ((tmp_path / "out", 0.3), (tmp_path / "split", 0.3), (tmp_path / "moved", 0.01)):

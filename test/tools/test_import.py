@@ -323,8 +323,8 @@ def test_name_decides_padding_and_epsilon(tool, tmp_path, words, folder, file, e
 
 def test_neighbouring_config_is_obeyed(tool, tmp_path):
     np.savez(tmp_path / "m.npz", **state("resnet50"))
-    pictures = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 1], "input_size": [3, 176, 176], "crop_pct": 0.95}
-    about = {"architecture": "resnet50.a1_in1k", "pretrained_cfg": pictures}
+    pretrained = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 1], "input_size": [3, 176, 176], "crop_pct": 0.95}
+    about = {"architecture": "resnet50.a1_in1k", "pretrained_cfg": pretrained}
     config = tmp_path / "config.json"
     config.write_text(json.dumps(about))
     code, out, err = tool("m.npz", "--output", "out.npz")

@@ -56,11 +56,11 @@ def test_frozen_network_answers_like_validation(name, kernels):
             for v in variables
         }
         weights = {v.name: policy.cast_weight(v, weights[v.name]) for v in variables}
-        pictures = policy.cast_input(tf.constant(draw.normal(0, 1, (3, side, side, 3)), tf.float32))
+        images = policy.cast_input(tf.constant(draw.normal(0, 1, (3, side, side, 3)), tf.float32))
         positions = {"positions": tf.range(3, dtype=tf.int64)}
         ways = {"training": True, "frozen": frozen, **positions}, {"training": False}, {"training": True, **positions}
         layers = [policy.layers(weights, **way) for way in ways]
-        frozen_logits, validated, of_batch = session.run([_segments.run(segments, each, pictures) for each in layers])
+        frozen_logits, validated, of_batch = session.run([_segments.run(segments, each, images) for each in layers])
     assert not layers[0].statistics
     assert not np.allclose(of_batch, validated, rtol=0.1)
     np.testing.assert_allclose(frozen_logits, validated, rtol=1e-5 if name == "32.32" else 0)

@@ -114,13 +114,13 @@ def outcome(case: str, x: np.ndarray, dtype: type = np.float32) -> np.ndarray:
             return session.run(y, {fed: x})
 
 
-def pictures(case: str) -> np.ndarray:
+def images(case: str) -> np.ndarray:
     return np.random.default_rng(1).normal(0.5, 1, CASES[case][0])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_match_float64(case):
-    x = pictures(case)
+    x = images(case)
     found, expected = outcome(case, x), outcome(case, x, np.float64)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6 * np.abs(expected).max())
@@ -131,12 +131,12 @@ SHARED = ("large", "large depthwise", "gate and means", "gate and means of one",
 
 def shared_work() -> list[np.ndarray]:
     """Return results that several threads share."""
-    return [outcome(case, pictures(case)) for case in SHARED]
+    return [outcome(case, images(case)) for case in SHARED]
 
 
 @pytest.mark.parametrize("case", SHARED)
 def test_other_samples_change_no_bit(case):
-    x = pictures(case)
+    x = images(case)
     alone = outcome(case, x)
     again = outcome(case, np.concatenate([x, x[::-1]]))
     assert np.array_equal(again[: len(x)], alone) and np.array_equal(again[len(x) :], alone[::-1])

@@ -25,7 +25,7 @@ def test_observation_matches_numpy():
         precision="8.16", weight_format="e2m1fn", activation_bias=9, gradient_format="e3m2", format_for=("one=fp32",)
     )
     precision = Precision.of(options, kernels=KERNELS)
-    weights, pictures, targets = numbers()
+    weights, images, targets = numbers()
     observed = ipu_utils.ObservationSpec(
         segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision, micro_batches=2
     )
@@ -33,7 +33,7 @@ def test_observation_matches_numpy():
         values = {name: value.astype(np.float32) for name, value in weights.items()}
         found = program.observe(values, 7, SCALE)
         again = program.observe({name: 2 * value for name, value in values.items()}, 8, 1.0)
-    (w, b, w_2, b_2), x, target = weights.values(), pictures[0, :, 0, 0], targets[0]
+    (w, b, w_2, b_2), x, target = weights.values(), images[0, :, 0, 0], targets[0]
     a = np.maximum(x @ w[0, 0] + b, 0)
     dy_2 = SCALE * (a @ w_2 + b_2 - target) / (BATCH / 2)  # each micro-batch has its own mean
     dy = (dy_2 @ w_2.T) * (x @ w[0, 0] + b > 0)
@@ -68,7 +68,7 @@ def test_adaptive_formats_are_observed_as_shifted():
     """
     options = DeviceOptions(precision="8.16", format_scaling="maximum", format_for=("two=fp16",))
     precision = Precision.of(options, kernels=KERNELS)
-    weights, pictures, _ = numbers()
+    weights, images, _ = numbers()
     spec = ipu_utils.ObservationSpec(
         segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision
     )
@@ -83,7 +83,7 @@ def test_adaptive_formats_are_observed_as_shifted():
     assert gradient.exponents == {-24: 1, -23: 2}
     np.testing.assert_allclose(gradient.losses[:3], [3 / 6, 0, 2 / 6], rtol=1e-6)
     np.testing.assert_allclose(smaller.tensors[2].losses[:3], [3 / 6, 3 / 6, 0], rtol=1e-6)  # in FP16, as they arrive
-    x = np.abs(pictures[0])
+    x = np.abs(images[0])
     assert activation.losses.over == np.mean(x >= E4M3FNUZ.overflow / 2.0**6)  # 1 is at 2^6
     drawn = numerics_chart.draw(found)
     assert "e5m2fnuz: 33 octaves, scaled to each layer" in drawn and "e4m3fnuz: 18 octaves" in drawn

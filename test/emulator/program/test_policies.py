@@ -81,12 +81,12 @@ def moved(number_format: number_formats.Format, x: np.ndarray, largest: float) -
 
 def scaled(precision: Precision) -> dict[str, np.ndarray]:
     """Return the kernels and the amax history after an update with scaled formats."""
-    weights, pictures, targets = numbers()
+    weights, images, targets = numbers()
     of, (kernel, bias, kernel_2, bias_2) = precision.operands, weights
     w, w_2 = (moved(of.weight, weights[name], np.abs(weights[name]).max()) for name in (kernel, kernel_2))
     totals, largest = {kernel: 0.0, kernel_2: 0.0}, np.zeros([2, 2])
-    for picture, target in zip(pictures, targets):
-        x = picture[:, 0, 0]
+    for image, target in zip(images, targets):
+        x = image[:, 0, 0]
         z = cast(
             precision.compute, cast(precision.compute, moved(of.activation, x, LARGEST[0][0]) @ w[0, 0]) + weights[bias]
         )
@@ -107,7 +107,7 @@ def scaled(precision: Precision) -> dict[str, np.ndarray]:
 
 def expected(precision: Precision) -> dict[str, np.ndarray]:
     """Return the same in float64."""
-    weights, pictures, targets = numbers()
+    weights, images, targets = numbers()
     result, summed = precision.compute, precision.accumulator
     kernel, bias, kernel_2, bias_2 = weights  # names for both layers
     master = {name: cast(precision.master, value) for name, value in weights.items()}
@@ -115,8 +115,8 @@ def expected(precision: Precision) -> dict[str, np.ndarray]:
     w, w_2 = cast(of.weight, master[kernel])[0, 0], cast(of_2.weight, master[kernel_2])
     b, b_2 = cast(result, master[bias]), cast(result, master[bias_2])
     totals = {name: np.zeros_like(value) for name, value in weights.items()}
-    for picture, target in zip(pictures, targets):
-        x = cast(of.activation, cast(result, picture[:, 0, 0]))
+    for image, target in zip(images, targets):
+        x = cast(of.activation, cast(result, image[:, 0, 0]))
         z = cast(result, cast(result, x @ w) + b)
         a = cast(of_2.activation, np.maximum(z, 0))
         logits = cast(result, cast(result, a @ w_2) + b_2)

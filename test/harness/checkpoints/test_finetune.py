@@ -311,15 +311,15 @@ def test_filter_without_match_is_error():
 
 def test_network_options_come_from_weights(trained, tmp_path):
     """The call's own options win. If the weights do not fit, the error names the differences."""
-    photographs = ("--dataset", "imagenet", "--generated-data", "--iterations", "1", "--dry-run")
-    shown = succeed("train", "--init-path", "efficientnet-lite0", *photographs).out
+    imagenet = ("--dataset", "imagenet", "--generated-data", "--iterations", "1", "--dry-run")
+    shown = succeed("train", "--init-path", "efficientnet-lite0", *imagenet).out
     assert "taken from --init-path efficientnet-lite0: " in shown and "se no, symmetric_input yes" in shown
     assert "EfficientNet-B0_bs4_BN" in shown
     for words, differing in (
         ("--model resnet", "model efficientnet, not resnet"),
         ("--model efficientnet --se", "se no, not yes"),
     ):
-        refused = run("train", "--init-path", "efficientnet-lite0", *words.split(), *photographs)
+        refused = run("train", "--init-path", "efficientnet-lite0", *words.split(), *imagenet)
         assert refused.code == 2 and f"the model options that it was trained with ({differing}" in refused.err
     (tmp_path / "c.yml").write_text(f"again:\n  init_path: {trained}\n  dataset: fashion-mnist\n  iterations: 1\n")
     again = succeed("train", "--config-path", tmp_path / "c.yml", "--config", "again", "--dry-run").out

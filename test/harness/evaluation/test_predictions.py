@@ -32,9 +32,9 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory) -> Path:
+def photos(tmp_path_factory) -> Path:
     """Write a tree of four photos, one of which cannot be decoded, and files of other kinds."""
-    top = tmp_path_factory.mktemp("photographs")
+    top = tmp_path_factory.mktemp("photos")
     draw = np.random.default_rng(0)
     for name in ("b.png", "a, \"quoted\" 'ü'.png", "below/c.jpg", "below/.hidden.png", "cut.png"):
         (top / name).parent.mkdir(exist_ok=True)
@@ -42,28 +42,26 @@ def photographs(tmp_path_factory) -> Path:
     whole = (top / "cut.png").read_bytes()
     (top / "cut.png").write_bytes(whole[: len(whole) // 2])
     (top / "below/empty.jpg").write_bytes(b"")
-    (top / "readme.txt").write_text("no photograph")
+    (top / "readme.txt").write_text("no photo")
     return top
 
 
 @pytest.fixture(scope="module")
-def answered(trained, photographs, tmp_path_factory):
+def answered(trained, photos, tmp_path_factory):
     """Return the output of the command and its files by suffix."""
     folder = tmp_path_factory.mktemp("answers")
     results = {
-        ending: succeed(
-            "validation", "--restore-path", trained, "--predict", photographs, "--output", folder / f"o.{ending}"
-        )
+        ending: succeed("validation", "--restore-path", trained, "--predict", photos, "--output", folder / f"o.{ending}")
         for ending in ("csv", "json")
     }
     return results, folder
 
 
-def test_photos_are_answered_in_path_order(answered, photographs):
+def test_photos_are_answered_in_path_order(answered, photos):
     _, folder = answered
     with open(folder / "o.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    expected = [str(photographs / name) for name in ("a, \"quoted\" 'ü'.png", "b.png", "below/c.jpg")]
+    expected = [str(photos / name) for name in ("a, \"quoted\" 'ü'.png", "b.png", "below/c.jpg")]
     assert [row["file"] for row in rows] == sorted(expected) == expected
     for row in rows:
         probabilities = [float(row[f"probability_{k}"]) for k in range(1, 6)]
@@ -87,25 +85,25 @@ def test_photo_names_cannot_control_terminal():
     assert photo_predictions.table("a\x1b[31m\nb\udce9.jpg", ()) == "a\\x1b[31m\\nb\\udce9.jpg"
 
 
-def test_unreadable_photos_are_left_out_by_name(answered, photographs):
+def test_unreadable_photos_are_left_out_by_name(answered, photos):
     for result in answered[0].values():
-        assert f"{photographs / 'cut.png'} cannot be decoded" in result.out
-        assert f"{photographs / 'below/empty.jpg'}, which is empty" in result.out
+        assert f"{photos / 'cut.png'} cannot be decoded" in result.out
+        assert f"{photos / 'below/empty.jpg'}, which is empty" in result.out
         assert "for 3 photos: " in result.out
         assert "%" not in result.out  # the table is in the file
 
 
-def test_damaged_named_photo_is_error(trained, photographs, tmp_path):
-    words = ("--restore-path", trained, "--predict", photographs / "cut.png", "--output", tmp_path / "o.csv")
+def test_damaged_named_photo_is_error(trained, photos, tmp_path):
+    words = ("--restore-path", trained, "--predict", photos / "cut.png", "--output", tmp_path / "o.csv")
     result = run("validation", *words)
     assert result.code == 2 and result.err.count("\n") == 1 and "cannot be decoded" in result.err
     assert not (tmp_path / "o.csv").exists()
 
 
-def test_several_processes_are_rejected(trained, photographs, monkeypatch):
+def test_several_processes_are_rejected(trained, photos, monkeypatch):
     cluster = {"cluster": {"worker": ["localhost:1234", "localhost:1235"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    refused = run("validation", "--restore-path", trained, "--predict", photographs / "b.png", "--distributed")
+    refused = run("validation", "--restore-path", trained, "--predict", photos / "b.png", "--distributed")
     assert refused.code == 2 and refused.err.count("\n") == 1 and "--distributed" in refused.err
 
 
@@ -121,11 +119,11 @@ def test_several_processes_are_rejected(trained, photographs, monkeypatch):
         ("--output a.csv", "a.csv"),
     ],
 )
-def test_wrong_input_fails_before_building(words, named, trained, photographs, tmp_path):
+def test_wrong_input_fails_before_building(words, named, trained, photos, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "theirs.csv").write_text("a,b\n1,2\n")
-    places = {"top": tmp_path, "photo": photographs / "b.png", "run": trained}
+    places = {"top": tmp_path, "photo": photos / "b.png", "run": trained}
     given = [word.format(**places) for word in words.split()]
     result = run("validation", "--restore-path", trained, "--dry-run", *given)
     assert result.code == 2 and named.format(**places) in result.err and result.err.count("\n") == 1
@@ -160,7 +158,7 @@ def test_tta_averages_image_and_mirror_image(tmp_path):
     assert sums["loss"] == pytest.approx(-np.log(true).sum(), rel=1e-6)
 
 
-def test_validation_reports_use_of_mirror_images(trained, photographs):
+def test_validation_reports_use_of_mirror_images(trained, photos):
     words = ("--restore-path", trained, "--tta", "flip")
     assert ", each with its mirror image" in succeed("validation", *words, "--no-logs").out
-    assert "pixels, mirrored too:" in succeed("validation", *words, "--predict", photographs / "b.png").out
+    assert "pixels, mirrored too:" in succeed("validation", *words, "--predict", photos / "b.png").out

@@ -66,7 +66,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory) -> list[Path]:
+def photos(tmp_path_factory) -> list[Path]:
     """Return a PNG, a PNG with 16 bits of grey, and a JPEG that EXIF turns by 90 degrees."""
     folder = tmp_path_factory.mktemp("photos")
     coarse = np.random.default_rng(4).integers(0, 256, (5, 4, 3), np.uint8)
@@ -119,27 +119,27 @@ def table(text: str) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", ["savedmodel", "frozen", "tflite", pytest.param("onnx", marks=needs_onnx)])
-def test_exported_program_answers_like_predict(trained, photographs, tmp_path, name):
+def test_exported_program_answers_like_predict(trained, photos, tmp_path, name):
     """It runs in a process and a folder without this project."""
     folder = shutil.copytree(trained / "export", tmp_path / "elsewhere")
     if name == "onnx":
         assert exported(trained, "--to", "onnx", "--output", folder).code == 0
-    call = [sys.executable, "-I", folder / "predict.py", *photographs, "--model", FORMATS[name].file]
+    call = [sys.executable, "-I", folder / "predict.py", *photos, "--model", FORMATS[name].file]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    own, given = table(succeed("validation", "--restore-path", trained, "--predict", *photographs).out), table(done.stdout)
-    assert own.keys() == given.keys() == {photo.name for photo in photographs}
+    own, given = table(succeed("validation", "--restore-path", trained, "--predict", *photos).out), table(done.stdout)
+    assert own.keys() == given.keys() == {photo.name for photo in photos}
     for photo, classes in own.items():
         assert len(classes) == len(given[photo]) == 5 and list(classes)[:3] == list(given[photo])[:3]
         assert all(abs(share - given[photo].get(label, share)) <= 1.0 for label, share in classes.items())
 
 
-def test_exported_program_prepares_photos_like_validation(photographs):
+def test_exported_program_prepares_photos_like_validation(photos):
     """It rounds to integers, while validation's resized pixels have fractions; Pillow uses another DCT for JPEGs."""
     spec, request = published_spec("imagenet"), ReadRequest(batch_size=1, image_size=48, seed=0)
     about = {"prepare": preprocessing.described(spec, request)["resize"], "input": {"shape": [None, 48, 48, 3]}}
-    own = image_files.load([str(path) for path in photographs], spec, request)
-    for path, pixels in zip(photographs, own):
+    own = image_files.load([str(path) for path in photos], spec, request)
+    for path, pixels in zip(photos, own):
         difference = np.abs(predict.prepared(path, about) - pixels)
         assert difference.max() < (10 if path.suffix == ".jpg" else 0.51) and difference.mean() < 1.5, path
 
@@ -154,15 +154,13 @@ def test_surplus_outputs_are_named(tmp_path):
     assert json.loads((tmp_path / "out" / "preprocessing.json").read_text())["output"]["shape"] == [None, 20]
 
 
-def test_safetensors_are_read_back_exactly(trained, photographs, tmp_path):
+def test_safetensors_are_read_back_exactly(trained, photos, tmp_path):
     """The file itself has the options of the network and the names of its classes."""
     assert exported(trained, "--to", "safetensors", "--output", tmp_path).code == 0
     path = tmp_path / "model.safetensors"
     saved, found = (read.tensors(find.select(each)[-1]) for each in (trained, path))
     assert found and all(saved[name].tobytes() == value.tobytes() for name, value in found.items())
-    tables = [
-        table(succeed("validation", "--restore-path", each, "--predict", *photographs).out) for each in (trained, path)
-    ]
+    tables = [table(succeed("validation", "--restore-path", each, "--predict", *photos).out) for each in (trained, path)]
     assert len(tables[0]) == 3 and tables[0] == tables[1]
     begun = succeed("train", "--init-path", path, "--dataset", "fashion-mnist", "--dry-run").out
     assert "RN8" in begun and "BN" in begun

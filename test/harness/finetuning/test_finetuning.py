@@ -20,7 +20,7 @@ SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 takes them
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
 
 
-def write_pictures(top: Path, per_class: int = 10, size: tuple[int, int] = (40, 36)) -> Path:
+def write_images(top: Path, per_class: int = 10, size: tuple[int, int] = (40, 36)) -> Path:
     """Write noise of one colour per class, the same bytes in every call."""
     random = np.random.default_rng(0)
     for name, colour in COLOURS.items():
@@ -39,7 +39,7 @@ def finetuned(*words: object) -> Result:
 
 
 def test_survey_describes_folder(tmp_path):
-    top = write_pictures(tmp_path / "pictures", 12)
+    top = write_images(tmp_path / "pictures", 12)
     tags = Image.Exif()
     tags[0x0112] = 6
     Image.new("RGB", (300, 100)).save(top / "blue" / "wide.jpg", exif=tags)
@@ -59,20 +59,20 @@ def test_survey_describes_folder(tmp_path):
     assert str(top / "blue" / "notes.txt") in rest and "2 images are copies of others (blue/again.png of" in rest
     assert "more than one class" in rest and "fewer than" not in rest
     assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
-    few = "\n".join(survey.scan_folder(write_pictures(tmp_path / "few", 3)).lines)
+    few = "\n".join(survey.scan_folder(write_images(tmp_path / "few", 3)).lines)
     assert "fewer than 10 images: blue (3), green (3)" in few
 
 
 def test_survey_rejects_unsuitable_folders(tmp_path):
-    one = write_pictures(tmp_path / "one", 2)
+    one = write_images(tmp_path / "one", 2)
     shutil.rmtree(one / "green")
-    same = write_pictures(tmp_path / "same", 2)
+    same = write_images(tmp_path / "same", 2)
     for file in same.rglob("*.png"):
         shutil.copyfile(same / "blue" / "1.png", file) if file != same / "blue" / "1.png" else None
-    damaged = write_pictures(tmp_path / "damaged", 2)
+    damaged = write_images(tmp_path / "damaged", 2)
     for file in (damaged / "green").iterdir():
         file.write_bytes(file.read_bytes()[:-40])
-    unseen = write_pictures(tmp_path / "unseen" / "train", 2).parent
+    unseen = write_images(tmp_path / "unseen" / "train", 2).parent
     (unseen / "val" / "blue").mkdir(parents=True)
     (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no picture")
     for top, said in (
@@ -103,8 +103,8 @@ def test_survey_rejects_unsuitable_folders(tmp_path):
     ],
 )
 def test_wrong_options_fail_before_training(words, named, tmp_path):
-    pictures = write_pictures(tmp_path / "p", 5)
-    given = [pictures if word == "PICTURES" else word for word in words.split()]
+    images = write_images(tmp_path / "p", 5)
+    given = [images if word == "PICTURES" else word for word in words.split()]
     refused = finetuned(*given, *["--logs-path", tmp_path / "logs"] * bool(given))
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
 
@@ -127,7 +127,7 @@ def test_unfit_classifier_is_rejected(words, named, tmp_path):
 def test_fp32_copy_of_classifier_is_fitted(tmp_path):
     """Updates change the copy, not the narrower weight."""
     network = ("--model", "resnet", "--model-size", 10, "--precision", "16.16", "--offload-fp32-weight-copy")
-    words = (write_pictures(tmp_path / "p", 4), *network, *SMALL, "--image-size", 32, "--no-validation", "--iterations", 1)
+    words = (write_images(tmp_path / "p", 4), *network, *SMALL, "--image-size", 32, "--no-validation", "--iterations", 1)
     assert run("train", *words, "--logs-path", tmp_path / "begun").code == 0
     fitted = run("train", *words, "--logs-path", tmp_path / "l", "--init-path", tmp_path / "begun", "--fit-classifier")
     assert fitted.code == 0, fitted.err
@@ -137,7 +137,7 @@ def test_fp32_copy_of_classifier_is_fitted(tmp_path):
 
 
 def test_best_weights_count_and_same_call_resumes(tmp_path):
-    top = write_pictures(tmp_path / "pictures")
+    top = write_images(tmp_path / "pictures")
     logs = top / "logs"  # as if called in the folder of images itself
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
@@ -170,8 +170,8 @@ def test_best_weights_count_and_same_call_resumes(tmp_path):
 
 
 def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
-    pictures, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
-    done = finetuned(pictures, *SMALL, "--iterations", 2, "--lr", 1, "--best-by", "accuracy", "--logs-path", logs)
+    images, logs = write_images(tmp_path / "pictures"), tmp_path / "logs"
+    done = finetuned(images, *SMALL, "--iterations", 2, "--lr", 1, "--best-by", "accuracy", "--logs-path", logs)
     assert done.code == 0, done.err
     assert read.load_network_in(logs)[0].name == "ckpt-0"  # such a rate spoils the network
     with (logs / "ckpt-0.data-00000-of-00001").open("r+b") as file:

@@ -34,19 +34,19 @@ def figures():
     yield from ((path.name, path.read_text(encoding="utf-8")) for path in shown)
 
 
-@pytest.mark.parametrize("picture", [pytest.param(picture, id=name) for name, picture in figures()])
-def test_chart_fits_frame_and_phone(picture):
-    assert checked(picture)
+@pytest.mark.parametrize("svg", [pytest.param(svg, id=name) for name, svg in figures()])
+def test_chart_fits_frame_and_phone(svg):
+    assert checked(svg)
 
 
 def test_values_match_axis():
     values = [3.0, 9.0, 4.5, 0.5]
-    picture = chart.figure([Curves("t", [Line("a & b", list(enumerate(values)), "#111", dots=True)], (0, 4), floor=0)])
-    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', picture)[1:]  # the first belongs to the legend
+    svg = chart.figure([Curves("t", [Line("a & b", list(enumerate(values)), "#111", dots=True)], (0, 4), floor=0)])
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg)[1:]  # the first belongs to the legend
     across, down = np.array(dots, float).T
     assert np.polyfit(values, down, 1, full=True)[1] < 0.02 and np.polyfit(values, down, 1)[0] < 0
     assert np.allclose(np.diff(across), across[1] - across[0], atol=0.11)
-    assert "a & b (last: 0.5)" in checked(picture)
+    assert "a & b (last: 0.5)" in checked(svg)
 
 
 def test_bars_match_values():
@@ -58,9 +58,9 @@ def test_bars_match_values():
 
 
 def test_invalid_xml_characters_are_escaped():
-    picture = chart.figure([Curves("t", [], (0, 1))], "a\x1b[31m & \udcff\uffff")
-    assert "a\\x1b[31m & \\udcff\\uffff" in checked(picture)
-    assert "\\x1b[31m & " in ET.fromstring(picture).get("aria-label")
+    svg = chart.figure([Curves("t", [], (0, 1))], "a\x1b[31m & \udcff\uffff")
+    assert "a\\x1b[31m & \\udcff\\uffff" in checked(svg)
+    assert "\\x1b[31m & " in ET.fromstring(svg).get("aria-label")
 
 
 def test_long_curve_keeps_extremes_ends_and_gaps():

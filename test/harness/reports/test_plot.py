@@ -31,9 +31,9 @@ def validation(count):
     ]
 
 
-def drawn(picture):
+def drawn(svg):
     """Return (panel, colour) -> coordinates of the line's points, in pixels of the panel."""
-    panels = [e for e in ET.fromstring(picture) if e.tag == SVG + "svg"]
+    panels = [e for e in ET.fromstring(svg) if e.tag == SVG + "svg"]
     return {
         (k, path.get("stroke")): [tuple(map(float, p.split(","))) for p in path.get("d").replace("M", "L").split("L")[1:]]
         for k, panel in enumerate(panels)
@@ -42,12 +42,12 @@ def drawn(picture):
 
 
 def test_chart_has_every_series():
-    picture = run_svg(training(130), validation(8), "a run & its <name>")
-    lines = drawn(picture)
+    svg = run_svg(training(130), validation(8), "a run & its <name>")
+    lines = drawn(svg)
     expected = {BATCHES: 130, AVERAGE: 130, LOSS: 8, TRAINING: 130, VALIDATION: 8, RATE: 130}
     assert {line: len(points) for line, points in lines.items()} == expected
-    assert {"a run & its <name>", "Loss", "Top-1 accuracy, %", "Learning rate", "epoch"} <= set(checked(picture))
-    assert "best validation top-1: 70.00 % at epoch 7" in checked(picture)
+    assert {"a run & its <name>", "Loss", "Top-1 accuracy, %", "Learning rate", "epoch"} <= set(checked(svg))
+    assert "best validation top-1: 70.00 % at epoch 7" in checked(svg)
 
 
 def test_runs_are_compared_by_shared_measures():
@@ -93,18 +93,18 @@ def test_title_is_in_words():
 @pytest.mark.parametrize("rows", [0, 1, 2])
 @pytest.mark.parametrize("validations", [0, 1])
 def test_few_rows_make_chart(rows, validations):
-    picture = run_svg(training(rows), validation(validations), "short")
-    assert checked(picture).count("no rows yet") == (0 if rows else 1 if validations else 3)
+    svg = run_svg(training(rows), validation(validations), "short")
+    assert checked(svg).count("no rows yet") == (0 if rows else 1 if validations else 3)
 
 
 def test_invalid_values_break_line():
     rows = training(20)
     rows[5]["loss_batch"], rows[6]["loss_batch"], rows[7]["loss_batch"], rows[8]["epoch"] = math.nan, "inf", "", None
     as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
-    picture = run_svg(as_text, [{"epoch": 1}], "")
-    assert len(drawn(picture)[BATCHES]) == 20 - 3 - 1
-    assert max(p.count("M") for p in picture.split("<path ")[1:] if BATCHES[1] in p) == 2
-    assert "inf" not in picture
+    svg = run_svg(as_text, [{"epoch": 1}], "")
+    assert len(drawn(svg)[BATCHES]) == 20 - 3 - 1
+    assert max(p.count("M") for p in svg.split("<path ")[1:] if BATCHES[1] in p) == 2
+    assert "inf" not in svg
 
 
 def test_averaged_weights_are_not_drawn():
@@ -118,9 +118,9 @@ def test_chart_is_written_from_csv_files(tmp_path):
         writer.writeheader()
         writer.writerows(dict.fromkeys(TRAINING_COLUMNS, 1) | row for row in training(12))
     assert write_run_svg(tmp_path) == tmp_path / "training.svg"
-    picture = (tmp_path / "training.svg").read_text(encoding="utf-8")
-    assert len(drawn(picture)[AVERAGE]) == 12 and VALIDATION not in drawn(picture)
-    assert tmp_path.name in checked(picture)
+    svg = (tmp_path / "training.svg").read_text(encoding="utf-8")
+    assert len(drawn(svg)[AVERAGE]) == 12 and VALIDATION not in drawn(svg)
+    assert tmp_path.name in checked(svg)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["training.csv", "training.svg"]
 
 

@@ -167,8 +167,8 @@ def test_tensorboard_shows_images_of_stream(unbroken, tmp_path):
         drawn = session.run([tf.io.decode_png(file) for file in files])
         element = tf.data.make_one_shot_iterator(run.data_source.train(run.training_request(0))).get_next()
         seen = session.run(run.data_source.on_device(element["image"], run.training_request(0), element.get("moments")))
-    for picture, image in zip(seen, drawn):
-        stretched = 255 * (picture - picture.min()) / (picture.max() - picture.min())
+    for network_input, image in zip(seen, drawn):
+        stretched = 255 * (network_input - network_input.min()) / (network_input.max() - network_input.min())
         assert image.shape == (32, 32, 3) and np.abs(image - stretched).max() <= 1
 
 
@@ -371,7 +371,7 @@ def test_missing_service_package_fails_before_run(service, package, tmp_path, mo
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
+def photo_set(tmp_path_factory):
     folder = tmp_path_factory.mktemp("records") / "imagenet-data"
     photos.write_imagenet(folder, train=24, validation=10, shards=2)
     return folder
@@ -381,8 +381,8 @@ def photographs(tmp_path_factory):
     "model",
     [("--model-size", 18, "--image-size", 96), ("--model", "efficientnet", "--image-size", 64, "--depth-coefficient", 0.2)],
 )
-def test_imagenet_trains_from_photos(photographs, tmp_path, model):
-    words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photographs, *model, "--batch-size", 8, "--iterations", 3,
+def test_imagenet_trains_from_photos(photo_set, tmp_path, model):
+    words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photo_set, *model, "--batch-size", 8, "--iterations", 3,
              "--batches-per-step", 1, "--abs-learning-rate", 0.01, "--log-dir", tmp_path, "--seed", 1)  # fmt: skip
     result = succeed("train", *words)
     found = rows(result.folder / "training.csv")
