@@ -253,7 +253,7 @@ def newest(folder: Path) -> int:
     return max(int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.index"))
 
 
-def goes_on(folder: Path, instances: int = 2) -> None:
+def assert_resumes(folder: Path, instances: int = 2) -> None:
     """Resume from the newest checkpoint with this many instances, save, and stop after a few updates."""
     last = newest(folder) + 3
     words = ["--restore-path", folder, "--stop-after", last, "--ckpt-all-instances"]
@@ -272,7 +272,7 @@ def test_killed_instance_ends_others(lost, tmp_path):
             assert each.code == 1 and f"error: instance {lost} (localhost:" in each.err, each.err
             assert each.err.count("\n") == 1 and "Traceback" not in each.err
             assert k or "Resume: " in each.out
-    goes_on(tmp_path / "run", 1)
+    assert_resumes(tmp_path / "run", 1)
 
 
 @pytest.mark.parametrize("launcher", ["tf_config", pytest.param("poprun", marks=needs_mpi)])
@@ -291,8 +291,8 @@ def test_bad_record_ends_all_with_its_name(launcher, tmp_path):
     assert all(each.code == 1 and "record 7 cannot be used" in each.err for each in found), found
     log = (tmp_path / "run/log.txt").read_text()
     assert "record 7 cannot be used" in log and re.search(r"The newest checkpoint is ckpt-[1-9]", log), log
-    told = re.search(r"^Resume: +\S+ restore\.py (.*)$", log, re.MULTILINE)[1]
-    succeeded(start("restore.py", told.split()))
+    command = re.search(r"^Resume: +\S+ restore\.py (.*)$", log, re.MULTILINE)[1]
+    succeeded(start("restore.py", command.split()))
     assert [row["iteration"] for row in rows(tmp_path / "run/training.csv")] == [str(k) for k in range(1, 9)]
 
 
@@ -359,7 +359,7 @@ def test_signal_to_one_stops_all_and_saves(number, tmp_path):
     assert (first.code, second.code) == (128 + number, 128 + number)
     assert "stopped by instance 1" in first.err and f"stopped by {number.name}" in second.err
     assert "Stopped: instance 1" in first.out
-    goes_on(tmp_path / "run")
+    assert_resumes(tmp_path / "run")
 
 
 def test_foreign_process_disturbs_nothing(tmp_path):
@@ -373,7 +373,7 @@ def test_foreign_process_disturbs_nothing(tmp_path):
     assert not (tmp_path / "other").exists()
     processes[0].send_signal(signal.SIGTERM)  # the instances agree on it with a collective of a new session
     assert [each.code for each in ended(processes)] == [143, 143]
-    goes_on(tmp_path / "run", 1)
+    assert_resumes(tmp_path / "run", 1)
 
 
 INTRUDER = """
@@ -457,9 +457,10 @@ def test_deadlocked_instances_end(tmp_path):
     """Both end. At least one reports the reason; the call of the other may fail first."""
     team = free_addresses(2)
     both = ended([started("-c", [STALLED, *team, k], {"PYTHONPATH": str(ROOT)}) for k in range(2)], 60)
-    told = r"(all 2 instances have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
+    reason = r"(all 2 instances have waited for each other for [0-9]+ s|instance [01] \(\S+\) has ended.*)\n"
     said = [
-        bool(re.fullmatch("Stopped: " + told, each.out) and re.fullmatch(r"\S+: error: " + told, each.err)) for each in both
+        bool(re.fullmatch("Stopped: " + reason, each.out) and re.fullmatch(r"\S+: error: " + reason, each.err))
+        for each in both
     ]
     assert [each.code for each in both] == [1, 1] and any(said), both
     assert all(done or "UnavailableError" in each.err for each, done in zip(both, said)), both
@@ -478,7 +479,7 @@ def test_broken_connection_is_reported(tmp_path):
         assert each.code == 1 and each.err.startswith("train.py: error: instance ") and each.err.count("\n") == 1, each.err
         assert k or re.search(r"instance 0 \(\S+\) lost the connection .*: FailedPre", each.err)
         assert k or ("Stopped: instance 0" in each.out and "Resume: " in each.out)
-    goes_on(tmp_path / "run", 1)
+    assert_resumes(tmp_path / "run", 1)
 
 
 @pytest.mark.parametrize("script", ["train", "validation"])
@@ -587,7 +588,7 @@ def test_lost_network_link_ends_both_hosts(tmp_path):
         subprocess.run(["ip", "-n", switch.hosts[0], "link", "set", "eth0", "down"], check=True)
         for k, each in enumerate(ended(processes)):
             assert each.code == 1 and f"error: instance {1 - k} ({addresses[1 - k]})" in each.err, each.err
-    goes_on(tmp_path / "run")
+    assert_resumes(tmp_path / "run")
 
 
 # Wrong input, in this process

@@ -85,8 +85,8 @@ def test_later_rows_are_dropped_on_resume(killed, tmp_path):
 
 def test_quoted_values_cannot_control_terminal(tmp_path, capsys):
     log.RunLog(tmp_path).note("warning: a\x1b[2J\x9bb\tc\nof 2\u3000x")
-    told = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
-    assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == told
+    line = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
+    assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == line
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -139,14 +139,19 @@ def test_mlperf_checker_accepts_log(tmp_path):
     words = "--dataset fashion-mnist --model-size 8 --precision 32.32 --iterations 6 --batch-size 8 --seed 3 --mlperf-logging --weight-avg-exp 0.5"
     out = succeed("train", *words.split(), "--logs-path", tmp_path / "run").out
     (tmp_path / "lines").write_text(out)
-    told = [line for line in out.splitlines() if line.startswith(":::MLLOG ")]
-    assert (tmp_path / "run/result_3.txt").read_text().splitlines() == told
+    lines = [line for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    assert (tmp_path / "run/result_3.txt").read_text().splitlines() == lines
     for file in ("lines", "run/result_3.txt"):
         found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
         assert checker.main(str(tmp_path / file), "training_3.1.0/common.yaml", found)[0]
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in told]
-    told = {event["key"]: event["value"] for event in events}
-    assert (told["seed"], told["global_batch_size"], told["train_samples"], told["opt_name"]) == (3, 8, 10_000, "sgd")
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    values = {event["key"]: event["value"] for event in events}
+    assert (values["seed"], values["global_batch_size"], values["train_samples"], values["opt_name"]) == (
+        3,
+        8,
+        10_000,
+        "sgd",
+    )
     assert [e["key"] for e in events][-4:] == ["eval_start", "eval_accuracy", "eval_stop", "run_stop"]
     assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out
 

@@ -59,9 +59,9 @@ def test_page_is_self_contained(tmp_path):
     svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     for svg in svgs:
         checked(svg, room=375 - 38)  # without the edges of page and figure
-    told = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
+    predicted = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
     rates = next(svg for svg in svgs if "Images per second, and memory" in svg)
-    assert len(told) == 4 and all(rate in rates for _, rate in told)
+    assert len(predicted) == 4 and all(rate in rates for _, rate in predicted)
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 

@@ -179,8 +179,8 @@ def test_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
         patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
         assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1. From here on" in succeed(*resumed).out
     monkeypatch.setattr(machine, "cores", lambda: 77)
-    told = succeed(*resumed).out
-    assert "ckpt-1 was computed with " in told and "77 cores. From here on" in told
-    told = succeed(*resumed[:-1]).out
-    assert "77 cores. From here on" in told and told.count("was computed with") == 1
+    out = succeed(*resumed).out
+    assert "ckpt-1 was computed with " in out and "77 cores. From here on" in out
+    out = succeed(*resumed[:-1]).out
+    assert "77 cores. From here on" in out and out.count("was computed with") == 1
     assert "77 cores. From here on" in (tmp_path / "run/log.txt").read_text()

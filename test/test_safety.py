@@ -213,8 +213,8 @@ def killed(words: tuple[object, ...], line: str, seconds: float) -> bool:
     process = subprocess.Popen(
         [sys.executable, "-u", *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    for told in process.stdout:
-        if told.startswith(line):
+    for written in process.stdout:
+        if written.startswith(line):
             break
     time.sleep(seconds)
     alive = process.poll() is None

@@ -234,7 +234,7 @@ def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update.HostStep, "_average_updates", twice)
 
 
-def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def draw_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, calls = TensorLayers._keep, itertools.count()
 
     def keep(self: Any, x: tf.Tensor, p: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
@@ -263,7 +263,7 @@ def test_grid_notices_faults(fault, norm, images, monkeypatch):
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
 def test_grid_notices_repeated_random_draws(kind, two_updates, images, monkeypatch):
     """This also proves that both kinds of dropping are active."""
-    draw_anew(kind, monkeypatch)
+    draw_again(kind, monkeypatch)
     with pytest.raises(AssertionError, match="differ"):
         assert_same_bits(two_updates, trained(f"{FEW} --enable-recomputation", images, (2,)))
 

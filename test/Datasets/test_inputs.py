@@ -225,8 +225,8 @@ def test_excess_bad_record_is_error(copy):
     assert result.code == 1 and reason in result.err
     log = (copy / "run/log.txt").read_text()
     assert f"{reason}\n" in log and re.search(r"^The newest checkpoint is ckpt-[1-9]\.$", log, re.MULTILINE)
-    told = re.search(r"^Resume: +\S+ \S*restore\.py (.*)$", result.out, re.MULTILINE)[1]
-    succeed("restore", *told.split())
+    command = re.search(r"^Resume: +\S+ \S*restore\.py (.*)$", result.out, re.MULTILINE)[1]
+    succeed("restore", *command.split())
     succeed("train", *words, "--skip-bad-records", 2, "--logs-path", copy / "whole")
     assert_same_bits(variables(copy / "run", 10), variables(copy / "whole", 10))
     assert timeless(copy / "run/training.csv") == timeless(copy / "whole/training.csv")

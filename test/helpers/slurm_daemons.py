@@ -77,11 +77,11 @@ class Slurm:
         return file.read_text() if file.exists() else ""
 
 
-def until(holds: Callable[[], bool], seconds: float, told: Callable[[], str] = str) -> None:
-    """Wait until `holds`; raise AssertionError with the text of `told` after `seconds`."""
+def until(holds: Callable[[], bool], seconds: float, state: Callable[[], str] = str) -> None:
+    """Wait until `holds`; raise AssertionError with the text of `state` after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, told()
+        assert time.monotonic() < end, state()
         time.sleep(0.2)
 
 

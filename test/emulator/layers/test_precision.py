@@ -362,11 +362,13 @@ def test_checkpoint_keeps_formats(precision, halves, tmp_path):
         kernel = np.float32(found["all/fc1/dense/kernel"])
         np.testing.assert_array_equal(E4M3FNUZ.rounded(kernel), kernel)
         words = ["--iterations", 1, "--micro-batch-size", 2000, "--tmp-execs"]
-        told = [
+        outputs = [
             succeed("validation", "--restore-path", folder, "--no-logs").out,
             succeed("inference_embedded", "--restore-path", folder / "ckpt-4", "--no-logs", *words).out,
         ]
-        (one,), (other,) = (re.findall(r"top-1 accuracy \[ckpt-4\] \(.*\): (\S+%\n.* 2000 images)", text) for text in told)
+        (one,), (other,) = (
+            re.findall(r"top-1 accuracy \[ckpt-4\] \(.*\): (\S+%\n.* 2000 images)", text) for text in outputs
+        )
         assert one == other
     assert any(name.endswith("Momentum") for name in kinds)
     before = variables(folder, 0)

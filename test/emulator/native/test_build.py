@@ -91,8 +91,8 @@ def test_missing_compiler_is_reported(folder, monkeypatch, capsys):
     assert build.main([]) == 0 and not library.identity()
     monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; sys.exit(\"error: no\")'")
     assert build.main([]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.partition("; ")[0] for line in told] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("; ")[0] for line in lines] == [
         "The kernels are not built: there is no C++ compiler (no-such-compiler)", "The kernels are not built: error: no"
     ]  # fmt: skip
     assert not list(folder.glob("*.so"))
@@ -116,5 +116,5 @@ def test_unloadable_library_is_named(tmp_path):
         "bad = library.built() / f'{library.name()}-0.so'; bad.write_bytes(library.sealed(b'no library'))\n"
         "try:\n    library.load()\nexcept OSError as error:\n    print(error)"
     )
-    told = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)], capture_output=True, text=True, check=True)
-    assert told.stdout.startswith(f"{tmp_path}/native-") and "make kernels" in told.stdout
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path}/native-") and "make kernels" in done.stdout

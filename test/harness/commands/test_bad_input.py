@@ -349,7 +349,7 @@ def test_option_queries_do_not_import_tensorflow(script, tmp_path):
         assert bool(result.stderr) == (code == 2)
         if "--dry-run" in words:  # only training has a learning rate and updates
             assert all(
-                (told in result.stdout) == (script == "train") for told in ("learning rate", "Updates: ", " updates per")
+                (phrase in result.stdout) == (script == "train") for phrase in ("learning rate", "Updates: ", " updates per")
             )
 
 

@@ -385,7 +385,7 @@ def test_enabled_flags_have_both_forms(block, name):
     assert values(block(**{f"no_{name}": True}), name) == [False]
 
 
-def test_every_flag_has_no_form():
+def test_flags_have_negative_forms():
     for model in plugins.names("Models"):
         known = parse(["--model", model]).catalogue
         switches = [option for option in known.options.values() if option.base is bool]

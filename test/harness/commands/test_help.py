@@ -58,7 +58,7 @@ def test_short_help_leads_to_rest(script):
         ("", 2, "--help"),
     ],
 )
-def test_help_of_word(topic, code, parts):
+def test_help_finds_options_by_word(topic, code, parts):
     result = run("train", "--help", topic)
     assert result.code == code and all(part in result.out + result.err for part in parts.split()), result
     assert result.err.count("\n") == (code != 0)

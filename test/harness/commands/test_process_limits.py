@@ -40,8 +40,8 @@ def test_exhausted_memory_or_threads_are_one_line(capsys, error, said):
         raise error
 
     assert command_line.run("train.py", main, [], ()) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and said in told and told.startswith("train.py: error: "), told
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and said in printed and printed.startswith("train.py: error: "), printed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from harness.cluster.cluster import Cluster
 from harness.diagnostics.stragglers import Stragglers
 
 
-def told(stragglers: Stragglers, *rows: list[float]) -> list[str]:
+def messages(stragglers: Stragglers, *rows: list[float]) -> list[str]:
     """Return the messages after sixteen updates for each row of seconds, in turn."""
     for k in range(16):
         stragglers.add(np.asarray([rows[k % len(rows)]], np.float32))
@@ -35,23 +35,23 @@ def group(size: int) -> Stragglers:
 def test_slow_instance_is_named_once(usual, slow, said):
     stragglers = group(len(usual) + 1)
     seconds = [usual[0], slow, *usual[1:]]
-    found = told(stragglers, seconds)
+    found = messages(stragglers, seconds)
     if said is None:
         assert found == []
     else:
         assert len(found) == 1 and found[0].startswith("instance 1 (host1:2222) is slow: the other") and said in found[0]
-        assert told(stragglers, seconds) == []  # unchanged
-    assert told(stragglers, [5.0, *[1.0] * len(usual)])[0].startswith("instance 0 (host0:2222) is slow")
-    assert told(stragglers, [1.08, *[1.0] * len(usual)]) == []  # a slight recovery is not reported at once
-    assert told(stragglers, [1.0] * (len(usual) + 1)) == ["instance 0 (host0:2222) is no longer slow"]
+        assert messages(stragglers, seconds) == []  # unchanged
+    assert messages(stragglers, [5.0, *[1.0] * len(usual)])[0].startswith("instance 0 (host0:2222) is slow")
+    assert messages(stragglers, [1.08, *[1.0] * len(usual)]) == []  # a slight recovery is not reported at once
+    assert messages(stragglers, [1.0] * (len(usual) + 1)) == ["instance 0 (host0:2222) is no longer slow"]
     assert stragglers.notes() == []
 
 
 def test_random_delays_name_nobody():
     """The slowest instance changes each time, or one was slow for a moment."""
     stragglers = group(3)
-    assert told(stragglers, *[[2.0 if k == u % 3 else 1.0 for k in range(3)] for u in range(3)]) == []
-    assert told(stragglers, [1.0, 9.0, 1.0], *[[1.0, 0.9, 1.0]] * 7) == []
+    assert messages(stragglers, *[[2.0 if k == u % 3 else 1.0 for k in range(3)] for u in range(3)]) == []
+    assert messages(stragglers, [1.0, 9.0, 1.0], *[[1.0, 0.9, 1.0]] * 7) == []
 
 
 def test_few_updates_name_nobody():

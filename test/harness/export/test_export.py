@@ -61,7 +61,7 @@ def trained(tmp_path_factory) -> Path:
     succeed("train", *words.split(), *rest.split(), "--logs-path", folder)
     result = exported(folder, "--to", OWN)
     assert result.code == 0, result.err
-    (folder / "told").write_text(result.out)
+    (folder / "output").write_text(result.out)
     return folder
 
 
@@ -79,7 +79,7 @@ def photos(tmp_path_factory) -> list[Path]:
 
 
 def test_every_format_is_compared_with_checkpoint(trained):
-    said = (trained / "told").read_text()
+    said = (trained / "output").read_text()
     assert "on 64 validation images" in said
     rows = re.findall(r"^  (\S+), [\d.]+ MB: probabilities differ by at most (\S+), .* for 64 of 64 images$", said, re.M)
     assert [name for name, _ in rows] == ["saved_model", "frozen.pb", "model.tflite"]

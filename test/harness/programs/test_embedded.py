@@ -52,9 +52,11 @@ def test_embedded_program_answers_like_validation(trained, tmp_path, monkeypatch
     assert (row["name"], row["iteration"], row["val_size"]) == ("ckpt-2", "2", "2000")
     assert locked == [True, True] and not any(is_locked(tmp_path / name) for name in ("i", "v"))
     named = ("avg", "99th percentile", "99.9th percentile", "max")  # the original's complete line
-    told = re.search("^Latencies - " + ", ".join(rf"{name}: ([\d.]+) ms" for name in named) + "$", result.out, re.MULTILINE)
-    assert told and float(told[1]) > 0 and float(told[2]) <= float(told[3]) <= float(told[4])
-    assert 0 < float(re.search(r"^Median latency: ([\d.]+) ms$", result.out, re.MULTILINE)[1]) <= float(told[4])
+    latencies = re.search(
+        "^Latencies - " + ", ".join(rf"{name}: ([\d.]+) ms" for name in named) + "$", result.out, re.MULTILINE
+    )
+    assert latencies and float(latencies[1]) > 0 and float(latencies[2]) <= float(latencies[3]) <= float(latencies[4])
+    assert 0 < float(re.search(r"^Median latency: ([\d.]+) ms$", result.out, re.MULTILINE)[1]) <= float(latencies[4])
 
 
 def test_program_is_built_once(trained, tmp_path, monkeypatch):

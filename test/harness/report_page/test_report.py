@@ -271,18 +271,18 @@ def test_help_and_rows_need_no_tensorflow(plain):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("{run} --html {run}/training.csv", "is a run directory"),
         ("{run} {other}", "give --html FILE"),
         ("{run} --htlm x", "--htlm"),
     ],
 )
-def test_wrong_arguments_give_one_line(words, told, plain, tmp_path):
+def test_wrong_arguments_give_one_line(words, expected, plain, tmp_path):
     other = with_rows(tmp_path / "other")
     (plain / "arguments.json").write_text("{}")
     result = run("report", *words.format(run=plain, other=other).split())
-    assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+    assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
 
 
 def test_undecodable_names_are_escaped(plain, tmp_path):

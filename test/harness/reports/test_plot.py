@@ -58,8 +58,8 @@ def test_runs_are_compared_by_shared_measures():
         "Training loss", "Validation loss", "Training accuracy", "Validation accuracy", "Learning rate"
     ]  # fmt: skip
     assert all(len({(line.colour, line.dashed) for line in panel.lines}) == 12 for panel in panels)
-    told = checked(chart.figure(panels, "t"))
-    assert "run 0 (none)" in told and "run 3 (last: 20)" in told
+    texts = checked(chart.figure(panels, "t"))
+    assert "run 0 (none)" in texts and "run 3 (last: 20)" in texts
     assert len(comparison_panels([("a", training(30), [])])) == 3
     assert "no rows yet" in checked(chart.figure(comparison_panels([("a", [], [])])))
 

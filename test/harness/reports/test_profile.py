@@ -124,9 +124,9 @@ def test_profile_is_written_where_asked(tmp_path, monkeypatch):
     assert not Path("three/profile.svg").exists()
 
 
-def phases(told: str) -> dict[str, float]:
+def phases(output: str) -> dict[str, float]:
     """Return the table of a build's profile: seconds by phase."""
-    table = told.split("Compilation profile, ")[1].split("\nTrace of")[0]
+    table = output.split("Compilation profile, ")[1].split("\nTrace of")[0]
     return {name: float(seconds) for name, seconds in re.findall(r"^  (\S.*?) +([\d.]+) s(?:  .*)?$", table, re.M)}
 
 
@@ -236,8 +236,8 @@ def test_chart_of_any_plan_is_well_formed(words):
     plan = prepare(cli.parse(words.split(), "train", environ={}).options, {}).plan
     drawn = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
     found = [CellTiming(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
-    told = checked(timeline.svg(plan, found, "a <title> & more", 2))
-    assert told.count("0") >= 2 and {"clock", "ms"} <= {*told}
+    output = checked(timeline.svg(plan, found, "a <title> & more", 2))
+    assert output.count("0") >= 2 and {"clock", "ms"} <= {*output}
 
 
 def test_recomputation_lowers_peak_accumulation_adds_nothing():

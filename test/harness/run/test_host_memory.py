@@ -184,10 +184,10 @@ def test_available_memory_includes_swap(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option, told",
+    "option, expected",
     [("-v", "ulimit -v allows 2.0 GB"), ("-d", "ulimit -d allows 0.4 GB")],
 )
-def test_ulimit_error_is_one_line(tmp_path, option, told):
+def test_ulimit_error_is_one_line(tmp_path, option, expected):
     kilobytes = 2_000_000 if option == "-v" else 400_000
     command = [
         "sh",
@@ -203,5 +203,5 @@ def test_ulimit_error_is_one_line(tmp_path, option, told):
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert told in done.stderr
+    assert expected in done.stderr
     assert not list(tmp_path.iterdir())

@@ -115,8 +115,8 @@ def test_one_class_or_no_validation_is_reported(tmp_path):
         True,
     )
     unseen = "no validation images in "
-    told = run("train", *words, "--dry-run").out
-    assert f"warning: data set imagefolder: {unseen}" in told and "or train with --no-validation" in told
+    out = run("train", *words, "--dry-run").out
+    assert f"warning: data set imagefolder: {unseen}" in out and "or train with --no-validation" in out
     assert unseen not in run("train", *words, "--dry-run", "--no-validation").out
     for script in (("validation",), ("inference_embedded", "--iterations", 2)):
         refused = run(script[0], *words, *script[1:])

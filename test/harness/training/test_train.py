@@ -241,18 +241,18 @@ def test_finished_run_can_be_extended(unbroken, tmp_path):
     late = run("restore", "--restore-path", folder, "--iterations", 300, "--stop-after", 250)
     assert late.code == 2
     assert "--stop-after 250: the run has finished 260 updates already" in late.err
-    told = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
-    assert "Done: 260 of 300 updates, 40 left" in told
+    message = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
+    assert "Done: 260 of 300 updates, 40 left" in message
 
 
 def test_longer_run_warns_of_rising_rate(unbroken, tmp_path):
     folder = shutil.copytree(unbroken.folder, tmp_path / "run")
     longer = ("restore", folder, "--iterations", 300, "--dry-run")
-    told = re.search(r"^warning: the learning rate rises from (\S+) to (\S+), .* (--\S+) X; .* (--lr-schedule .*) X$",
+    message = re.search(r"^warning: the learning rate rises from (\S+) to (\S+), .* (--\S+) X; .* (--lr-schedule .*) X$",
                      succeed(*longer).out, re.M)  # fmt: skip
     ends = float(rows(folder / "training.csv")[-1]["lr"]), 2**-7 * 8 * (1 + math.cos(math.pi * 240 / 300)) / 2
-    assert [float(told[1]), float(told[2])] == pytest.approx(ends, rel=0.01)
-    for remedy, end in ((told[3], ""), (told[4], "0.001 at the last of 300 updates")):
+    assert [float(message[1]), float(message[2])] == pytest.approx(ends, rel=0.01)
+    for remedy, end in ((message[3], ""), (message[4], "0.001 at the last of 300 updates")):
         out = succeed(*longer, *remedy.split(), "0.001").out
         assert "rises" not in out and end in out
     assert "rises" not in succeed("restore", folder, "--dry-run").out
