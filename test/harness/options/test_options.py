@@ -513,11 +513,11 @@ def test_services_get_project_and_run(tmp_path, monkeypatch):
     first = succeed("train", *words, "--iterations", 1, "--log-dir", tmp_path, *both)
     assert [(how["project"], how["name"], how["id"]) for how in calls] == [("mine", first.folder.name, None)]
     assert [row["step"] for row in logged] == [1] and {"loss/train", "learning rate"} <= set(logged[0])
-    logged = {name: (positional, named) for name, positional, named in flow}
-    assert list(logged) == ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"]
-    assert logged["set_experiment"][0] == ("ours",) and logged["start_run"][1] == {"run_name": first.folder.name}
-    assert logged["log_params"][0][0]["model_size"] == "8" and logged["end_run"][0] == ("FINISHED",)
-    (measures,), step = logged["log_metrics"]
+    sent = {name: (positional, named) for name, positional, named in flow}
+    assert list(sent) == ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"]
+    assert sent["set_experiment"][0] == ("ours",) and sent["start_run"][1] == {"run_name": first.folder.name}
+    assert sent["log_params"][0][0]["model_size"] == "8" and sent["end_run"][0] == ("FINISHED",)
+    (measures,), step = sent["log_metrics"]
     assert step == {"step": 1} and measures == {name: value for name, value in logged[0].items() if name != "step"}
     flow.clear()
     succeed("restore", "--restore-path", first.folder, "--iterations", 2, "--wandb-id", "abc", "--mlflow-id", "def")
