@@ -33,7 +33,7 @@ NO_SUBJECTS = re.compile(
     r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many|The same)\b.*)"
 )  # of a docstring's sentences
 # layers from the bottom up; a file imports from its own package and from lower layers
-FLOORS = (
+LAYERS = (
     ("base",),
     ("base.storage",),
     ("base.process",),
@@ -71,8 +71,8 @@ FLOORS = (
     ("tools",),
     ("api",),
 )
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-ROOM_FILES = 12  # at most, without plug-ins
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+PACKAGE_FILES = 12  # at most, without plug-ins
 FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
     path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
 ]
@@ -95,9 +95,9 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def room(name: str) -> str:
+def package(name: str) -> str:
     """Return where a module is: its folder, or the module itself if that is a layer."""
-    return name if name in FLOOR else name.rpartition(".")[0] or name
+    return name if name in LAYER else name.rpartition(".")[0] or name
 
 
 def private(name: str) -> bool:
@@ -107,14 +107,14 @@ def private(name: str) -> bool:
 @pytest.mark.parametrize("path", FILES, ids=module)
 def test_imports_never_go_up(path):
     """Nor do they name a plug-in from outside its folder."""
-    here = room(module(path))
+    here = package(module(path))
     for other in imported(path):
-        there = room(other)
+        there = package(other)
         if other.split(".")[0] not in (*PACKAGES, *SCRIPTS, *FACES) or there == here:
             continue
         if other in PACKAGES and other != "base":  # the folder of plug-ins itself
             there = other
-        assert FLOOR[there] < FLOOR[here], f"{module(path)} imports {other}"
+        assert LAYER[there] < LAYER[here], f"{module(path)} imports {other}"
         if there in ("Models", "Datasets", "LR_Schedules") and there != here:
             assert private(other), f"{module(path)} imports the plug-in {other}"
 
@@ -129,7 +129,7 @@ def test_drawn_packages_match_imports():
     assert (ROOT / "docs/packages.svg").read_text() == draw(graph()), "call tools/draw_packages.py"
 
 
-def test_rooms_are_small():
+def test_packages_are_small():
     for folder in {path.parent for path in FILES} - {
         ROOT,
         ROOT / "Datasets",
@@ -137,7 +137,7 @@ def test_rooms_are_small():
         ROOT / "LR_Schedules",
         ROOT / "tools",
     }:
-        assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= ROOM_FILES, folder
+        assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= PACKAGE_FILES, folder
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
