@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         "poprun", "%(prog)s [option]... PROGRAM [argument]...", allow_abbrev=False,
         description="Start a program as several instances that train together.",
-        epilog=f"Accepted, but without effect without IPUs: {', '.join(f'--{name}' for name in WITHOUT_EFFECT)}.",
+        epilog=f"Accepted, but ignored without IPUs: {', '.join(f'--{name}' for name in WITHOUT_EFFECT)}.",
     )  # fmt: skip
     add = parser.add_argument
     add("-H", "--host", type=_hosts, default=(), help="hosts to run on, separated by commas (default: this host)")

@@ -212,7 +212,7 @@ class Resume(Origin):
                 "total_batch_size",
                 run.plan.global_batch,
                 "global batch",
-                "Keep it, because the position in the data is counted in batches",
+                "Keep the batch size, because the position in the data is counted in batches",
             ),
             ("parameters", run.trace.parameters, "number of parameters", f"Keep the model's options, {instead}"),
         ):

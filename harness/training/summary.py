@@ -85,7 +85,7 @@ def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str)
     else:
         logging = run.options.logging
         occupied = logging.logs_path and not logging.autoresume
-        again = ". Delete it before you repeat the call" if occupied else ". Repeat the call" if changed else ""
+        again = ". Delete this directory before you repeat the call" if occupied else ". Repeat the call" if changed else ""
         log.note(
             f"There is no checkpoint in {folder}{again}{f' with {commands.in_shell(changed)}' if changed else ''}",
             always=True,
