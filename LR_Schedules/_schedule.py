@@ -55,7 +55,7 @@ class Schedule(Protocol):
 
 def warmup_epochs() -> Any:
     """Return the option --warmup-epochs, which all schedules have."""
-    return opt(5.0, "raise the rate from 0 to the curve in this many epochs; 0: no warm-up", check=at_least(0))
+    return opt(5.0, "raise the learning rate from 0 during this many epochs; 0 means no warm-up", check=at_least(0))
 
 
 def warmup_iterations(run: ScheduledRun, warmup_epochs: float) -> int:

@@ -12,9 +12,11 @@ class Options:
     """The factor and how often it is applied. EfficientNet: 0.97, 146 times in 350 epochs."""
 
     lr_decay_rate: float | None = opt(
-        None, "multiply the learning rate by this factor at each drop (default: by model)", check=above(0)
+        None, "multiply the learning rate by this factor at each drop (default: depends on the model)", check=above(0)
     )
-    lr_drops: int | None = opt(None, "drop the learning rate N times in the run (default: by model)", check=at_least(0))
+    lr_drops: int | None = opt(
+        None, "drop the learning rate N times in the run (default: depends on the model)", check=at_least(0)
+    )
     warmup_epochs: float = warmup_epochs()
 
     def __post_init__(self) -> None:

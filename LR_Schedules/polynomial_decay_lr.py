@@ -22,18 +22,21 @@ class Options:
 
     poly_lr_early: bool = opt(
         False,
-        "use the curve of the first releases: by default without warm-up, power 1, from 0.0012 to 0.0001; log rows show the "
-        "rate of their first update",
+        "use the curve of the first releases of the original harness; its defaults are no warm-up, power 1, and rates"
+        " from 0.0012 to 0.0001",
     )
     poly_lr_decay_steps: int | None = opt(
-        None, "reach the last learning rate after N updates (default: the whole run)", check=at_least(1)
+        None, "reach the final learning rate after N updates (default: at the end of the run)", check=at_least(1)
     )
 
     warmup_epochs: float = warmup_epochs()
-    poly_lr_decay_power: float = opt(2.0, "set the power of the decay; 1 is linear", check=above(0))
-    poly_lr_end_ratio: float = opt(1e-5, "set the last learning rate as a fraction of the peak", check=at_least(0))
+    poly_lr_decay_power: float = opt(2.0, "set the power of the polynomial decay; 1 is linear", check=above(0))
+    poly_lr_end_ratio: float = opt(1e-5, "set the final learning rate as a fraction of the peak", check=at_least(0))
     abs_end_learning_rate: float | None = opt(
-        None, "set the last learning rate, instead of --poly-lr-end-ratio", aliases=("poly_lr_end_lr",), check=at_least(0)
+        None,
+        "set the final learning rate directly, instead of --poly-lr-end-ratio",
+        aliases=("poly_lr_end_lr",),
+        check=at_least(0),
     )
 
     def __post_init__(self) -> None:

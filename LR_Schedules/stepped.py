@@ -28,7 +28,8 @@ class Options:
     learning_rate_decay: float = opt(0.1, "multiply the learning rate by this factor at each drop", check=above(0))
     learning_rate_schedule: str | None = opt(
         None,
-        "drop the rate at these comma-separated fractions of the run; 1 is the end (default: by model)",
+        "drop the learning rate at these comma-separated fractions of the run; 0.5 is the middle (default: depends on"
+        " the model)",
         check=_broken,
     )
     warmup_epochs: float = warmup_epochs()

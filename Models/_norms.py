@@ -18,16 +18,19 @@ NormVariable = tuple[str, float, float | None]  # name, initial value and decay
 class NormOptions:
     """Options of norms, to be inherited by the options of a model."""
 
-    batch_norm: bool | None = opt(None, "use batch norm (default of ResNet and ResNeXt on CIFAR-sized data)")
-    group_norm: bool | None = opt(None, "use group norm (default otherwise)")
+    batch_norm: bool | None = opt(None, "use batch norm (default for ResNet and ResNeXt on images of CIFAR's size)")
+    group_norm: bool | None = opt(None, "use group norm (default for all other networks and image sizes)")
     groups: int | None = opt(
-        None, "divide the channels into N groups for group norm (default: 32, CIFAR 16)", check=at_least(1)
+        None,
+        "divide the channels into N groups for group norm (default: 16 on images of CIFAR's size, otherwise 32)",
+        check=at_least(1),
     )
     contiguous_groups: bool = opt(
-        False, "form groups of neighbouring channels, instead of every groups-th channel as on the IPU"
+        False,
+        "form each group of neighbouring channels, instead of every N-th channel as on the IPU (N is the number of groups)",
     )
     BN_decay: float | None = opt(
-        None, "set the decay of batch norm's moving statistics (default: 0.97)", check=between(0, 1)
+        None, "set the decay of the moving averages of batch-norm statistics (default: 0.97)", check=between(0, 1)
     )
 
 
@@ -35,7 +38,7 @@ class NormOptions:
 class NetworkOptions(NormOptions):
     """Options shared by residual networks and EfficientNet."""
 
-    symmetric_padding: bool = opt(False, "pad windows of stride 2 equally on both sides, as in PyTorch")
+    symmetric_padding: bool = opt(False, "pad the input of stride-2 layers equally on both sides, as in PyTorch")
 
     @property
     def padding(self) -> str:

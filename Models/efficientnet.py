@@ -79,37 +79,51 @@ class Options(NetworkOptions):
     """Options of EfficientNet."""
 
     model_size: str | None = opt(
-        None, "choose the size: B0..B7 (or 0..7) or cifar (default: B0, on CIFAR-sized data cifar)", read=_size_name
+        None,
+        "choose the size: B0..B7 (or 0..7), or cifar (default: cifar on images of CIFAR's size, otherwise B0)",
+        read=_size_name,
     )
     groups: int = opt(4, "divide the channels into N groups for group norm; 1 is layer norm", check=at_least(1))
-    norm_epsilon: float = opt(1e-3, "set the epsilon of the norms", check=above(0))
-    BN_decay: float = opt(0.97, "set the decay of batch norm's moving statistics", check=between(0, 1))
+    norm_epsilon: float = opt(1e-3, "add this constant to the variance in norms", check=above(0))
+    BN_decay: float = opt(0.97, "set the decay of the moving averages of batch-norm statistics", check=between(0, 1))
     dropout_rate: float | None = opt(
-        None, "set the dropout rate before the classifier (default: by size)", check=between(0, 0.99)
+        None, "set the dropout rate before the classifier (default: depends on --model-size)", check=between(0, 0.99)
     )
     block_survival_prob: float = opt(
-        0.8, "set the survival probability of the last block (drop-connect)", check=between(0.01, 1)
+        0.8,
+        "drop whole residual blocks at random in training; the last block is kept with this probability",
+        check=between(0.01, 1),
     )
     se: bool = opt(True, "build blocks without squeeze and excitation")
-    depth_divisor: int = opt(CHANNEL_MULTIPLE, "round numbers of channels to multiples of this", check=at_least(1))
-    top_width: int = opt(1280, "set the width of the last 1x1 convolution before scaling; 0 removes it", check=at_least(0))
-    use_relu: bool = opt(False, "use relu instead of swish")
-    use_relu6: bool = opt(False, "use relu6 instead of swish")
+    depth_divisor: int = opt(
+        CHANNEL_MULTIPLE, "round the number of channels of every layer to a multiple of N", check=at_least(1)
+    )
+    top_width: int = opt(
+        1280,
+        "set the number of channels of the last 1x1 convolution, before width scaling; 0 removes the convolution",
+        check=at_least(0),
+    )
+    use_relu: bool = opt(False, "use ReLU instead of Swish")
+    use_relu6: bool = opt(False, "use ReLU6 instead of Swish")
     fix_stem_head: bool = opt(
-        False, "do not scale the first convolution (width 32), the top width, and the repeats of the first and last stage"
+        False,
+        "do not scale the first convolution (32 channels), the last 1x1 convolution, and the repeats of the first and"
+        " last stage",
     )
     expand_ratio: int = opt(6, "set the expansion ratio of the blocks after the first stage", check=at_least(1))
-    group_dim: int = opt(1, "set the channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
+    group_dim: int = opt(
+        1, "set the number of channels per group of the spatial convolutions; 1 makes them depthwise", check=at_least(1)
+    )
     width_coefficient: float | None = opt(
-        None, "scale the widths by this factor (default: by size)", check=between(0.01, 100)
+        None, "multiply the number of channels by this factor (default: depends on --model-size)", check=between(0.01, 100)
     )
     depth_coefficient: float | None = opt(
-        None, "scale the depths by this factor (default: by size)", check=between(0.01, 100)
+        None, "multiply the number of blocks by this factor (default: depends on --model-size)", check=between(0.01, 100)
     )
-    proxy_norm: bool = opt(False, "use proxy norm after group norm (with --groups 1: after layer norm)")
-    proxy_epsilon: float = opt(0.03, "add this constant to the proxy variance", check=above(0))
+    proxy_norm: bool = opt(False, "apply proxy norm after group norm; with --groups 1, after layer norm")
+    proxy_epsilon: float = opt(0.03, "add this constant to the variance in proxy norm", check=above(0))
     proxy_recompute: bool = opt(
-        True, "keep the proxy activations instead of recomputing them in the backward pass", kind="hint"
+        True, "keep the activations of proxy norm, instead of recomputing them in the backward pass", kind="hint"
     )
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class Options(NetworkOptions):
     """Options of the ResNet family."""
 
     model_size: int | None = opt(
-        None, "set the number of layers: 10 14 18 26 34 50 101 152 (ImageNet), 6n+2 or 9n+2 (CIFAR)"
+        None, "set the number of layers: 10 14 18 26 34 50 101 152 for ImageNet, 6n+2 or 9n+2 for CIFAR"
     )
 
 

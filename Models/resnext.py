@@ -30,10 +30,12 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 class Options(NetworkOptions):
     """Options of ResNeXt."""
 
-    model_size: int | None = opt(None, "set the number of layers: 14 26 50 101 152 (ImageNet), 11 29 38 47 56 65 (CIFAR)")
+    model_size: int | None = opt(
+        None, "set the number of layers: 14 26 50 101 152 for ImageNet, 11 29 38 47 56 65 for CIFAR"
+    )
     convolution_groups: int = opt(32, "set the number of groups of the 3x3 convolutions", check=at_least(1))
-    group_dim: int = opt(4, "set the channels per convolution group at the width of the first stage", check=at_least(1))
-    widenet: bool = opt(False, "CIFAR: begin with a width of 64")
+    group_dim: int = opt(4, "set the number of channels per convolution group in the first stage", check=at_least(1))
+    widenet: bool = opt(False, "CIFAR: begin with 64 channels")
 
 
 def sizes(family: str) -> tuple[int, ...]:

@@ -49,12 +49,20 @@ def _device_ids(values: tuple[str, ...]) -> str | None:
 class DeviceOptions:
     """Device layer"""
 
-    shards: int = opt(1, "use N IPUs per replica, one per stage of the network", check=at_least(1), traits=(TRAINING_ONLY,))
+    shards: int = opt(
+        1,
+        "split each replica over N IPUs; each IPU computes one stage of the network",
+        check=at_least(1),
+        traits=(TRAINING_ONLY,),
+    )
     replicas: int = opt(1, "train N data-parallel copies of the model", check=at_least(1), traits=(TRAINING_ONLY,))
-    pipeline: bool = opt(False, "run the stages as a pipeline, on several micro-batches at once", traits=(TRAINING_ONLY,))
+    pipeline: bool = opt(
+        False, "run the stages as a pipeline, which works on several micro-batches at once", traits=(TRAINING_ONLY,)
+    )
     pipeline_splits: tuple[str, ...] = opt(
         (),
-        "begin the 2nd, 3rd, ... stage at these segments; auto makes stages of about equal cost",
+        "begin the 2nd, 3rd, ... stage at these blocks of layers (--dry-run prints their names); auto makes stages of"
+        " about equal cost",
         aliases=("pipeline_split",),
         traits=(TRAINING_ONLY,),
         needs="several stages",
@@ -68,81 +76,85 @@ class DeviceOptions:
     )
     sharding_include_filter: tuple[str, ...] = opt(
         (),
-        "cut automatically only before segments whose names contain one of these",
+        "if the splits are automatic, split only before blocks of layers whose names contain one of these words",
         traits=(TRAINING_ONLY,),
         needs="several stages",
     )
     sharding_exclude_filter: tuple[str, ...] = opt(
         (),
-        "cut automatically never before segments whose names contain one of these",
+        "if the splits are automatic, never split before blocks of layers whose names contain one of these words",
         traits=(TRAINING_ONLY,),
         needs="several stages",
     )
     enable_recomputation: bool = opt(
         False,
-        "recompute activations in the backward pass, to save memory",
+        "save memory: recompute activations in the backward pass",
         aliases=("xla_recompute", "enable_recompute"),
         traits=(TRAINING_ONLY,),
     )
     fold: str = opt(
         "auto",
-        "compute N micro-batches together in one pass of the network, or choose the number (auto)",
+        "speed up the emulation: compute N micro-batches in one pass through the network; auto chooses N",
         check=_fold,
         read=str.lower,
         traits=(TRAINING_ONLY,),
     )
     fold_memory: int = opt(
-        1024, "use up to N megabytes of activations in one pass with --fold auto", check=at_least(1), needs="--fold auto"
+        1024, "let --fold auto use up to N megabytes for the activations of one pass", check=at_least(1), needs="--fold auto"
     )
     batches_per_step: int = opt(
         1000,
-        "run up to N weight updates per host step",
+        "run up to N weight updates before control returns to the host, which then logs and saves",
         aliases=("device_iterations",),
         check=at_least(1),
         traits=(NOT_IN_GRAPH, LENGTH),
     )
     precision: str = opt(
         "16.16",
-        "set the number formats of results and weights, COMPUTE.MASTER (default for own data and Fashion-MNIST: 32.32)",
+        "set the number formats of layer results and weights, such as 16.32 for FP16 results and FP32 weights "
+        "(default for own images and Fashion-MNIST: 32.32)",
         choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32"),
     )
     weight_format: str | None = _format_option(
-        "set the number format of weights in products, such as e4m3fnuz or e5m2b16 (default: from --precision)"
+        "set the number format of weights in convolutions and dense layers, such as e4m3fnuz or e5m2b16 (default: "
+        "from --precision)"
     )
     activation_format: str | None = _format_option(
-        "set the number format of activations in products (default: from --precision)"
+        "set the number format of input activations in convolutions and dense layers (default: from --precision)"
     )
     gradient_format: str | None = _format_option(
-        "set the number format of gradients in products (default: from --precision)", TRAINING_ONLY
+        "set the number format of gradients in the backward pass of convolutions and dense layers (default: from "
+        "--precision)",
+        TRAINING_ONLY,
     )
     weight_bias: int | None = opt(
-        None, "set the exponent bias of weights in products (default: by format)", traits=(HALVES,)
+        None, "set the exponent bias of --weight-format (default: the format's usual bias)", traits=(HALVES,)
     )
     activation_bias: int | None = opt(
-        None, "set the exponent bias of activations in products (default: by format)", traits=(HALVES,)
+        None, "set the exponent bias of --activation-format (default: the format's usual bias)", traits=(HALVES,)
     )
     gradient_bias: int | None = opt(
         None,
-        "set the exponent bias of gradients in products (default: by format)",
+        "set the exponent bias of --gradient-format (default: the format's usual bias)",
         traits=(HALVES, TRAINING_ONLY),
     )
     format_scaling: str = opt(
         "fixed",
-        "set the range of formats in products by the bias (fixed), or shift it for each tensor by a power of two that "
-        "follows its largest value so far (maximum)",
+        "choose the range of the formats in convolutions and dense layers: fixed by the bias, or scaled for each "
+        "tensor by a power of two that follows its largest value so far (maximum)",
         bare="maximum",
         choices=("fixed", "maximum"),
         traits=(HALVES,),
     )
     format_for: tuple[str, ...] = opt(
         (),
-        "set the formats of single layers in products, such as Stem=fp16 or last=fp32 (default with 8.16 and 8.32: "
-        "first=fp16 last=fp16)",
+        "set the number format of single layers, as LAYER=FORMAT, such as Stem=fp16 or last=fp32 (default with 8.16 "
+        "and 8.32: first=fp16 last=fp16)",
         check=_layer_formats,
         traits=(HALVES,),
     )
     accumulator_format: str | None = _format_option(
-        "set the number format of accumulated gradients (default: that of layer results)",
+        "set the number format of accumulated gradients (default: the format of layer results)",
         TRAINING_ONLY,
         needs="half precision",
     )
@@ -150,17 +162,19 @@ class DeviceOptions:
         "set the number format of the weights that the optimiser updates (default: from --precision)"
     )
     slot_format: str | None = _format_option(
-        "set the number format of the optimiser's slots (default: that of the weights)", TRAINING_ONLY
+        "set the number format of the optimiser's state, such as momentum (default: the format of the weights)",
+        TRAINING_ONLY,
     )
     native_arithmetic: bool = opt(
         False,
-        "compute products of bf16.32 and bf16.16 with the processor's BF16 instructions, which add in another order",
+        "with bf16.32 and bf16.16, multiply with the processor's BF16 instructions; they add in another order, so "
+        "results differ slightly",
         traits=(HALVES,),
     )
     stochastic_rounding: str = opt(
         "ON",
-        "round half-precision weights and slots at random in updates (ON, update), or every result (all; with 16.32 "
-        "also an explicit ON), or nothing (OFF)",
+        "choose what is rounded at random: half-precision weights and optimiser state in updates (ON, update), every "
+        "result (all), or nothing (OFF); with 16.32, an explicit ON means all",
         bare="ON",
         choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"),
         off="OFF",
@@ -168,33 +182,37 @@ class DeviceOptions:
     )
     fp32_accumulators: bool = opt(
         False,
-        "accumulate gradients in FP32 if they are computed in half precision",
+        "accumulate gradients in FP32, even if they are computed in half precision",
         traits=(HALVES,),
         needs="half precision",
     )
     saturate_on_overflow: bool = opt(
-        False, "replace overflow by the largest finite number instead of NaN", traits=(HALVES,), needs="half precision"
+        False, "on overflow, use the largest finite number instead of NaN", traits=(HALVES,), needs="half precision"
     )
     fp_exceptions: bool = opt(
-        False, "stop at the first invalid operation, division by zero or overflow, and report layer and update"
+        False, "stop at the first invalid operation, division by zero or overflow, and report its layer and update"
     )
     seed: int | None = opt(
         None,
-        "set the seed of all random numbers (default: drawn, printed and recorded)",
+        "set the seed of all random numbers (default: a random seed, which is printed and recorded)",
         check=between(0, 2**63 - 1),
         traits=(NOT_IN_GRAPH,),
     )
     identical_replica_seeding: bool = opt(
         False,
-        "draw the same random numbers on the device in all replicas",
+        "use the same random numbers on the device in all replicas",
         traits=(TRAINING_ONLY,),
         needs="several replicas",
     )
-    BN_span: int = opt(1, "share batch-norm statistics over N replicas", check=at_least(1), traits=(TRAINING_ONLY,))
-    device: str = opt("auto", "choose the processor; auto uses GPUs if there are any", choices=("auto", "cpu", "gpu"))
+    BN_span: int = opt(
+        1, "compute batch-norm statistics over groups of N replicas", check=at_least(1), traits=(TRAINING_ONLY,)
+    )
+    device: str = opt(
+        "auto", "choose the processor that computes; auto uses GPUs if there are any", choices=("auto", "cpu", "gpu")
+    )
     select_ipu: tuple[str, ...] = opt(
         ("AUTO",),
-        "choose the emulated device for training, and maybe one for validation: ids of gc-info -l, or AUTO",
+        "choose the emulated device for training, and optionally another device for validation; gc-info -l lists the ids",
         aliases=("select_ipus",),
         check=_device_ids,
         read=str.upper,
@@ -203,32 +221,38 @@ class DeviceOptions:
     compile_only: bool = opt(False, "build the programs, print their sizes, then stop", traits=(ONE_CALL, NOT_IN_GRAPH))
     executable_cache: bool = opt(
         True,
-        "compile programs in each call, without the cache of compiled programs",
+        "compile programs in every call; neither read nor write the cache of compiled programs",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     executable_cache_path: str | None = opt(
         None,
-        "keep compiled programs in this folder (default: from TF_POPLAR_FLAGS, else in the user's cache)",
+        "keep compiled programs in this folder (default: the folder in TF_POPLAR_FLAGS, or else a folder in the "
+        "user's cache)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="--executable-cache",
     )
     executable_cache_size: int = opt(
         1000,
-        "limit the folder of compiled programs to N megabytes; the least recently used ones are deleted",
+        "limit the cache of compiled programs to N megabytes; the least recently used programs are deleted",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="--executable-cache",
     )
     memory_check: bool = opt(
         True,
-        "warn about a run that needs more memory than the host has, instead of rejecting it",
+        "if a run needs more memory than the host has, print a warning instead of rejecting the run",
         traits=(ONE_CALL, NOT_IN_GRAPH),
     )
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
-    rts: bool = opt(False, "shard optimiser state over the replicas", kind=HINT, traits=(TRAINING_ONLY,))
-    min_remote_tensor_size: int = opt(128, "offload optimiser state of at least N bytes", kind=HINT, check=at_least(0))
+    rts: bool = opt(False, "shard the optimiser state over the replicas", kind=HINT, traits=(TRAINING_ONLY,))
+    min_remote_tensor_size: int = opt(
+        128, "offload tensors of optimiser state that have at least N bytes", kind=HINT, check=at_least(0)
+    )
     available_memory_proportion: tuple[float, ...] = opt(
-        (), "use this fraction of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
+        (),
+        "use this fraction of the tile memory for temporary data: one value for all IPUs, or two per shard",
+        kind=HINT,
+        check=between(0, 1),
     )
     enable_half_partials: bool = opt(
         False,
@@ -236,14 +260,17 @@ class DeviceOptions:
         kind=HINT,
         needs="half precision",
     )
-    gather_conv_output: bool = opt(False, "combine small reductions of convolutions", kind=HINT)
+    gather_conv_output: bool = opt(False, "combine small reductions in convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
     internal_exchange_optimisation_target: str | None = opt(
-        None, "choose what the compiler optimises", choices=("balanced", "cycles", "memory"), kind=HINT
+        None,
+        "choose what the compiler optimises: memory, cycles, or a balance of memory and cycles",
+        choices=("balanced", "cycles", "memory"),
+        kind=HINT,
     )
     max_cross_replica_buffer_size: int = opt(
         10485760,
-        "all-reduce up to N bytes of gradients at once between processes; 0: one tensor at a time",
+        "all-reduce up to N bytes of gradients at once between processes; 0 means one tensor at a time",
         check=at_least(0),
         needs="several processes",
     )
@@ -260,35 +287,48 @@ class DeviceOptions:
         kind=HINT,
         choices=("choose-best", "clustering", "post-order", "look-ahead", "shortest-path"),
     )
-    on_demand: bool = opt(True, "attach to devices at once, not only when they are needed", kind=HINT)
-    prefetch_depth: int | None = opt(None, "fetch N micro-batches in advance, 1 to 255", kind=HINT, check=between(1, 255))
+    on_demand: bool = opt(True, "attach to devices at the start of the run, instead of when they are needed", kind=HINT)
+    prefetch_depth: int | None = opt(
+        None, "fetch N micro-batches in advance, from 1 to 255", kind=HINT, check=between(1, 255)
+    )
     num_io_tiles: int = opt(
         0,
-        "reserve N tiles for host input and output",
+        "reserve N tiles of each IPU for host input and output",
         kind=HINT,
         check=between(0, 1471),  # of a Mk2's 1472, one computes
     )
     gcl_method: str | None = opt(None, "choose the method of collective operations", kind=HINT)
-    gcl_max_broadcast_size: int | None = opt(None, "broadcast at most N bytes at once", kind=HINT, check=at_least(0))
-    poplar_sync_configuration: str | None = opt(None, "choose the synchronisation of the devices", kind=HINT)
-    gradient_mean_reduce_re: tuple[str, ...] = opt((), "average these gradients instead of adding them", kind=HINT)
-    only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
-    force_weight_to_fp16: tuple[str, ...] = opt((), "keep weights in FP16 if their names contain one of these")
-    force_weight_to_fp32: tuple[str, ...] = opt(
-        (), "keep weights in FP32 if their names contain one of these", traits=(HALVES,)
+    gcl_max_broadcast_size: int | None = opt(
+        None, "broadcast at most N bytes at once between replicas", kind=HINT, check=at_least(0)
     )
-    force_unstable_norm: bool = opt(False, "compute norm statistics in one pass, even if the model asks for two")
-    analyse_nans: bool = opt(False, "stop at the first NaN or infinity and report its layer; saturated overflow is allowed")
+    poplar_sync_configuration: str | None = opt(None, "choose the synchronisation of the devices", kind=HINT)
+    gradient_mean_reduce_re: tuple[str, ...] = opt(
+        (),
+        "average gradients over replicas instead of adding them, if their names match one of these regular expressions",
+        kind=HINT,
+    )
+    only_use_slic_vmac_16: bool = opt(False, "use only the SLIC and VMAC methods for convolutions", kind=HINT)
+    force_weight_to_fp16: tuple[str, ...] = opt((), "store weights in FP16 if their names contain one of these words")
+    force_weight_to_fp32: tuple[str, ...] = opt(
+        (), "store weights in FP32 if their names contain one of these words", traits=(HALVES,)
+    )
+    force_unstable_norm: bool = opt(
+        False, "compute the mean and variance of norms in one pass, even if the model asks for two"
+    )
+    analyse_nans: bool = opt(
+        False, "stop at the first NaN or infinity, and report its layer; values that saturate on overflow do not count"
+    )
     profile: str | None = opt(
         None,
-        "record one update in FILE.svg and FILE.json; without FILE, or with auto: profile.* in the run directory",
+        "record the timing of one update in TEXT.svg and TEXT.json (default: profile.svg and profile.json in the run "
+        "directory)",
         bare="auto",
         traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
     )
     gc_profile: str | None = opt(
         None,
-        "record one update as with --profile, and write execution.json and stdout.txt (console output), in the run "
-        "directory or that of gc-profile -d",
+        "record one update as with --profile, and also write execution.json and stdout.txt (console output); files "
+        "are in the run directory, or in the directory given to gc-profile -d",
         bare="IPU_PROFILE",
         off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
@@ -296,7 +336,7 @@ class DeviceOptions:
     )
     profile_compilation: bool = opt(
         False,
-        "report where the time before the first update goes: a table, and compilation.json in the run directory",
+        "print a table of the time before the first update, and write it to compilation.json in the run directory",
         traits=(ONE_CALL, NOT_IN_GRAPH),
     )
 

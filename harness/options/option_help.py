@@ -1,4 +1,4 @@
-"""Answer --help: the common options, the options of a group, those whose names contain a word, or all."""
+"""Print --help: the common options, the options of a group, the options that contain a word, or all options."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.options.sources import unknown_flag
 
 INTRODUCTIONS = {
     "train": "Train a convolutional network on emulated IPUs.",
-    "validation": "Validate checkpoints, with the options or the configuration of their training.",
-    "inference_embedded": "Measure the throughput and latency of inference with a frozen program.",
+    "validation": "Validate checkpoints with the options that their training recorded.",
+    "inference_embedded": "Measure the throughput and latency of inference with a compiled program.",
     "restore": "Resume a run. Options on the command line override the recorded ones.",
 }
 _CALL = ("dry_run", "explain", "help")
 _DATA = ("dataset", "data_dir", "image_size", "model", "model_size", "precision", "micro_batch_size")
-COMMON = {  # by script, in the order of the output
+COMMON = {  # the common options of each script, in the order of the output
     "train": (
         "config", "list_configs", "dataset", "data_dir", "image_size", "augment", "model", "model_size", "init_path",
         "epochs", "micro_batch_size", "gradient_accumulation_count", "optimiser", "abs_learning_rate", "lr_schedule",
@@ -38,17 +38,17 @@ COMMON = {  # by script, in the order of the output
 }  # fmt: skip
 GROUPS = {
     "main": "configuration, network, learning-rate curve, dry run",
-    "dataset": "files, classes, preparation and mixing of the images",
-    "training": "batch, length, learning rate, optimiser, initial weights, several processes",
-    "checkpoint": "when to save and to validate, averages",
+    "dataset": "files, classes, preprocessing and augmentation of images",
+    "training": "batch size, length, learning rate, optimiser, initial weights, distributed training",
+    "checkpoint": "checkpoints, validation, averages of weights",
     "device": "pipeline, replicas, precision, number formats, seed, profiles, compiler options",
-    "logging": "run directory, log lines, TensorBoard and other trackers",
+    "logging": "run directory, log lines, TensorBoard, Weights & Biases, MLflow",
 }
-BARE, ALL = "common", "all"  # topics: of --help without a word, and of every option
+BARE, ALL = "common", "all"  # the topics of --help without a word, and of --help all
 
 
 def help_text(known: Catalogue, main: MainOptions, script: str) -> str:
-    """Return the answer to --help TOPIC. For an unknown topic, raise OptionError with the nearest names."""
+    """Return the text of --help TOPIC. Raise OptionError with the nearest names if the topic is unknown."""
     usage = f"{commands.prog(f'{script}.py')} {commands.usage(script)}[options]"
     parser = command_line.HelpParser(description=INTRODUCTIONS[script], add_help=False, usage=usage)
     titles = _titles(main)
@@ -69,7 +69,7 @@ def help_text(known: Catalogue, main: MainOptions, script: str) -> str:
 
 
 def _titles(main: MainOptions) -> dict[str, str]:
-    """Return the title of each group. Model and schedule contribute the titles of the chosen ones."""
+    """Return the title of each group of options, with the names of the chosen model and schedule."""
     titles = {name: cls.__doc__ for name, cls in SECTIONS.items()}
     for folder, option, section in PLUGINS:
         chosen = getattr(main, option)
@@ -80,7 +80,6 @@ def _titles(main: MainOptions) -> dict[str, str]:
 
 
 def _chosen(known: Catalogue, topic: str) -> list[Option]:
-    """Return the options of a topic."""
     word = topic.lower().lstrip("-").replace("-", "_")
     found = [o for o in known.options.values() if word in (ALL, o.section)]
     if not found:
@@ -97,7 +96,7 @@ def _add(group: Any, option: Option) -> None:
     flags = [option.flag, *meta["flags"]]
     if option.base is bool and option.default is True:
         flags = ["--no-" + option.flag[2:]]
-    status = " (no effect on the arithmetic)" if meta["kind"] == HINT else ""
+    status = " (does not change the results)" if meta["kind"] == HINT else ""
     default = "" if option.base is bool or option.default in (None, ()) else f" [{format_value(option.default)}]"
     text = (meta["help"] + default + status).replace("%", "%%")
     if option.base is bool:

@@ -63,9 +63,15 @@ def _pipeline_depth(raw: str) -> dict[str, str]:
 class MainOptions:
     """Main"""
 
-    model: str = opt("resnet", "choose the network: a module in Models/")
-    lr_schedule: str = opt("stepped", "choose the learning-rate curve: a module in LR_Schedules/")
-    config: str | None = opt(None, "load a named configuration", traits=(ONE_CALL, PER_INSTANCE))
+    model: str = opt("resnet", "set the network: resnet, resnext, squeezenet, efficientnet, or another file of Models/")
+    lr_schedule: str = opt(
+        "stepped",
+        "set the learning-rate schedule: stepped, cosine, exponential, polynomial_decay_lr, or another file of "
+        "LR_Schedules/",
+    )
+    config: str | None = opt(
+        None, "use the options of this named configuration; --list-configs prints the names", traits=(ONE_CALL, PER_INSTANCE)
+    )
     config_path: str | None = opt(
         None,
         "read configurations from this YAML file (default: configs.yml next to the scripts)",
@@ -73,27 +79,36 @@ class MainOptions:
     )
     release: str | None = opt(
         None,
-        "behave as this release of the original harness, such as 2.1, and use its values of --config NAME",
+        "behave like this release of Graphcore's original harness, such as 2.1; --config NAME uses its values in that"
+        " release",
         read=releases.normalised,
         traits=(LENGTH,),
     )
     restore_path: str | None = opt(
         None,
-        "use this run directory; validation also takes a checkpoint, .npz, .safetensors or efficientnet-lite0",
+        "resume or validate the run in this directory; validation.py also accepts a checkpoint, an .npz or "
+        ".safetensors file, or efficientnet-lite0 (included weights)",
         traits=(ONE_CALL, PER_INSTANCE),
     )
-    explain: bool = opt(False, "print every option with its value and source, then stop", traits=(ONE_CALL,))
-    summary: bool = opt(False, "print the size and cost of every layer, by stage, then stop", traits=(ONE_CALL,))
+    explain: bool = opt(
+        False, "print the value of every option and where the value comes from, then stop", traits=(ONE_CALL,)
+    )
+    summary: bool = opt(
+        False, "print the size and cost of every layer, grouped by pipeline stage, then stop", traits=(ONE_CALL,)
+    )
     dry_run: bool = opt(
-        False, "print the plan of the run (batches, updates, learning rate, memory), then stop", traits=(ONE_CALL,)
+        False, "print what the run would do (batches, updates, learning rate, memory), then stop", traits=(ONE_CALL,)
     )
     list_configs: str | None = opt(
-        None, "print all named configurations, or those that contain a word, then stop", bare="all", traits=(ONE_CALL,)
+        None,
+        "print the named configurations, or only those whose name or summary contains this word, then stop",
+        bare="all",
+        traits=(ONE_CALL,),
     )
     version: bool = opt(False, "print the versions of the harness, Python and TensorFlow, then stop", traits=(ONE_CALL,))
     help: str | None = opt(
         None,
-        "print the common options; with a topic or word, print others",
+        "print the common options, the options of a group, or the options whose names contain a word",
         bare="common",
         flags=("-h",),
         traits=(ONE_CALL,),
@@ -106,8 +121,8 @@ class DatasetOptions:
 
     dataset: str | None = opt(
         None,
-        "choose the data set: fashion-mnist (included), fashion-mnist-full, cifar-10, cifar-100, imagenet or imagefolder "
-        "(default: inferred from the path of the data)",
+        "set the data set: fashion-mnist (included), fashion-mnist-full, cifar-10, cifar-100, imagenet or imagefolder"
+        " (default: inferred from the path of the data)",
     )
     data_dir: str | None = opt(
         None,
@@ -117,27 +132,33 @@ class DatasetOptions:
     )
     train_dir: str | None = opt(
         None,
-        "imagefolder: train on this folder, in --data-dir or elsewhere, with a subfolder per class (default: found by name)",
+        "imagefolder: train on the images in this folder, which has one subfolder per class (default: a folder in "
+        "--data-dir with a usual name, such as train)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="data files",
     )
     validation_dir: str | None = opt(
         None,
-        "imagefolder: validate on this folder, with a subfolder per class (default: found by name)",
+        "imagefolder: validate on the images in this folder, which has one subfolder per class (default: a folder in "
+        "--data-dir with a usual name, such as val)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="data files",
     )
     num_classes: int | None = opt(
         None,
-        "set the number of classes of imagenet shards or generated images (default: from labels.txt, else 1000)",
+        "set the number of classes of ImageNet or of random images (default: from labels.txt, or 1000 without this file)",
         check=at_least(1),
         traits=(NOT_IN_GRAPH,),
     )
     image_size: int | None = opt(
-        None, "set the side of the images, in pixels (default: by model or data set)", check=at_least(8)
+        None,
+        "set the width and height of the images, in pixels (default: depends on the model and the data set)",
+        check=at_least(8),
     )
-    generated_data: bool = opt(False, "use random images, generated once on the host")
-    synthetic_data: bool = opt(False, "use random images, generated on the device without host input or output")
+    generated_data: bool = opt(False, "use random images instead of a data set; the host generates them once")
+    synthetic_data: bool = opt(
+        False, "use random images instead of a data set; the device generates them, so the host sends no data"
+    )
     dataset_cache: bool = opt(
         True,
         "read records from disk in every epoch instead of keeping them in host memory",
@@ -146,7 +167,7 @@ class DatasetOptions:
     )
     normalise_input: bool = opt(
         False,
-        "ImageNet: subtract the mean and divide by the standard deviation, instead of only subtracting",
+        "ImageNet: subtract the mean and divide by the standard deviation (default: only subtract the mean)",
         needs="photos",
     )
     symmetric_input: bool = opt(
@@ -154,20 +175,23 @@ class DatasetOptions:
     )
     image_mean: tuple[float, ...] = opt(
         (),
-        "ImageNet: normalise pixels to (x / 255 - mean) / std with these three means, R G B; needs --image-std",
+        "ImageNet: normalise pixels to (x / 255 - mean) / std; these are the three means, for R, G and B; needs --image-std",
         check=_channels(-1e6),
         needs="photos",
     )
     image_std: tuple[float, ...] = opt(
-        (), "ImageNet: set the three standard deviations for --image-mean, R G B", check=_channels(1e-6), needs="photos"
+        (),
+        "ImageNet: set the three standard deviations, for R, G and B, in the formula of --image-mean",
+        check=_channels(1e-6),
+        needs="photos",
     )
     hostside_norm: bool = opt(False, "ImageNet: normalise images on the host instead of the device", needs="photos")
     train_with_valid_preprocessing: bool = opt(
-        False, "train on the crops of validation, without augmentation", needs="data files"
+        False, "crop training images as in validation, without augmentation", needs="data files"
     )
     augment: str = opt(
         "none",
-        "augment each training image after its crop, with 1 (trivial) or 2 (rand) of 14 random operations",
+        "augment each cropped training image with 1 (trivial) or 2 (rand) operations, drawn at random from 14",
         choices=("none", "trivial", "rand"),
         traits=(NOT_IN_GRAPH,),
         needs="random crops",
@@ -189,62 +213,66 @@ class DatasetOptions:
     )
     random_erasing: float = opt(
         0.0,
-        "fill a random rectangle of a training image with grey, with this probability; 0 is off",
+        "with this probability, fill a random rectangle of a training image with grey; 0 is off",
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
         needs="random crops",
     )
-    standard_imagenet: bool = opt(False, "use the plain ImageNet pipeline, which is the only one here", kind=HINT)
+    standard_imagenet: bool = opt(
+        False,
+        "accepted for compatibility with the original harness; the standard ImageNet pipeline is always used",
+        kind=HINT,
+    )
     pipeline_num_parallel: int = opt(
         48,
-        "preprocess this many images in parallel",
+        "preprocess this many images in parallel on the host",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="data files",
     )
     mixup_alpha: float = opt(
-        0.0, "mix images by mixup, with this parameter of the Beta distribution; 0 is off", check=at_least(0)
+        0.0, "mix pairs of training images by mixup, with this alpha of the Beta distribution; 0 is off", check=at_least(0)
     )
     cutmix_lambda: float = opt(
-        1.0, "mix images by cutmix, which keeps this fraction of each image; 1 is off", check=between(0, 1)
+        1.0, "mix pairs of training images by cutmix, and keep this fraction of each image; 1 is off", check=between(0, 1)
     )
     cutmix_version: int = opt(
         1,
-        "choose the fraction that cutmix keeps: drawn at random (1) or --cutmix-lambda (2)",
+        "choose how much of an image cutmix keeps: 1 draws the fraction at random, 2 always uses --cutmix-lambda",
         choices=("1", "2"),
         needs="--cutmix-lambda",
     )
-    hostside_image_mixing: bool = opt(False, "mix images on the host instead of the device")
+    hostside_image_mixing: bool = opt(False, "apply mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send images to the device as bytes and normalise them there")
     dataset_percentage_to_use: int = opt(
-        100, "ImageNet: use the first N per cent of the shards", check=between(1, 100), traits=(NOT_IN_GRAPH,)
+        100, "ImageNet: use only the first N per cent of the files", check=between(1, 100), traits=(NOT_IN_GRAPH,)
     )
     fused_preprocessing: bool = opt(
-        False, "ImageNet: normalise on the device and pad images to 4 channels with zeros", needs="photos"
+        False, "ImageNet: normalise images on the device, and add a fourth channel of zeros", needs="photos"
     )
     shuffle_block: int = opt(
         1,
-        "ImageNet: shuffle blocks of N consecutive records, for disks that are slow to seek",
+        "ImageNet: shuffle blocks of N consecutive records instead of single records, for disks that are slow to seek",
         check=at_least(1),
         traits=(NOT_IN_GRAPH,),
         needs="photo files",
     )
     validation_split: float = opt(
         0.0,
-        "imagefolder: keep this fraction of each class for validation, always the same images; 0 is off",
+        "imagefolder: use this fraction of each class for validation, the same images in every run; 0 is off",
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
         needs="data files",
     )
     skip_bad_records: int = opt(
         0,
-        "ImageNet: tolerate up to N unusable records, each replaced by the next good one",
+        "ImageNet: replace up to N unusable records by the next good record; one more stops the run",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
         needs="photo files",
     )
     dataset_benchmark: bool = opt(
-        False, "measure the speed of the input pipeline, stage by stage, then stop", traits=(ONE_CALL, NOT_IN_GRAPH)
+        False, "measure the speed of each stage of the input pipeline, then stop", traits=(ONE_CALL, NOT_IN_GRAPH)
     )
 
     @property
@@ -268,7 +296,10 @@ class TrainingOptions:
     """Training"""
 
     micro_batch_size: int | None = opt(
-        None, "set the number of samples in a micro-batch (default: by model)", aliases=("batch_size",), check=at_least(1)
+        None,
+        "set the number of images in a micro-batch (default: depends on the model)",
+        aliases=("batch_size",),
+        check=at_least(1),
     )
     gradient_accumulation_count: int = opt(
         1, "accumulate gradients over N micro-batches per replica for each weight update",
@@ -276,19 +307,20 @@ class TrainingOptions:
         rewrites={"pipeline_depth": _pipeline_depth}, factors=("gradients_to_accumulate", "pipeline_depth"),
     )  # fmt: skip
     global_batch_size: int | None = opt(
-        None, "set the samples per weight update, instead of the accumulation count",
+        None, "set the number of images per weight update, instead of --gradient-accumulation-count",
         aliases=("total_batch_size",), check=at_least(1),
     )  # fmt: skip
     epochs: float | None = opt(
         None,
-        "train for this many passes over the data (default: by model)",
+        "train for this many passes over the data (default: depends on the model)",
         aliases=("epoch",),
         check=above(0),
         traits=(NOT_IN_GRAPH, LENGTH),
     )
     iterations: int | None = opt(
         None,
-        "train for this many weight updates, instead of --epochs (inference_embedded.py: micro-batches per thread)",
+        "train for this many weight updates, instead of --epochs; in inference_embedded.py, run this many "
+        "micro-batches per thread",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, LENGTH),
     )
@@ -303,35 +335,38 @@ class TrainingOptions:
     )
     base_learning_rate_exponent: float | None = opt(
         None,
-        "set the peak learning rate to 2^X x global batch (default: by model)",
+        "set the peak learning rate to 2^X x global batch size (default: depends on the model)",
         aliases=("base_learning_rate",),
         check=between(-126, 64),
         traits=(NOT_IN_GRAPH,),
     )
     abs_learning_rate: float | None = opt(
         None,
-        "set the peak learning rate itself (default for Adam and AdamW: 0.001)",
+        "set the peak learning rate directly (default for Adam and AdamW: 0.001)",
         aliases=("poly_lr_initial_lr",),
         check=above(0),
         traits=(NOT_IN_GRAPH,),
     )
-    optimiser: str = opt("SGD", "choose the weight update rule", choices=tuple(UPDATE_RULES), aliases=("optimizer",))
-    momentum: float = opt(0.9, "set the momentum of momentum, RMSprop and LARS", check=below_one)
-    nesterov: bool = opt(False, "momentum: use Nesterov momentum")
+    optimiser: str = opt(
+        "SGD", "choose the optimiser; SGD has no momentum", choices=tuple(UPDATE_RULES), aliases=("optimizer",)
+    )
+    momentum: float = opt(0.9, "set the momentum coefficient of the optimisers momentum, RMSprop and LARS", check=below_one)
+    nesterov: bool = opt(False, "use Nesterov momentum with --optimiser momentum")
     weight_decay: float | None = opt(
         None,
-        "set the L2 coefficient, or with AdamW the decay of the weights (default: by model; Adam 0, AdamW 0.01)",
+        "set the coefficient of L2 regularisation, or of decoupled weight decay with AdamW (default: 0.01 for AdamW, "
+        "0 for Adam and LARS; otherwise depends on the model)",
         check=at_least(0),
     )
     clip_grad_norm: float = opt(
         0.0,
-        "clip the gradients of an update to this global L2 norm, before weight decay; 0 is off",
+        "clip the gradients of each update to this global L2 norm, before weight decay is added; 0 is off",
         check=at_least(0),
     )
-    loss_scaling: float = opt(128.0, "multiply the loss by this factor before differentiation", check=above(0))
+    loss_scaling: float = opt(128.0, "multiply the loss by this factor before the backward pass", check=above(0))
     automatic_loss_scaling: str | None = opt(
-        None, "adapt the loss scale, starting at --loss-scaling: halve it on overflow and double it later (back-off), or "
-        "keep the largest gradient at 1/8 of overflow (largest)",
+        None, "adapt the loss scale, starting at --loss-scaling: back-off halves it on overflow and doubles it later; "
+        "largest keeps the largest gradient at 1/8 of the overflow limit",
         aliases=("auto_loss_scaling",), bare="back-off", choices=("back-off", "largest"),
     )  # fmt: skip
     loss_scaling_period: int = opt(
@@ -342,110 +377,124 @@ class TrainingOptions:
     )
     loss: str = opt(
         "cross-entropy",
-        "choose the loss: softmax cross-entropy, or binary cross-entropy averaged over the classes (bce)",
+        "choose the loss: softmax cross-entropy, or sigmoid cross-entropy averaged over the classes (bce)",
         choices=("cross-entropy", "bce"),
     )
     class_weights: str | None = opt(
         None,
-        "imagefolder: weight the training loss of an image by images / (classes x images of its class)",
+        "imagefolder: weight the training loss of each image, so that every class has the same total weight",
         choices=("balanced",),
     )
     label_smoothing: float | None = opt(
         None,
-        "move this probability from the true class to the others (default: 0, EfficientNet 0.1)",
+        "move this probability from the true class to the other classes (default: 0.1 for EfficientNet, otherwise 0)",
         check=between(0, 1),
     )
-    stable_norm: bool | None = opt(None, "compute the statistics of group norm in two passes (default: by model)")
+    stable_norm: bool | None = opt(
+        None, "compute the mean and variance of group norm in two passes (default: depends on the model)"
+    )
     rmsprop_decay: float | None = opt(
         None, "RMSprop: set the decay of the mean square (default: see --rmsprop-base-decay-exp)", check=below_one
     )
     rmsprop_base_decay_exp: float | None = opt(
         None,
-        "RMSprop: set the decay to 1 - global batch x 2^X (default: EfficientNet on ImageNet -14, else decay 0.9)",
+        "RMSprop: set the decay to 1 - global batch size x 2^X (default: X = -14 for EfficientNet on ImageNet; "
+        "otherwise the decay is 0.9)",
         check=between(-126, 64),
     )
     rmsprop_epsilon: float = opt(0.001, "RMSprop: add this constant inside the square root", check=above(0))
     lars_epsilon: float = opt(0.0, "LARS: add this constant to the denominator of the trust ratio", check=at_least(0))
     lars_eeta: float = opt(0.001, "LARS: set the trust coefficient", check=above(0))
     lars_skip_list: tuple[str, ...] = opt(
-        SKIPPED, "LARS: skip the trust ratio and LARS decay for variables whose names contain one of these"
+        SKIPPED, "LARS: apply no trust ratio and no LARS weight decay to variables whose names contain one of these words"
     )
     lars_weight_decay: float | None = opt(
-        None, "LARS: set its own weight decay, in addition to --weight-decay (default: by model)", check=at_least(0)
+        None,
+        "LARS: set the weight decay that LARS itself applies, in addition to --weight-decay (default: depends on the model)",
+        check=at_least(0),
     )
     lamb_beta1: float = opt(0.9, "LAMB: set the decay of the first moment", check=below_one)
     lamb_beta2: float = opt(0.999, "LAMB: set the decay of the second moment", check=below_one)
-    lamb_epsilon: float = opt(1e-6, "LAMB: add this constant to the root of the second moment", check=above(0))
-    lamb_weight_decay: float | None = opt(None, "LAMB: set its own weight decay", check=at_least(0))
+    lamb_epsilon: float = opt(1e-6, "LAMB: add this constant to the square root of the second moment", check=above(0))
+    lamb_weight_decay: float | None = opt(
+        None,
+        "LAMB: set the weight decay that LAMB itself applies, in addition to --weight-decay (default: 0)",
+        check=at_least(0),
+    )
     lamb_skip_list: tuple[str, ...] = opt(
-        SKIPPED, "LAMB: skip decay and trust ratio for variables whose names contain one of these"
+        SKIPPED, "LAMB: apply no trust ratio and no LAMB weight decay to variables whose names contain one of these words"
     )
     adam_beta1: float = opt(0.9, "Adam, AdamW: set the decay of the first moment", check=below_one)
     adam_beta2: float = opt(0.999, "Adam, AdamW: set the decay of the second moment", check=below_one)
-    adam_epsilon: float = opt(1e-7, "Adam, AdamW: add this constant to the root of the second moment", check=above(0))
-    variable_filter: tuple[str, ...] = opt((), "train only variables whose names contain one of these")
+    adam_epsilon: float = opt(1e-7, "Adam, AdamW: add this constant to the square root of the second moment", check=above(0))
+    variable_filter: tuple[str, ...] = opt((), "train only variables whose names contain one of these words")
     fit_classifier: bool = opt(
         False,
-        "fit the classifier by logistic regression before the first update, with a cross-validated penalty",
+        "before the first update, fit the last layer by logistic regression; cross-validation chooses the penalty",
         needs="--init-path",
         traits=(NOT_IN_GRAPH,),
     )
     frozen_norm_statistics: str = opt(
         "moving",
-        "choose the statistics of batch norms without trained variables (default with a configuration of a release: batch)",
+        "choose what batch norms that are not trained use: the statistics of each batch, or the moving averages "
+        "(default in configurations of the original harness: batch)",
         choices=("batch", "moving"),
         needs="frozen batch norms",
     )
     init_path: str | None = opt(
         None,
-        "start from these weights: a checkpoint, run directory, .npz, .safetensors or efficientnet-lite0",
+        "start from these weights: a checkpoint, a run directory, an .npz or .safetensors file, or efficientnet-lite0"
+        " (included)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
-    offload_fp32_weight_copy: bool = opt(False, "keep and update an FP32 copy of half-precision weights", traits=(HALVES,))
+    offload_fp32_weight_copy: bool = opt(
+        False, "keep an FP32 copy of half-precision weights, and apply updates to the copy", traits=(HALVES,)
+    )
     ema: float = opt(
         0.0,
-        "validate with an exponential average of the weights, with this decay per update, such as 0.9999; 0 is off",
+        "validate with an exponential moving average of the weights; X is the decay per update, such as 0.9999; 0 is off",
         check=below_one,
     )
     weight_avg_N: tuple[int, ...] = opt(
         (),
-        "average the checkpoints of the last N epochs after training",
+        "after training, average the checkpoints of the last N epochs; several numbers give several averages",
         check=between(0, LARGEST_COUNT),
         traits=(NOT_IN_GRAPH,),
     )
     weight_avg_exp: tuple[float, ...] = opt(
         (),
-        "average all checkpoints exponentially after training, with this decay",
+        "after training, average all checkpoints exponentially with this decay; several numbers give several averages",
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
     )
     distributed: bool = opt(
         False,
-        "join the processes that TF_CONFIG lists or Slurm's srun started, and train together",
+        "train together with the other processes that TF_CONFIG lists or that Slurm's srun started",
         traits=(ONE_CALL,),
     )
     worker_timeout: float = opt(
         60.0,
-        "stop if another process does not join or answer for this many seconds",
+        "stop if another process does not join or answer within this many seconds",
         check=at_least(2),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs="several processes",
     )
     bind: str | None = opt(
         None,
-        "listen for other processes on this address, or on all (default: the address in the cluster list)",
+        "listen for other processes on this address of the host, or on every address with 'all' (default: the address"
+        " in the cluster list)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE, ONE_CALL),
         needs="several processes",
     )
     syncs_per_epoch: int = opt(
         0,
-        "poprun: broadcast the weights of instance 0 N times per epoch; 0 is off",
+        "poprun: broadcast the weights of process 0 to the other processes N times per epoch; 0 is off",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
     )
     epochs_per_sync: float = opt(
         0.0,
-        "poprun: broadcast the weights of instance 0 every X epochs; 0 is off",
+        "poprun: broadcast the weights of process 0 to the other processes every X epochs; 0 is off",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
     )
@@ -499,46 +548,47 @@ class CheckpointOptions:
         0.0, "save no checkpoint before this epoch", check=at_least(0), traits=(LENGTH,), needs="a checkpoint"
     )
     ckpt_all_instances: bool = opt(
-        False, "save checkpoints in every instance, each in its own folder", bare="true", needs="several processes"
+        False, "save checkpoints in every process (instance), each in its own folder", bare="true", needs="several processes"
     )
     max_ckpts_to_keep: int | None = opt(
         None, "keep only the N newest checkpoints (default: all)", check=at_least(1), needs="a checkpoint"
     )
     keep_best_ckpt: bool = opt(
         False,
-        "also keep the checkpoint with the best validation; --predict, exports and reports use it",
+        "also keep the checkpoint with the best validation; --predict, exports and reports use this checkpoint",
         traits=(NOT_IN_GRAPH,),
         needs="--max-ckpts-to-keep",
     )
     best_by: str = opt(
         "accuracy",
-        "rank validations by top-1 accuracy or by loss, which is less noisy with few images",
+        "choose how --keep-best-ckpt ranks validations: by top-1 accuracy, or by loss, which is less noisy if there "
+        "are few images",
         choices=("accuracy", "loss"),
         traits=(NOT_IN_GRAPH,),
         needs="--keep-best-ckpt",
     )
     patience: int = opt(
         0,
-        "stop after N validations in a row without better accuracy; 0 is off",
+        "stop if N validations in a row do not improve the best accuracy; 0 is off",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
     )
     safety_ckpt_minutes: str = opt(
-        "10", "save a temporary checkpoint N minutes after the last one, in instance 0; 0 is off; auto minimises the "
-        "expected loss of time",
+        "10", "save a temporary checkpoint when the last one is N minutes old; 0 is off; auto chooses the interval that "
+        "loses the least time to failures",
         check=_minutes,
         read=str.lower, needs="a checkpoint")  # fmt: skip
     mtbf_hours: float = opt(
         24.0,
-        "set the mean time between failures of a host, in hours, for --safety-ckpt-minutes auto",
+        "set the mean time between failures of a host, in hours; --safety-ckpt-minutes auto uses it",
         check=above(0),
         traits=(NOT_IN_GRAPH,),
         needs="--safety-ckpt-minutes auto",
     )
-    validation: bool = opt(True, "train without validation at each checkpoint")
+    validation: bool = opt(True, "do not validate at checkpoints")
     valid_batch_size: int | None = opt(
         None,
-        "set the number of samples in a micro-batch of validation (default: as in training)",
+        "set the number of images in a micro-batch of validation (default: --micro-batch-size)",
         check=at_least(1),
         needs="--validation",
     )
@@ -547,24 +597,24 @@ class CheckpointOptions:
         scripts=("validation", "inference_embedded"),
      traits=(ONE_CALL,))  # fmt: skip
     num_inference_thread: int = opt(
-        1, "call the program from N threads at once", check=between(1, 1024),
+        1, "run inference in N threads at the same time", check=between(1, 1024),
         scripts=("inference_embedded",),
      traits=(ONE_CALL,))  # fmt: skip
     force_recompile: bool = opt(
         False,
-        "rebuild the program even if its file exists",
+        "rebuild the inference program even if its file exists",
         scripts=("inference_embedded",),
         traits=(ONE_CALL,),
     )
     tmp_execs: bool = opt(
         False,
-        "store the program in a temporary file",
+        "store the inference program in a temporary file",
         scripts=("inference_embedded",),
         traits=(ONE_CALL,),
     )
     inference: bool = opt(
         False,
-        "accept the original's option; it changes nothing here",
+        "accepted for compatibility with the original harness; has no effect",
         bare="true",
         scripts=("validation",),
         traits=(ONE_CALL,),
@@ -583,13 +633,15 @@ class CheckpointOptions:
     )
     tta: str | None = opt(
         None,
-        "average the probabilities of each image and its mirror image: test-time augmentation",
+        "test-time augmentation: average the class probabilities of each image and its mirror image",
         bare="flip",
         choices=("flip",),
         scripts=("validation",),
         traits=(ONE_CALL,),
     )
-    latency: bool = opt(False, "measure the latency of single validation batches", traits=(ONE_CALL,), needs="--validation")
+    latency: bool = opt(
+        False, "measure the latency of validation, one batch at a time", traits=(ONE_CALL,), needs="--validation"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -599,34 +651,40 @@ class LoggingOptions:
     log_dir: str = opt("./logs/", "create run directories in this folder", traits=(PER_INSTANCE,), needs="--logs")
     logs_path: str | None = opt(
         None,
-        "write the run to this directory, instead of a generated name in --log-dir",
+        "write the run to this directory, instead of to a generated name in --log-dir",
         traits=(ONE_CALL, PER_INSTANCE),
         needs="--logs",
     )
     autoresume: bool = opt(
         False,
-        "start the run in --logs-path, or resume it if it exists, or do nothing if it is complete",
+        "start a run in --logs-path, or resume the run that is there; do nothing if it is complete",
         scripts=("train",),
         traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
     )
     name_suffix: str | None = opt(None, "append this text to the name of the run", traits=(PER_INSTANCE,))
     logs_per_epoch: int | None = opt(
-        None, "log N lines per epoch (default: 16 with --epochs)", check=at_least(0), traits=(LENGTH,)
+        None, "log N lines per epoch (default: 16 if --epochs sets the length)", check=at_least(0), traits=(LENGTH,)
     )
     log_freq: int | None = opt(
-        None, "log a line every N weight updates (default: 500 with --iterations)", check=at_least(1), traits=(LENGTH,)
+        None,
+        "log a line every N weight updates (default: 500 if --iterations sets the length)",
+        check=at_least(1),
+        traits=(LENGTH,),
     )
-    logs: bool = opt(True, "write no run directory, and keep checkpoints in a temporary folder")
+    logs: bool = opt(True, "write no run directory; keep checkpoints in a temporary folder")
     brief: bool = opt(
         False,
-        "print only validations and warnings; log.txt has everything",
+        "print only validations and warnings; log.txt still contains every line",
         traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
     )
     log_all_instances: bool = opt(
-        False, "print and write logs in every instance, each in its own folder", bare="true", needs="several processes"
+        False,
+        "print and write the log in every process (instance), each in its own folder",
+        bare="true",
+        needs="several processes",
     )
     mlperf_logging: bool = opt(
-        False, "log :::MLLOG lines for MLPerf's compliance checker, also to result_<seed>.txt in the run directory"
+        False, "log :::MLLOG lines for MLPerf's compliance checker, and copy them to result_<seed>.txt in the run directory"
     )
     tensorboard_images: int = opt(
         0,
@@ -638,7 +696,7 @@ class LoggingOptions:
     )
     numerics: int | None = opt(
         None,
-        "record the exponents of weights, activations and gradients, and their rounding losses, every N updates, in "
+        "every N updates, record the exponents and rounding errors of weights, activations and gradients in "
         "numerics.svg, numerics.jsonl and TensorBoard",
         check=at_least(1),
         scripts=("train", "restore"),
@@ -646,14 +704,16 @@ class LoggingOptions:
         needs="--logs",
     )
     wandb: bool = opt(
-        False, "send metrics to Weights & Biases, which must be installed and logged in", traits=(PER_INSTANCE,)
+        False, "send metrics to Weights & Biases; install the package wandb and log in first", traits=(PER_INSTANCE,)
     )
     wandb_project: str = opt("tf-cnn", "set the project in Weights & Biases", traits=(PER_INSTANCE,), needs="--wandb")
     wandb_id: str | None = opt(
         None, "continue this run in Weights & Biases", scripts=("restore",), traits=(PER_INSTANCE,), needs="--wandb"
     )
     mlflow: bool = opt(
-        False, "send metrics to the MLflow server in MLFLOW_TRACKING_URI; MLflow must be installed", traits=(PER_INSTANCE,)
+        False,
+        "send metrics to the MLflow server that MLFLOW_TRACKING_URI names; install the package mlflow first",
+        traits=(PER_INSTANCE,),
     )
     mlflow_experiment: str = opt("tf-cnn", "set the experiment in MLflow", traits=(PER_INSTANCE,), needs="--mlflow")
     mlflow_id: str | None = opt(

@@ -431,7 +431,7 @@ def test_command_line_stages_need_splits(write):
     for words in (["--shards", "2"], ["--no-pipeline-splits"], ["--pipeline"]):
         found = parse(path, *words, "--generated-data").options
         assert found.device.pipeline_splits == ()
-        with pytest.raises(OptionError, match="pipeline_splits has 0 names"):
+        with pytest.raises(OptionError, match="--pipeline-splits has 0 names"):
             prepare(found, {})
 
 
