@@ -1,4 +1,4 @@
-"""Automatic stages: balanced by predicted time, then moved until they fit."""
+"""Choose automatic stages: first balance their predicted time, then move the cuts until every stage fits into its IPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import Stages
 
-_ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # the memory and time of a stage do not depend on the size of the system
+_ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # the size of the system changes neither memory nor time of a stage.
 
 
 def balanced(workload: Workload) -> Workload:
-    """Return the workload with as many stages, balanced by time. If they do not fit on Mk2 IPUs, move the cuts until they
-    fit, or as long as the missing memory shrinks."""
+    """Return the workload with the same number of stages, balanced by time. If a stage does not fit into a Mk2 IPU, move the
+    cuts until all stages fit, or until no move saves memory."""
     options = workload.plan.options
     filters = options.sharding_include_filter, options.sharding_exclude_filter
     costs = SegmentCosts(workload, MK2, FITTED)
@@ -36,12 +36,12 @@ def balanced(workload: Workload) -> Workload:
 
 
 def restaged(workload: Workload, stages: Stages) -> Workload:
-    """Return the workload with other cuts."""
+    """Return the workload with other stages."""
     return replace(workload, plan=replace(workload.plan, stages=stages))
 
 
 def neighbours(stages: Sequence[Sequence[str]]) -> Iterator[Stages]:
-    """Yield the stages with one cut moved by one or two segments."""
+    """Yield stages in which one cut is moved by one or two segments (blocks of layers)."""
     names = tuple(name for stage in stages for name in stage)
     cuts = list(accumulate(len(stage) for stage in stages))[:-1]
     for k in range(len(cuts)):

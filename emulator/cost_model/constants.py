@@ -1,7 +1,8 @@
-"""Constants of the cost model that published rates do not determine, each with a unit, a prior and bounds.
+"""Fitted constants of the cost model, each with a unit, a prior and bounds.
 
-The machine's data are in `systems.py`; numbers of operations, bytes and launches in `kernels.py`. These constants say how
-much of the machine's rates programs reach. `tools/fit_planner.py` fits them to published trainings and writes `FITTED`.
+`systems.py` has the published data of the machines, and `kernels.py` counts operations, bytes and launches. The constants
+say which fraction of the machine's rates real programs reach. `tools/fit_planner.py` fits them to published training runs
+and writes `FITTED`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ def _constant(prior: float, low: float, high: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Constants of one tile."""
+    """The constants, for one tile of an IPU."""
 
-    matrix_share: float = _constant(0.4, 0.1, 0.95)  # fraction of the peak that matrix units reach in a convolution
-    exchange_share: float = _constant(0.5, 0.1, 1.0)  # fraction of the exchange's rate that rearranged tensors reach.
-    memory_bytes: float = _constant(8.0, 2.0, 24.0)  # bytes per cycle that elementwise work reads and writes
-    function_cycles: float = _constant(4.0, 1.0, 20.0)  # cycles for a sigmoid or swish of one element.
-    launch_cycles: float = _constant(1500.0, 300.0, 8000.0)  # cycles to synchronise, exchange and start one compute set
-    update_cycles: float = _constant(3e6, 3e5, 2e7)  # fixed cycles of an update: host, loop, start of collectives.
-    later_software: float = _constant(0.95, 0.8, 1.0)  # cycles with SDK 2.4 and later, relative to SDK 2.0 to 2.3
-    proportion_power: float = _constant(0.1, 0.01, 0.5)  # exponent of convolution time in (default proportion / proportion)
+    matrix_share: float = _constant(0.4, 0.1, 0.95)  # matrix units reach this fraction of their peak in a convolution.
+    exchange_share: float = _constant(0.5, 0.1, 1.0)  # rearranged tensors reach this fraction of the exchange's rate.
+    memory_bytes: float = _constant(8.0, 2.0, 24.0)  # elementwise operations read and write this number of bytes per cycle.
+    function_cycles: float = _constant(4.0, 1.0, 20.0)  # a sigmoid or swish takes these cycles for each element.
+    launch_cycles: float = _constant(1500.0, 300.0, 8000.0)  # a compute set takes these cycles to synchronise and start.
+    update_cycles: float = _constant(3e6, 3e5, 2e7)  # host, loop and collectives add these cycles to every update.
+    later_software: float = _constant(0.95, 0.8, 1.0)  # SDK 2.4 takes this fraction of the cycles of SDK 2.0 to 2.3.
+    proportion_power: float = _constant(0.1, 0.01, 0.5)  # (0.6 / memory proportion) ** this multiplies convolution times.
 
 
 NAMES = tuple(each.name for each in fields(Constants))

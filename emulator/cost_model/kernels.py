@@ -1,12 +1,12 @@
-"""Cycles of one operation on the tiles of an IPU: multiplication, exchange, memory access and launches.
+"""Count the cycles of one operation on the tiles of an IPU: for multiplication, exchange, memory access and launches.
 
-A convolution is a product over (positions, input channels, output channels). The tiles divide it into equal blocks. The
-blocks are as close to cubes as the three sides allow, because that minimises exchange. Kernels and their rates are from
-poplibs' public sources. FP16 has three kinds:
+A convolution is a product over (positions, input channels, output channels). Each tile computes one of equal blocks. The
+blocks are as close to cubes as possible, because cubes need the least exchange. Kernels and their rates are from poplibs'
+public sources. FP16 has three kinds of kernels:
 
-* matrix units, for 16 input channels of a group and 16 output channels; half as fast with FP32 partial sums.
-* SLIC, for groups of 1, 2 and 4 channels, with kernel rows in fours.
-* four multiply-adds per cycle, for the weight gradients of depthwise convolutions
+* Matrix units take 16 input channels of a group and 16 output channels. With FP32 partial sums they are half as fast.
+* SLIC kernels take groups of 1, 2 or 4 channels, and four elements of a kernel row at once.
+* Vector kernels do four multiply-adds per cycle, for the weight gradients of depthwise convolutions.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-MATRIX_CHANNELS = 16  # channels of a group that fill the matrix units.
-SLIC_CHANNELS = (1, 2, 4)  # channels of a group
-VERTICAL_MACS = 4  # multiply-adds of a tile per cycle.
-PARTIALS_SHARE = 0.5  # fraction of the matrix rate that is left with partial sums in FP32
+MATRIX_CHANNELS = 16  # this number of a group's channels fills the matrix units.
+SLIC_CHANNELS = (1, 2, 4)  # SLIC kernels need groups of this number of channels.
+VERTICAL_MACS = 4  # a tile does this number of multiply-adds per cycle in vector kernels.
+PARTIALS_SHARE = 0.5  # with FP32 partial sums, matrix units reach this fraction of their rate.
 
-# Elements read and written per element of the result, forward and backward; compute sets launched, forward and backward.
+# Each row has four numbers: elements read and written for each element of the result, forward and backward, then compute
+# sets launched, forward and backward.
 _ACCESSES: dict[str, tuple[float, float, int, int]] = {
     "norm": (3, 5, 5, 6), "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3),
     "global_mean": (1, 1, 2, 1), "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
 }  # fmt: skip
-_ELEMENTWISE = (2, 3, 1, 1)  # all other kinds
+_ELEMENTWISE = (2, 3, 1, 1)  # these numbers are for all other operations.
 _FUNCTIONS = ("swish", "sigmoid")
-_PROXY = (6, 9, 8, 10)  # norm, affine map, activation, subtraction of the mean
-# rearranged input and weights, product, reduction; backward also transposed weights
+_PROXY = (6, 9, 8, 10)  # proxy norm has a norm, an affine map, an activation and the subtraction of the mean.
+# A convolution rearranges input and weights, multiplies and reduces. The backward pass also transposes the weights.
 _CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Cycles of the slowest tile, by kind of work."""
+    """The cycles of the slowest tile, by kind of work."""
 
     matrix: float = 0.0
     exchange: float = 0.0
@@ -54,13 +55,14 @@ class Cycles:
 
     @property
     def total(self) -> float:
-        """Cycles of all parts. Phases run one after another: tiles either compute or exchange."""
+        """The sum of all cycles. Tiles never compute and exchange at the same time."""
         return self.matrix + self.exchange + self.elements + self.launches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels of one stage's IPU. `tiles`: those that compute; `proportion`: fraction of tile memory for temporaries."""
+    """The kernels on the IPU of one stage. `tiles` is the number of tiles that compute. `proportion` is the fraction of tile
+    memory for temporaries."""
 
     ipu: Ipu
     tiles: int
@@ -69,7 +71,7 @@ class Kernels:
     proportion: float
     half_partials: bool
     two_pass: bool
-    exchange_time: float = 1.0  # relative to the default target
+    exchange_time: float = 1.0  # --internal-exchange-optimisation-target multiplies the time of exchange by this factor.
     constants: Constants
 
     @classmethod
@@ -89,15 +91,15 @@ class Kernels:
         )
 
     def forward(self, operation: Operation) -> Cycles:
-        """Return the forward cycles of an operation for one micro-batch."""
+        """Return the cycles of an operation's forward pass for one micro-batch."""
         if operation.kind in ("conv", "dense"):
             return self._product(operation, _CONV_LAUNCHES, weights=False)
         reads, _, launches, _ = self._counts(operation)
         return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
 
     def backward(self, operation: Operation, first: bool = False) -> Cycles:
-        """Return the backward cycles of an operation for one micro-batch: gradients of the weights and of the input. The
-        network's `first` operation needs no gradient of its input."""
+        """Return the cycles of an operation's backward pass for one micro-batch. If it is the network's `first` operation,
+        it computes no gradient of its input."""
         if operation.kind in ("conv", "dense"):
             cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
@@ -116,8 +118,8 @@ class Kernels:
         return Cycles(elements=cycles, launches=launches * self.constants.launch_cycles)
 
     def _product(self, operation: Operation, launches: int, *, weights: bool) -> Cycles:
-        """Return the cycles of one of the three products of a convolution or dense layer. `weights`: it is the gradient of
-        the weights."""
+        """Return the cycles of one product of a convolution or dense layer: the forward product or a gradient. `weights` is
+        True for the gradient of the weights."""
         kernel = operation.kernel or 1
         groups = operation.groups
         ins, outs = operation.source.channels // groups, operation.result.channels // groups
@@ -137,7 +139,7 @@ class Kernels:
         )
 
     def _rate(self, ins: int, outs: int, kernel: int, weights: bool) -> float:
-        """Return the multiply-adds of a tile per cycle that programs reach."""
+        """Return the number of multiply-adds that a tile does per cycle."""
         share = self.constants.matrix_share
         if self.bytes_per_element > 2:
             return share * self.ipu.single_macs * _filled(ins) * _filled(outs)
@@ -150,7 +152,8 @@ class Kernels:
 
 
 class SegmentCosts:
-    """Cycles of a network's segments, forward and backward, computed once for each memory proportion."""
+    """The cycles of each segment (block of layers), forward and backward. They are computed once for each memory
+    proportion."""
 
     def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
         self._trace, self._training = workload.trace, workload.training
@@ -158,7 +161,7 @@ class SegmentCosts:
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
-        """Return the cycles of a segment for one micro-batch, forward and backward."""
+        """Return the forward and backward cycles of a segment for one micro-batch."""
         if (segment, proportion) not in self._known:
             kernels, forward, backward = replace(self._kernels, proportion=proportion), Cycles(), Cycles()
             for operation in self._trace.by_segment[segment]:
@@ -169,19 +172,18 @@ class SegmentCosts:
         return self._known[segment, proportion]
 
     def totals(self, proportion: float) -> list[float]:
-        """Return the cycles of each segment, forward plus backward."""
+        """Return the sum of forward and backward cycles for each segment."""
         return [sum(each.total for each in self.of(name, proportion)) for name in self._trace.segments]
 
 
 def _filled(channels: int) -> float:
-    """Return the fraction of the matrix units that one group's channels fill."""
+    """Return the fraction of the matrix units that the channels of one group fill."""
     return channels / (MATRIX_CHANNELS * math.ceil(channels / MATRIX_CHANNELS))
 
 
 @cache
 def _block(sides: tuple[int, int, int], tiles: int) -> tuple[float, float, float]:
-    """Return the sides of one of `tiles` equal blocks of a product: a cube, or as close to it as the product's sides
-    allow."""
+    """Return the sides of a block if a product is divided into `tiles` equal blocks, as close to cubes as possible."""
     volume = math.prod(sides) / tiles
     lengths = [1.0, 1.0, 1.0]
     order = sorted(range(3), key=lambda k: sides[k])

@@ -1,8 +1,8 @@
-"""The memory of each IPU of a plan: the bytes in its tiles at the peak of an update.
+"""Predict the memory of each IPU of a plan at the peak of an update.
 
-All parts are spread evenly over the tiles, except that the largest are kept in blocks that do not divide evenly: `UNEVEN`. A
-size is that of the fullest tile times the number of tiles, so it compares with the memory of all tiles. With these
-constants, every configuration that is known to have run fits (each has a test).
+A size is the bytes in the fullest tile times the number of tiles, so it can be compared with the memory of an IPU. `UNEVEN`
+is the ratio of the fullest tile to the mean, because large tensors do not divide evenly. With these constants, every
+published configuration that ran on IPUs fits; tests check each one.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-CODE = 45  # bytes per tile for one launched operation: exchange, vertices and control
-CODE_ALWAYS = 24_000  # bytes per tile: loops, host exchange, collectives, stacks of six threads
-UNEVEN = 1.1  # the fullest tile, relative to the mean
-TEMPORARIES = 2.0  # relative to input, output and weights of the largest product: rearranged copies and partial sums
+CODE = 45  # each launched operation takes these bytes of code in every tile.
+CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take these bytes in every tile.
+UNEVEN = 1.1  # the fullest tile has this multiple of the mean tile's bytes.
+TEMPORARIES = 2.0  # copies and partial sums take this multiple of the largest product's input, output and weights.
 USUAL_IO_TILES = 32
-PREFETCHED = 1  # waiting micro-batches of images, by default
-_IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish reads its input in the backward pass
+PREFETCHED = 1  # this number of micro-batches of images waits on the IPU by default.
+_IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish is not in place, because its backward pass reads its input.
 
 
 @dataclass(frozen=True, kw_only=True)
 class IpuMemory:
-    """Bytes of one IPU by part."""
+    """The bytes of one IPU by use. Micro-batches that wait for their backward pass have `stashed_activations`; the current
+    micro-batch has `activations`."""
 
     weights: int = 0
     optimiser_state: int = 0
-    gradients: int = 0  # sums over micro-batches, or one micro-batch's
-    stashed_activations: int = 0  # of micro-batches that wait for their backward pass
-    activations: int = 0  # of the micro-batch that is computed
+    gradients: int = 0
+    stashed_activations: int = 0
+    activations: int = 0
     temporaries: int = 0
     images: int = 0
     code: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of all parts: those of the fullest tile, times the number of tiles."""
+        """The bytes of the fullest tile times the number of tiles."""
         return sum(asdict(self).values())
 
     def __add__(self, other: IpuMemory) -> IpuMemory:
@@ -48,12 +49,12 @@ class IpuMemory:
 
 
 def of_ipus(workload: Workload, ipu: Ipu) -> tuple[IpuMemory, ...]:
-    """Return the memory of each IPU of a replica: one for each stage, or only one if all stages share an IPU."""
+    """Return the memory of each IPU of a replica. Each stage has an IPU, or all stages share one."""
     stages = range(len(workload.plan.stages))
     each = [_stage(workload, ipu, stage) for stage in stages]
     if not workload.one_device:
         return tuple(each)
-    # only one stage computes at a time
+    # Only one stage computes at a time.
     together = sum((replace(memory, activations=0, temporaries=0) for memory in each), IpuMemory())
     together = replace(
         together,
@@ -72,13 +73,13 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     element = workload.bytes_per_element
     weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
     stored = [(precision.stored_format(v).bytes, v.elements) for v in workload.moved(stage)]
-    masters = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # passes use narrow copies
+    masters = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # layers use copies.
     io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
-    passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass
+    passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass.
     launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
-    state = masters if workload.training else 0  # never offloaded, unlike slots and FP32 copies: the passes read them
+    state = masters if workload.training else 0  # weights stay on the IPU, because every pass reads them.
     if workload.training and not workload.offloads:
         state += workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1)
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
@@ -101,12 +102,12 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
 
 
 def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
-    """Return numbers of elements: per image, those that wait in other micro-batches for their backward pass; per image,
-    those of the current micro-batch; and those of the largest product for the micro-batch.
+    """Return three numbers of elements. The first counts the activations per image that wait for a backward pass, the second
+    the activations per image of the current micro-batch. The third is the size of the micro-batch's largest product.
 
-    Without recomputation, everything that the backward pass reads waits. With recomputation, only the stage's inputs wait,
-    one for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps the
-    inputs of its segments and recomputes one segment at a time.
+    Without recomputation, all activations that the backward pass reads wait. With recomputation, only the stage's input
+    waits for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps
+    the inputs of its segments and recomputes one segment at a time.
     """
     operations = workload.operations(stage)
     if not operations:
@@ -126,27 +127,29 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
 
 
 def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:
-    """Return the three numbers of `_activations` for inference: 0, the elements per image of the largest operation, and
-    those of its product for the micro-batch."""
+    """Return the three numbers of `_activations` for inference. No activation waits, and the largest operation gives the
+    other two numbers."""
     largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
     return 0, _alive(largest), _product_elements(largest, batch)
 
 
 def _kept(operation: Operation, next_operation: Operation | None) -> int:
-    """Return the elements of a result that the backward pass reads: none if the next operation works in place."""
+    """Return the number of elements of an operation's result that the backward pass reads. If the next operation overwrites
+    the result, it is 0."""
     if operation.kind in ("norm", "add") and next_operation is not None and next_operation.kind in _IPU_IN_PLACE:
         return 0
     return operation.result.elements
 
 
 def _alive(operation: Operation) -> int:
-    """Return the elements that an operation reads and writes. If it works in place, a parallel shortcut counts instead of
-    its output."""
+    """Return the number of elements in memory while an operation runs: its input and output. If the output overwrites the
+    input, count a parallel shortcut connection of the same size instead."""
     return operation.source.elements + (operation.source if operation.kind in _IPU_IN_PLACE else operation.result).elements
 
 
 def _product_elements(operation: Operation, batch: int) -> int:
-    """Return the elements of a product's input, output and weights; 0 for other operations, which have no temporaries."""
+    """Return the number of elements in input, output and weights of a product. Return 0 for other operations, which have no
+    temporaries."""
     if operation.kind not in ("conv", "dense"):
         return 0
     weights = sum(variable.elements for variable in operation.variables)

@@ -1,4 +1,4 @@
-"""The planner's prediction for one workload on one system."""
+"""Predict memory and time of one workload on one system."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Memory and time of a workload on a system."""
+    """The predicted memory and time of a workload on a system."""
 
     workload: Workload
     system: System
@@ -32,27 +32,27 @@ class Prediction:
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory on an IPU."""
+        """The bytes of memory on an IPU."""
         return self.system.ipu.memory
 
     @property
     def fullest(self) -> IpuMemory:
-        """The memory of the IPU with the least room."""
+        """The memory of the IPU with the least free memory."""
         return max(self.memories, key=lambda each: each.total)
 
     @property
     def room(self) -> int:
-        """Bytes left on the fullest IPU; negative if memory is missing."""
+        """The free bytes on the fullest IPU; negative if the plan does not fit."""
         return self.capacity - self.fullest.total
 
     @property
     def fits(self) -> bool:
-        """True if every IPU has room."""
+        """True if the memory of every IPU suffices."""
         return self.room >= 0
 
     @property
     def update_parts(self) -> dict[str, float]:
-        """Seconds of an update by part. `host`: the wait for the host's images if they are slower than the IPUs."""
+        """The seconds of an update by part. `host` is the time for which IPUs wait for images."""
         timing = self.timing
         parts = {
             "pipeline": timing.pipeline,
@@ -65,13 +65,13 @@ class Prediction:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Energy (kWh) of the plan's IPUs, with their part of the machines, for the whole training. None if the power is
-        unknown."""
+        """The energy (kWh) that the plan's IPUs and their share of the machines need for the training run. None if the
+        system's power is unknown."""
         watts = self.system.watts
         return None if watts is None else watts * self.workload.plan.ipus * self.timing.hours / 1000
 
     def values(self) -> dict[str, Any]:
-        """Return the values for JSON: sizes in bytes, times in seconds."""
+        """Return the values for JSON. Sizes are in bytes, times in seconds."""
         timing, plan = self.timing, self.workload.plan
         stages = range(len(plan.stages))
         return {
@@ -105,14 +105,14 @@ class Prediction:
         }
 
     def _parts(self, stage: int, kind: str) -> dict[str, float]:
-        """Return the seconds of a stage for one micro-batch, by kind of work."""
+        """Return the seconds that a stage takes for one micro-batch, by kind of work."""
         cell = self.timing.cells[stage, kind]
         scale = cell.seconds / (cell.cycles.total or 1.0)
         return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}
 
 
 def check_tiles(workload: Workload, system: System) -> None:
-    """Raise OptionError if no tile is left to compute."""
+    """Raise OptionError if --num-io-tiles reserves all tiles of an IPU."""
     io_tiles = workload.plan.options.num_io_tiles
     if io_tiles >= system.ipu.tiles:
         raise OptionError(
@@ -124,8 +124,8 @@ def check_tiles(workload: Workload, system: System) -> None:
 def predict(
     workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
 ) -> Prediction:
-    """Return the predicted memory and time; this takes milliseconds. `costs`: of a plan with the same network, micro-batch,
-    precision and system."""
+    """Return the predicted memory and time in milliseconds. `costs` can be shared by plans with the same network,
+    micro-batch, precision and system."""
     costs = costs or SegmentCosts(workload, system.ipu, constants)
     timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
     return Prediction(workload=workload, system=system, timing=timing)

@@ -1,5 +1,4 @@
-"""Suggests options that make a plan smaller if it does not fit. Each is planned first; those that free little are
-dropped."""
+"""Suggest options that save memory if a plan does not fit. Options that save little are left out."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
 
-LEAST = 0.02  # smallest saving worth an option, relative to the fullest IPU's need
+LEAST = 0.02  # options that save less than this fraction of the fullest IPU's bytes are left out.
 
 
 def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...]:
-    """Return the options that help a plan that does not fit: first those that make it fit, and among them the cheapest in
-    time.
+    """Return options that save memory, or () if the plan fits. Options that make the plan fit come first, and among them the
+    options that cost the least time.
 
-    `accumulation`: the count among the options; None if it follows from the global batch.
+    `accumulation` is the value of --gradient-accumulation-count, or None if the global batch determines it.
     """
     if prediction.fits:
         return ()
@@ -33,7 +32,7 @@ def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...
 
 
 def _candidates(prediction: Prediction, accumulation: int | None) -> Iterator[tuple[str, Workload]]:
-    """Yield options, and the workload with them."""
+    """Yield options as text, with the workload that they produce."""
     workload = prediction.workload
     plan, options = workload.plan, workload.plan.options
     proportion = workload.proportion(0)
@@ -62,7 +61,7 @@ def _candidates(prediction: Prediction, accumulation: int | None) -> Iterator[tu
 
 
 def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
-    """Yield the workload with twice as many stages, if the system has the IPUs."""
+    """Yield options for twice as many stages, with the workload, if the system has enough IPUs."""
     workload, plan = prediction.workload, prediction.workload.plan
     count = 2 * plan.options.shards
     if count > variants.LARGEST_PIPELINE or 2 * plan.ipus > prediction.system.ipus:

@@ -1,8 +1,8 @@
-"""Searches for the fastest plan that fits: stages, replicas, micro-batch, accumulation, splits, recomputation, schedule and
-memory proportion, for a network, a global batch and a system.
+"""Search for the fastest plan that fits, for a network, a global batch and a system.
 
-Every combination is planned with stages balanced by predicted time. Then the cuts of the fastest plans are moved, segment by
-segment, while that helps. The given plan takes part.
+The search tries every combination of stages, replicas, micro-batch, recomputation, schedule and memory proportion, with
+stages of equal predicted time. Then it moves the cuts of the fastest plans by one or two segments (blocks of layers) as long
+as that saves time. The search also tries the given plan.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import SCHEDULES
 
-PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # in this order; the first that fits is the fastest
+PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # smaller proportions are slower, so the first that fits is the fastest.
 LARGEST_MICRO_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Found:
-    """The search's result. `frontier`: the fastest plan for each number of stages and micro-batch that fits; the fastest
-    comes first."""
+    """The result of a search. `frontier` has the fastest plan that fits for each number of stages and micro-batch size,
+    fastest first. `looked_at` is the number of plans that were tried."""
 
     frontier: tuple[Prediction, ...]
     looked_at: int
 
     @property
     def best(self) -> Prediction | None:
-        """The fastest plan; None if nothing fits."""
+        """The fastest plan, or None if no plan fits."""
         return self.frontier[0] if self.frontier else None
 
 
 def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
-    """Search for the fastest plan for the workload's global batch, on as many IPUs of the system as the batch fills."""
+    """Return the fastest plans for the workload's global batch. A plan may leave IPUs of the system idle."""
     looked_at, frontier = 1, Frontier()
-    frontier.add(predict(workload, system, constants))  # the search does not try several stages on one IPU
+    frontier.add(predict(workload, system, constants))  # the given plan may have several stages on one IPU.
     for candidates in _combinations(workload, system, constants):
         for prediction in candidates:
             looked_at += 1
             if frontier.add(prediction):
-                break  # smaller proportions are slower
+                break  # smaller memory proportions are slower.
     for prediction in frontier.ranked:
         looked_at += _moved_cuts(prediction, frontier)
     return Found(tuple(frontier.ranked), looked_at)
 
 
 class Frontier:
-    """The fastest plan for each number of stages, IPUs per replica and micro-batch."""
+    """The fastest plan for each number of stages, number of IPUs per replica and micro-batch size."""
 
     def __init__(self) -> None:
         self._fastest: dict[tuple[int, int, int], Prediction] = {}
 
     def add(self, prediction: Prediction) -> bool:
-        """Add a plan if it is the fastest of its kind; return whether it fits."""
+        """Keep a plan if it fits and is the fastest of its kind. Return whether it fits."""
         plan = prediction.workload.plan
         kind = len(plan.stages), plan.options.shards, plan.micro_batch_size
         if prediction.fits and (kind not in self._fastest or throughput(prediction) > throughput(self._fastest[kind])):
@@ -70,7 +70,7 @@ class Frontier:
 
     @property
     def ranked(self) -> list[Prediction]:
-        """The plans, fastest first. A plan on fewer IPUs comes first if it is at most half a per cent slower."""
+        """The plans, fastest first. A plan on fewer IPUs comes first if it is at most 0.5 % slower than the fastest."""
         ranked = sorted(self._fastest.values(), key=throughput, reverse=True)
         best = min((each for each in ranked if throughput(each) > 0.995 * throughput(ranked[0])), key=_ipus, default=None)
         return ranked if best is None else [best, *(each for each in ranked if each is not best)]
@@ -81,12 +81,12 @@ def _ipus(prediction: Prediction) -> int:
 
 
 def throughput(prediction: Prediction) -> float:
-    """Return the images per second."""
+    """Return the predicted images per second."""
     return prediction.timing.images_per_second
 
 
 def _combinations(workload: Workload, system: System, constants: Constants) -> Iterator[Iterator[Prediction]]:
-    """Yield, for each combination, its predictions with decreasing temporary memory."""
+    """Yield for each combination an iterator over its predictions, with decreasing memory proportions."""
     plan = workload.plan
     given = plan.options.available_memory_proportion[:1]
     for micro_batch_size in _micro_batches(workload):
@@ -115,19 +115,18 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
 
 
 def _replicas(plan: ExecutionPlan, micro_batch_size: int, most: int) -> int:
-    """Return the largest number of replicas up to `most` that divides the global batch; 0 if there is none."""
+    """Return the largest number of replicas up to `most` that divides the global batch, or 0 if no number does."""
     divisors = (n for n in range(most, 0, -1) if plan.global_batch % (micro_batch_size * n) == 0)
     return next((n for n in divisors if n % plan.options.BN_span == 0), 0)
 
 
 def _schedules(stages: int) -> list[str]:
-    """Return the schedules to try. Sequential is never better than the others if each stage has an IPU; it is the only one
-    otherwise."""
+    """Return the schedules to try. With several stages, each on an IPU, Sequential is never the fastest."""
     return [name for name in SCHEDULES if name != "Sequential"] if stages > 1 else ["Sequential"]
 
 
 def keeps_micro_batch(workload: Workload) -> bool:
-    """Return whether the micro-batch must stay, because batch norm computes its statistics over one."""
+    """Return whether the micro-batch size must stay, because batch norm computes statistics over a micro-batch."""
     return any(not variable.trainable for variable in workload.trace.variables)
 
 
@@ -141,7 +140,7 @@ def _micro_batches(workload: Workload) -> list[int]:
 
 
 def _moved_cuts(prediction: Prediction, frontier: Frontier) -> int:
-    """Move one cut at a time, as long as the plan gets faster and fits; return the number of plans that were tried."""
+    """Move one cut at a time, as long as the plan gets faster and fits. Return the number of plans that were tried."""
     tried, better = 0, True
     while better:
         better = False

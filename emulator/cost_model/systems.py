@@ -1,10 +1,10 @@
-"""The IPU systems: memory, tiles, clocks and links of an IPU and of a POD, with sources.
+"""The data of IPUs and PODs: memory, tiles, clocks and links. Comments name these sources:
 
-* [P] poplibs' public sources (multiply-adds of a tile)
-* [D] docs.graphcore.ai, datasheets of Bow-2000, Bow-POD64 and Bow-POD256
-* [L] system descriptions of MLPerf Training 1.1 and 2.0 (clocks)
-* [C] Jia et al. 2019, arXiv 1912.03413 (Mk1)
-* [T] "Intelligent memory for intelligent computing", the vendor's talk (rates of memory and exchange)
+* [P]: the public sources of poplibs, for the multiply-adds of a tile
+* [D]: docs.graphcore.ai, the datasheets of Bow-2000, Bow-POD64 and Bow-POD256
+* [L]: the system descriptions in MLPerf Training 1.1 and 2.0, for clocks
+* [C]: Jia et al. 2019, arXiv 1912.03413, for Mk1
+* [T]: Graphcore's talk "Intelligent memory for intelligent computing", for the rates of memory and exchange
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from base.plugins import did_you_mean
 from emulator.plan.ipu_ids import group_size
 
 KIB = 1024
-# Rates of one IPU-Machine with four IPUs, in bytes per second.
-HOST_LINK = 5.5e9  # to one IPU through its gateway, measured in the vendor's EfficientDet example; PCIe on Mk1 is similar
-GATEWAY_LINK = 25e9  # between PODs: two ports of 100 Gbit/s per machine [D]
-STREAMING = 20e9  # to the machine's DRAM; assumed, without a source: twice the rate of four host links
+# These rates are in bytes per second. An IPU-Machine has four IPUs.
+HOST_LINK = 5.5e9  # the host sends data to one IPU at this rate, measured in Graphcore's EfficientDet example.
+GATEWAY_LINK = 25e9  # each machine has two ports of 100 Gbit/s to other PODs [D].
+STREAMING = 20e9  # four IPUs access their machine's DRAM at this rate. This value is an assumption without a source.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ipu:
-    """An IPU.
+    """The data of an IPU.
 
-    * `tile_memory`: bytes
-    * `clock`: Hz
-    * `half_macs`, `single_macs`: multiply-adds of a tile per cycle with full matrix units
-    * `exchange`: bytes that a tile receives per cycle
-    * `link`: bytes per second to all other IPUs, both ways
+    * `tile_memory` is in bytes, `clock` in Hz.
+    * `half_macs` and `single_macs` are the multiply-adds per cycle of a tile's matrix units, in FP16 and FP32.
+    * `exchange` is the number of bytes that a tile receives per cycle.
+    * `link` is the number of bytes per second to and from all other IPUs together.
     """
 
     name: str
@@ -44,26 +43,26 @@ class Ipu:
     single_macs: int
     exchange: float
     link: float
-    later_software: bool = False  # published rates are only for SDK 2.4 and later
+    later_software: bool = False  # True if published rates are only for SDK 2.4 and later.
 
     @property
     def memory(self) -> int:
-        """Bytes of all tiles."""
+        """The bytes of memory in all tiles."""
         return self.tiles * self.tile_memory
 
     def computing_tiles(self, io_tiles: int) -> int:
-        """Return the tiles that are not reserved for input and output; at least 1."""
+        """Return the number of tiles that are not reserved for input and output, at least 1."""
         return max(1, self.tiles - io_tiles)
 
     @property
     def peak(self) -> float:
-        """FP16 operations per second; a multiply-add is two."""
+        """The peak FP16 operations per second. A multiply-add counts as two."""
         return 2 * self.tiles * self.half_macs * self.clock
 
 
 MK1 = Ipu(
     name="Mk1", tiles=1216, tile_memory=256 * KIB, clock=1.6e9, half_macs=32, single_macs=8, exchange=4.1, link=256e9
-)  # [C]; the exchange is taken from Mk2
+)  # [C]; the value of `exchange` is from Mk2.
 MK2 = Ipu(
     name="Mk2", tiles=1472, tile_memory=624 * KIB, clock=1.33e9, half_macs=64, single_macs=16, exchange=4.1, link=320e9
 )  # [P] [L] [T]
@@ -82,8 +81,11 @@ BOW = Ipu(
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A system of IPUs. `pod`: IPUs that IPU-Links connect; gateways connect larger groups. `watts`: of an IPU with its part
-    of the machine (at most 1,500 W for four Mk2, typically 1,250 W for four Bow); None if unknown."""
+    """A system of IPUs.
+
+    `pod` is the number of IPUs that IPU-Links connect; gateways connect several PODs. `watts` is the power of a machine,
+    divided by its four IPUs: at most 1,500 W for Mk2, typically 1,250 W for Bow. None means unknown.
+    """
 
     name: str
     ipu: Ipu
@@ -103,7 +105,8 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(_rows())
 
 
 def by_name(name: str) -> System:
-    """Return the system with a name, in any case. Raise OptionError with the nearest names."""
+    """Return the system with a name in upper or lower case. Raise OptionError with the most similar names if there is
+    none."""
     spelled = name.upper().replace("_", "-").replace("IPU-POD", "POD").replace("BOWPOD", "BOW-POD")
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
     if system is None:
@@ -113,16 +116,16 @@ def by_name(name: str) -> System:
 
 
 def smallest(ipus: int) -> System:
-    """Return the smallest Mk2 system with at least this number of IPUs. Raise OptionError beyond the largest."""
+    """Return the smallest Mk2 system with at least `ipus` IPUs. Raise OptionError if no system is large enough."""
     fitting = [system for system in SYSTEMS.values() if system.ipu is MK2 and system.ipus >= group_size(ipus)]
     if not fitting:
-        raise OptionError(f"the plan needs {ipus} IPUs, but the largest system, POD256, has 256; give fewer --replicas")
+        raise OptionError(f"the plan needs {ipus} IPUs, but the largest system has 256 (POD256); give fewer --replicas")
     return fitting[0]
 
 
 def smallest_holding(system: System | None, ipus: int) -> System:
-    """Return `system`, or the smallest one that holds the plan if it is None. Raise OptionError if the plan has more
-    IPUs."""
+    """Return `system`, or if it is None the smallest system that holds the plan. Raise OptionError if the plan needs more
+    IPUs than `system` has."""
     if system is None:
         return smallest(ipus)
     if ipus > system.ipus:

@@ -1,8 +1,8 @@
-"""The time of an update: the stages' cells in the rows of their schedule, then the update itself.
+"""Predict the time of a weight update: micro-batches in the order of the schedule, then the update of the weights.
 
-A row of the timeline takes as long as its slowest stage. If cells have two actions (Grouped: forward and backward), all
-stages do their first action, then all do their second. Every further micro-batch adds the same rows, so the time of a long
-timeline follows from short ones.
+A clock of the schedule takes as long as its slowest stage. In the Grouped schedule, all stages first do their forward, then
+all stages do their backward. After the ramp-up, every micro-batch adds the same time. So the time of a long schedule follows
+from the times of short schedules.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import schedules
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
 
-LINK_SHARE = 0.85  # fraction of the links' rate, as poplibs' simulator assumes.
-HOP = 15e-9  # seconds of a synchronisation per hop, both ways; there are 1 + IPUs / 4 hops.
-FED = 8_000.0  # the most images per second that one host process decodes, crops and sends; estimated, without a source.
-UPDATE_ACCESSES = 4  # accesses to a weight by an update without slots: gradient and weight, read and written
-SLOT_ACCESSES = 2  # accesses to each slot
-IO_OVERHEAD = 0.15  # fraction of the host's transfers that I/O tiles do not hide: start and join
+LINK_SHARE = 0.85  # transfers reach this fraction of the links' rate, as in poplibs' simulator.
+HOP = 15e-9  # a synchronisation takes this time in seconds for each of its 1 + IPUs / 4 hops, there and back.
+FED = 8_000.0  # one host process prepares at most this number of images per second. This value is an estimate.
+UPDATE_ACCESSES = 4  # an update reads and writes the gradient and the weight.
+SLOT_ACCESSES = 2  # an update reads and writes each slot.
+IO_OVERHEAD = 0.15  # I/O tiles hide all but this fraction of the transfers from the host.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A stage's work on a micro-batch, forward or backward: cycles by part, and seconds."""
+    """The forward or backward pass of a micro-batch in one stage: its cycles by kind of work, and its seconds."""
 
     cycles: Cycles
     seconds: float
@@ -36,16 +36,16 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Predicted seconds of a workload on a system."""
+    """The predicted times of a workload on a system."""
 
     workload: Workload
     system: System
     constants: Constants
-    costs: SegmentCosts  # for the workload's micro-batch on the system's IPU
+    costs: SegmentCosts
 
     @cached_property
     def cells(self) -> dict[tuple[int, str], Cell]:
-        """Each stage's forward and backward cell."""
+        """The forward and backward cell of each stage."""
         cells = {}
         for stage in range(len(self.workload.plan.stages)):
             forward, backward = self._stage_cycles(stage)
@@ -80,14 +80,14 @@ class Timing:
 
     @cached_property
     def pipeline(self) -> float:
-        """Seconds of one replica's micro-batches, as scheduled."""
+        """The seconds for all micro-batches of one replica in the order of the schedule."""
         plan, stages = self.workload.plan, len(self.workload.plan.stages)
         if self.workload.one_device or plan.schedule == "Sequential":
             return plan.accumulation * self._one_after_another
         least = 4 * stages + 2
         if plan.accumulation <= least:
             return self._walked(plan.accumulation)
-        step = max(2, stages)  # schedules repeat after at most this many micro-batches
+        step = max(2, stages)  # schedules repeat after at most this number of micro-batches.
         short = self._walked(least)
         return short + (plan.accumulation - least) * (self._walked(least + step) - short) / step
 
@@ -108,19 +108,18 @@ class Timing:
 
     @cached_property
     def busy(self) -> float:
-        """Seconds for which an IPU works on the micro-batches of an update; mean over the stages."""
+        """The seconds for which an IPU works on the micro-batches of an update, averaged over the stages."""
         plan = self.workload.plan
         return plan.accumulation * self._one_after_another / plan.options.shards
 
     @property
     def _one_after_another(self) -> float:
-        """Seconds of all cells of a micro-batch."""
+        """The seconds of all cells of one micro-batch."""
         return sum(cell.seconds for cell in self.cells.values())
 
     @cached_property
     def all_reduce(self) -> float:
-        """Seconds of the all-reduce of gradients over the replicas: a ring within each POD, then one between the PODs'
-        gateways."""
+        """The seconds to all-reduce gradients over the replicas: in a ring within each POD, then in a ring between PODs."""
         workload, plan = self.workload, self.workload.plan
         replicas = plan.total_replicas
         if replicas == 1 or not workload.training:
@@ -137,7 +136,7 @@ class Timing:
 
     @cached_property
     def update(self) -> float:
-        """Seconds of the update of weights and slots, without the all-reduce."""
+        """The seconds to update weights and slots, without the all-reduce."""
         workload = self.workload
         if not workload.training:
             return 0.0
@@ -149,7 +148,7 @@ class Timing:
 
     @cached_property
     def streamed(self) -> float:
-        """Seconds to read offloaded state from streaming memory and write it back."""
+        """The seconds to read offloaded optimiser state from the machine's DRAM and write it back."""
         workload, plan = self.workload, self.workload.plan
         if not workload.offloads:
             return 0.0
@@ -158,7 +157,8 @@ class Timing:
 
     @cached_property
     def transfers(self) -> float:
-        """Seconds that transfers of images from the host add to an update. I/O tiles fetch while the others compute."""
+        """The seconds that transfers of images from the host add to an update. I/O tiles fetch images while other tiles
+        compute."""
         plan = self.workload.plan
         if not self.workload.from_host:
             return 0.0
@@ -169,38 +169,38 @@ class Timing:
 
     @cached_property
     def host_limit(self) -> float | None:
-        """The most images per second that the host's processes feed; None if images do not come from the host."""
+        """The largest number of images per second that the host's processes deliver. None if the device makes the images."""
         return FED * (self.workload.processes or self.system.ipus // 2) if self.workload.from_host else None
 
     @cached_property
     def seconds(self) -> float:
-        """Seconds of one weight update."""
+        """The seconds of one weight update."""
         device = self.pipeline + self.all_reduce + self.update + self.transfers
         return max(device, self.workload.plan.global_batch / self.host_limit) if self.host_limit else device
 
     @property
     def images_per_second(self) -> float:
-        """Images per second of all replicas."""
+        """The images per second of all replicas together."""
         return self.workload.plan.global_batch / self.seconds
 
     @property
     def idle_share(self) -> float:
-        """Fraction of an update in which an IPU neither computes nor exchanges for its stage; mean over the IPUs."""
+        """The fraction of an update for which an IPU is idle, averaged over the IPUs."""
         return max(0.0, 1 - (self.busy + self.all_reduce + self.update) / self.seconds)
 
     @property
     def peak_share(self) -> float:
-        """The network's own multiply-adds (without recomputation), relative to the FP16 peak of the matrix units."""
+        """The network's operations per second, divided by the IPUs' FP16 peak. Recomputed operations do not count."""
         passes = 3 if self.workload.training else 1
         operations = 2 * passes * self.workload.trace.multiply_adds * self.images_per_second
         return operations / (self.system.ipu.peak * self.workload.plan.ipus)
 
     @property
     def hours(self) -> float:
-        """Hours of the whole training, without validation, compilation and checkpoints."""
+        """The hours of the whole training run, without validation, compilation and checkpoints."""
         return self.workload.images / self.images_per_second / 3600
 
 
-@lru_cache(maxsize=64)  # a search uses the same ones many times
+@lru_cache(maxsize=64)  # a search uses the same timelines many times.
 def _timeline(schedule: str, stages: int, micro_batches: int) -> schedules.Timeline:
     return schedules.build(schedule, stages, micro_batches)

@@ -1,4 +1,4 @@
-"""Variants of a plan for the same network and training: another system, schedule or stages."""
+"""Variants of a workload on another system, or with another schedule or other stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from emulator.cost_model.systems import System
 from emulator.cost_model.workload import Workload
 
-LARGEST_PIPELINE = 16  # most stages that are tried
+LARGEST_PIPELINE = 16  # the search tries up to this number of stages.
 
 
 def scheduled(workload: Workload, schedule: str) -> Workload:
@@ -21,7 +21,7 @@ def staged(
     workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch_size: int, accumulation: int, replicas: int,
     schedule: str, recomputation: bool, proportion: float,
 ) -> Workload:  # fmt: skip
-    """Return the workload with other stages, each on its own IPU, and another number of replicas."""
+    """Return the workload with the given stages, each on its own IPU, and the given sizes."""
     plan, count = workload.plan, len(stages)
     options = replace(
         plan.options,
@@ -40,8 +40,8 @@ def staged(
 
 
 def scaled(workload: Workload, system: System) -> Workload | None:
-    """Return the workload with as many replicas as the system holds. A training's replicas must divide its global batch and
-    be a multiple of the batch norm's span. Return None if no number does."""
+    """Return the workload with the largest number of replicas that the system holds, or None if no number is possible. In
+    training, it must divide the global batch and be a multiple of --BN-span."""
     plan, span = workload.plan, workload.plan.options.BN_span
     micro_batches = plan.global_batch // plan.micro_batch_size
     for replicas in range(system.ipus // plan.options.shards, 0, -1):
@@ -53,7 +53,7 @@ def scaled(workload: Workload, system: System) -> Workload | None:
 
 
 def undivided(workload: Workload, system: System) -> str:
-    """Return why a scaled workload leaves a part of the system idle, with batches that would fill it; else ""."""
+    """Return why a scaled workload leaves IPUs idle, with global batches that use all IPUs. Return "" if none is idle."""
     plan, span = workload.plan, workload.plan.options.BN_span
     most = system.ipus // plan.options.shards // span * span
     if not workload.training or plan.total_replicas == most:

@@ -1,4 +1,4 @@
-"""The tensors in a training's checkpoints: name, shape and number format. No TensorFlow."""
+"""List the tensors in the checkpoints of a training run, with shape and number format. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import Precision
 from Models._layers import Variable
 
-STEP = "global_step"  # the variable that counts updates.
+STEP = "global_step"  # this variable counts the weight updates.
 STEP_SHAPE = (1,)  # tensors are never scalars, because readers of checkpoints iterate over the values.
-FP32_COPY = "fp32"  # slot of a weight's FP32 copy
-EMA = "ema"  # slot of a variable's exponential moving average, in FP32
-LOSS_SCALE = "loss_scaling"  # state of automatic loss scaling: scale, updates since its last change, skipped updates
+FP32_COPY = "fp32"  # this slot holds the FP32 copy of a weight.
+EMA = "ema"  # this slot holds the exponential moving average of a variable, in FP32.
+LOSS_SCALE = "loss_scaling"  # holds the loss scale, the updates since it last changed, and the number of skipped updates.
 
-# state of --format-scaling maximum: largest activation and gradient of each product, [layers, 2]
+# With --format-scaling maximum, this tensor [layers, 2] holds the largest activation and the largest gradient of each layer.
 AMAX_HISTORY = "format_scaling"
 
 
 class CheckpointTensor(NamedTuple):
-    """A tensor's shape, the format whose range its values must fit, and the option that chooses the format."""
+    """The shape of a tensor, the number format whose range its values must fit, and the option that sets this format."""
 
     shape: tuple[int, ...]
     format: Format = FP32
@@ -28,8 +28,8 @@ class CheckpointTensor(NamedTuple):
 
 
 def model(variables: Iterable[Variable], precision: Precision) -> dict[str, CheckpointTensor]:
-    """Return the network's own tensors. If the layers compute with a narrower format than the stored one, `format` is the
-    narrower."""
+    """Return the tensors of the network by name. `format` is the narrower of the stored format and the format in which the
+    layers compute."""
     kernels = precision.scaled_kernels
     tensors = {AMAX_HISTORY: CheckpointTensor((len(kernels), 2))} if kernels else {}
     for v in variables:
@@ -41,7 +41,7 @@ def model(variables: Iterable[Variable], precision: Precision) -> dict[str, Chec
 def slots(
     variables: Iterable[Variable], precision: Precision, names: Iterable[str], trained: Callable[[str], bool]
 ) -> dict[str, CheckpointTensor]:
-    """Return the slots of every variable that an update changes, by full name. `names`: the slots of the update rule."""
+    """Return the slots of every variable that updates change, by full name. `names` lists the slots of the update rule."""
     names = list(names)
     return {
         f"{v.name}/{slot}": CheckpointTensor(v.shape, precision.slot_format(v), "--slot-format")

@@ -1,13 +1,12 @@
-"""Predicts the peak memory of the emulating process from the plan and the trace. IPU memory is predicted elsewhere
-(`emulator.cost_model.memory`).
+"""Predict the peak memory of the host process from the plan and the trace. `emulator.cost_model.memory` predicts IPU memory.
 
-The constants were fitted on 24 processes with TensorFlow 2.21 on two cores of an Intel Xeon: ResNet-8, 18, 20, 50 and
-EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 1024; 0 to 2 slots; recomputation, four stages,
-folded micro-batches, validation. Prediction / measurement is 0.90 to 1.08 for resident peaks, 0.78 to 1.11 for address space
-and 0.69 to 1.17 for writable memory. One core more or less changes the latter two by about 0.1 GB.
+The constants were fitted to 24 measured processes, with TensorFlow 2.21 on two cores of an Intel Xeon. They ran ResNet-8,
+18, 20, 50 and EfficientNet-B0 with batch or group norm, in 16.16 or 32.32, with micro-batches of 1 to 1024. The predictions
+are 0.90 to 1.08 times the measured resident memory, 0.78 to 1.11 times the address space, and 0.69 to 1.17 times the
+writable memory. Each CPU core changes the address space and the writable memory by about 0.1 GB.
 
-Not included: records of photos, which are kept only while memory allows (`Datasets.pipeline.record_reader`), and the traces
-of a profile.
+The prediction leaves out the traces of a profile and the cached records of photos. `Datasets.pipeline.record_reader` caches
+records only while memory is free.
 """
 
 from __future__ import annotations
@@ -24,33 +23,32 @@ from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
-TENSORFLOW = 750_000_000  # with its libraries, Python, and the graph of a few layers
-OPERATION = 500_000  # for each layer: graph, kernels and executors
-COMPILER = 80_000_000  # XLA, needed for half precision, group norm and swish
-COMPILED_HALF, COMPILED = 2_200_000, 200_000  # for each layer, with half precision and without.
-# Copies of the trained weights in FP32: gradients and their sums; for each slot after the first, intermediate values of the
-# update. The last factor is relative to the size of a checkpoint: values read, values passed to the writer, TensorFlow's
-# copies.
-GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
-WORKED_ON = 2.0  # relative to the largest layer's input and output: gradients and an operation's own memory
-FETCHED = 4  # passes whose images are in host memory: one being made, two waiting, one in use
+TENSORFLOW = 750_000_000  # Python, TensorFlow with its libraries, and the graph of a few layers take this number of bytes.
+OPERATION = 500_000  # each layer needs these bytes for graph, kernels and executors.
+COMPILER = 80_000_000  # half precision, group norm and swish need the XLA compiler, which takes these bytes.
+COMPILED_HALF, COMPILED = 2_200_000, 200_000  # the compiled code of a layer takes these bytes, in half precision and FP32.
+GRADIENTS = 2.2  # gradients and their sums take this multiple of the trained weights in FP32.
+SLOWED = 2.5  # each optimiser slot after the first adds this multiple of the trained weights in FP32.
+SAVED = 4.3  # values read, values passed to the writer, and TensorFlow's copies take this multiple of a checkpoint's size.
+WORKED_ON = 2.0  # one operation at work takes this multiple of the largest layer's input and output.
+FETCHED = 4  # the host holds the images of four passes: one being made, two waiting, one in use.
 CERTAIN = 0.8  # every measured run needed more than this fraction of the prediction.
-# How ulimit counts, as factor and offset of the resident peak: address space includes what threads reserve, writable memory
-# excludes the files' pages.
+# ulimit counts other memory than the resident peak: factor x peak + offset, in bytes. The address space includes memory that
+# threads only reserve. The writable memory excludes the pages of mapped files.
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
-_OVERWRITTEN = ("norm", "add")  # the next operation reuses their memory if it is one of _OVERWRITES
+_OVERWRITTEN = ("norm", "add")  # an operation of _OVERWRITES that follows these overwrites their result.
 _OVERWRITES = ("relu", "relu6", "add")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Bytes at the peak.
+    """The predicted bytes of a process at its peak, by use.
 
-    * `fixed`: TensorFlow and the graph
-    * `weights`: weights, slots, gradients, and the copies for updates and checkpoints
-    * `activations`: kept for the backward pass by passes in flight
-    * `images`: waiting for the device
-    * `records`: of the data set, kept in memory
+    * `fixed` is for TensorFlow and the graph.
+    * `weights` is for weights, slots, gradients, and the copies that updates and checkpoints make.
+    * `activations` is for the activations that wait for a backward pass.
+    * `images` is for the images that wait for the device.
+    * `records` is for the records of the data set that stay in memory.
     """
 
     fixed: int
@@ -61,11 +59,11 @@ class HostMemory:
 
     @property
     def peak(self) -> int:
-        """Resident bytes, as in VmHWM of /proc/<pid>/status."""
+        """The peak of resident memory in bytes: VmHWM in /proc/<pid>/status."""
         return self.fixed + self.weights + self.activations + self.images + self.records
 
     def of_kind(self, kind: str) -> int:
-        """Return the peak as a limit of that kind counts it."""
+        """Return the peak of the memory that a limit of this kind restricts."""
         factor, rest = _OTHER_KINDS.get(kind, (1.0, 0))
         return int(self.peak * factor + rest)
 
@@ -94,9 +92,9 @@ def training(
 ) -> HostMemory:  # fmt: skip
     """Return the predicted peak memory of a training process.
 
-    `slots`: optimiser slots for each weight; `image`: numbers in an image; `records`: bytes of the data set that stay in
-    memory; `validated`: images in a validation micro-batch, 0 without validation; `trained`: whether updates change the
-    variable with a name.
+    `slots` is the number of optimiser slots for each weight, and `image` the number of values in an image. `records` is the
+    number of bytes of the data set that stay in memory. `validated` is the number of images in a validation micro-batch, or
+    0 without validation. `trained` returns whether updates change the variable with a given name.
     """
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
     saved = sum(_checkpoint_bytes(plan.precision, v, slots) for v in moved)
@@ -114,8 +112,8 @@ def training(
 
 
 def inference(trace: Trace, precision: Precision, batch: int, image: int, records: int = 0) -> HostMemory:
-    """Return the predicted peak memory of a process that only validates, in micro-batches of `batch` images. Nothing is kept
-    for a backward pass."""
+    """Return the predicted peak memory of a process that only validates, in micro-batches of `batch` images. Such a process
+    keeps no activations."""
     return HostMemory(
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
         weights=2 * FP32.bytes * trace.parameters,
@@ -126,7 +124,7 @@ def inference(trace: Trace, precision: Precision, batch: int, image: int, record
 
 
 def _compiler(trace: Trace, precision: Precision) -> int:
-    """Return the bytes that XLA needs; 0 if it is not used."""
+    """Return the bytes that XLA needs, or 0 if nothing is compiled."""
     if precision.rounds_results:
         return COMPILER + COMPILED_HALF * len(trace.operations)
     needed = any(o.kind == "swish" or _is_fused_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
@@ -142,8 +140,8 @@ def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> i
 
 
 def _activations(trace: Trace, plan: ExecutionPlan) -> int:
-    """Return the bytes that the passes in flight keep. With recomputation, these are the input of each segment, and one
-    segment's layers at a time."""
+    """Return the bytes of activations that wait for a backward pass. With recomputation, these are the inputs of all
+    segments (blocks of layers) and the activations of the largest segment."""
     activations = dict.fromkeys(trace.segments, 0)
     inputs: dict[str, int] = {}
     for operation, next_operation in pairwise([*trace.operations, None]):
@@ -161,8 +159,8 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
 
 
 def _kept_for_backward(operation: Operation, next_operation: Operation | None) -> int:
-    """Return the bytes of one image's result that the backward pass needs. A ReLU overwrites the result of a norm or a sum
-    before it; a fused norm is one operation with the activation after it."""
+    """Return the bytes that an operation's result for one image keeps for the backward pass. The result of a norm or a sum
+    is not kept if a ReLU overwrites it, or if the norm is fused with the activation after it."""
     behind = next_operation.kind.split()[0] if next_operation else ""
     fused = behind == "proxy" or (behind == "swish" and _is_fused_norm(operation))
     if operation.kind in _OVERWRITTEN and (behind in _OVERWRITES or fused):
@@ -171,17 +169,17 @@ def _kept_for_backward(operation: Operation, next_operation: Operation | None) -
 
 
 def _largest(operations: Iterable[Operation]) -> int:
-    """Return the bytes of the largest layer's input and output for one image. Layers that can overwrite their input do not
-    count."""
+    """Return the bytes of the largest layer's input and output for one image. Layers that can overwrite their input are left
+    out."""
     own = (operation for operation in operations if operation.kind not in (*_OVERWRITTEN, *_OVERWRITES))
     return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 
 
 def find_exceeded_limit(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:
-    """Return the limit that the prediction exceeds most, and whether the run is certain to fail. (None, False) if there is
-    room.
+    """Return the limit that the prediction exceeds most, and whether the run will certainly fail. Return (None, False) if no
+    limit is exceeded.
 
-    `sharing`: processes of the run on this machine, each with the same need.
+    `sharing` is the number of the run's processes on this machine; each process needs the same memory.
     """
     above = [limit for limit in limits if _needed(need, limit, sharing) > limit.bytes]
     worst = max(above, key=lambda limit: _needed(need, limit, sharing) / max(limit.bytes, 1), default=None)

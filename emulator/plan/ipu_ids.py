@@ -1,5 +1,5 @@
-"""The device ids of the emulated system, as the original's `gc-info -l` lists them: single IPUs first, then groups of 2, 4,
-8, ... neighbours that act as one device."""
+"""The device ids of the emulated system, as Graphcore's `gc-info -l` lists them. Single IPUs come first, then groups of 2,
+4, 8, ... neighbours. A group acts as one device."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ SMALLEST_SYSTEM = 16  # a POD16
 
 
 class DeviceError(Exception):
-    """A device id that does not exist, or whose group has the wrong number of IPUs."""
+    """The device id does not exist, or its group has the wrong number of IPUs."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device id and the IPUs that attach with it."""
+    """A device id and the numbers of its IPUs."""
 
     id: int
     ipus: range
 
     @property
     def named(self) -> str:
-        """The device's IPUs by number, as text."""
+        """The numbers of the device's IPUs as text, such as "IPUs 0 to 3"."""
         return f"IPU {self.ipus[0]}" if len(self.ipus) == 1 else f"IPUs {self.ipus[0]} to {self.ipus[-1]}"
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Device:
 
 
 def group_size(ipus: int) -> int:
-    """Return the size of the smallest group with at least `ipus` IPUs: a power of two."""
+    """Return the size of the smallest group with at least `ipus` IPUs. Sizes are powers of two."""
     return 1 << max(0, ipus - 1).bit_length()
 
 
@@ -39,13 +39,12 @@ def system_size(ipus: int) -> int:
 
 
 def devices(size: int) -> tuple[Device, ...]:
-    """Return every device of a system of `size` IPUs, a power of two."""
+    """Return every device of a system with `size` IPUs. `size` is a power of two."""
     return tuple(_device(id, size) for id in range(2 * size - 1))
 
 
 def _device(id: int, size: int) -> Device:
-    """Return the device with an id below 2 * size - 1."""
-    group, first = 1, 0  # size of the groups, and the id of the first of them
+    group, first = 1, 0  # `first` is the id of the first group with `group` IPUs.
     while id >= first + size // group:
         first += size // group
         group *= 2
@@ -54,25 +53,25 @@ def _device(id: int, size: int) -> Device:
 
 
 def select(choice: str, ipus: int, purpose: str) -> Device:
-    """Return the device for something that needs `ipus` IPUs. `choice`: an id, or AUTO for the first that fits.
+    """Return the device for a program that needs `ipus` IPUs. `choice` is a device id, or AUTO for the first that fits.
 
-    `purpose` ("training") is for the error.
+    Errors name the `purpose`, such as "training".
     """
     size, group = system_size(ipus), group_size(ipus)
-    first = 2 * (size - size // group)  # id of the first group of this size, after size + size/2 + ... smaller ones
+    first = 2 * (size - size // group)  # the ids of size + size/2 + ... smaller groups come first.
     last = first + size // group - 1
     if choice == "AUTO":
         return _device(first, size)
     ids = f"{first} to {last}" if last > first else f"{first}"
     if len(choice) > 9 or int(choice) >= 2 * size - 1:
         raise DeviceError(
-            f"--select-ipu {choice[:20]}: no such device. An emulated system of {size} IPUs has the ids 0 to "
-            f"{2 * size - 2}, and {purpose} needs one of {ids}; gc-info -l lists them"
+            f"--select-ipu {choice[:20]}: no such device. The emulated system of {size} IPUs has the device ids 0 to "
+            f"{2 * size - 2}; give AUTO, or for {purpose} an id of {ids}"
         )
     device = _device(int(choice), size)
     if len(device.ipus) != group:
         raise DeviceError(
             f"--select-ipu {choice}: {device} has {len(device.ipus)} IPU{'s' if len(device.ipus) > 1 else ''}, but "
-            f"{purpose} needs {group}. Give AUTO or an id of {ids}; gc-info -l lists them"
+            f"{purpose} needs {group}. Give AUTO or an id of {ids}; to list the devices, run gc-info -l"
         )
     return device

@@ -1,6 +1,6 @@
-"""The cores and GPUs of this machine, found without TensorFlow.
+"""Count the CPU cores and GPUs of this machine without importing TensorFlow.
 
-TensorFlow's GPU wheels drive NVIDIA cards through CUDA and cuDNN; its CPU wheel drives none.
+TensorFlow's GPU packages use NVIDIA cards through CUDA and cuDNN. The CPU package uses no GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """CPU cores that this process may use, and GPUs that TensorFlow can drive."""
+    """The number of CPU cores that this process may use, and of GPUs that TensorFlow can use."""
 
     cores: int
     gpus: int
@@ -33,12 +33,12 @@ def cores() -> int:
 
 
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the number of GPUs that TensorFlow can use: device nodes, without those that CUDA_VISIBLE_DEVICES hides. Return
-    0 if TensorFlow is the CPU wheel or cuDNN is missing."""
+    """Return the number of GPUs that TensorFlow can use. GPUs that CUDA_VISIBLE_DEVICES hides do not count. Return 0 if
+    TensorFlow is the CPU package or cuDNN is missing."""
     cards = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
     if not cards or not _installed("tensorflow"):
         return 0
-    if not _installed("nvidia-cudnn-cu12") and not find_library("cudnn"):  # calls the linker, so it comes second
+    if not _installed("nvidia-cudnn-cu12") and not find_library("cudnn"):  # find_library is slow, so it comes second.
         return 0
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

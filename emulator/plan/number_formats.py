@@ -1,11 +1,11 @@
-"""Floating-point formats by their bits: common ones in a table, any other one by name.
+"""Floating-point formats. A table has the common formats; a name such as `e4m3fnuz` defines any other one.
 
-`e4m3fnuz` has 4 exponent bits, 3 fraction bits and no infinity. Names, special values and default biases follow ml_dtypes:
+The name gives the exponent bits (e), the fraction bits (m), the exponent bias (b) and the special values, as in ml_dtypes:
 
-* e5m2: as IEEE 754. The top exponent means infinity and NaN; bias 2^(e-1) - 1.
-* e4m3fn: finite. Only the top code is NaN; formats of 6 bits or less (OCP's MX formats) have no NaN.
-* e4m3fnuz: finite. Zero has no sign, and the code of -0 is NaN; bias 2^(e-1).
-* e4m3b11fnuz: with bias 11. A bias larger by one halves every number of the format.
+* e5m2 is like IEEE 754: the top exponent means infinity and NaN, and the default bias is 2^(e-1) - 1.
+* e4m3fn has no infinity, and only the top code is NaN. Formats of at most 6 bits (OCP's MX formats) have no NaN either.
+* e4m3fnuz has no infinity and no -0. The code of -0 means NaN, and the default bias is 2^(e-1).
+* e4m3b11fnuz has the exponent bias 11. To increase the bias by one halves every number of the format.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the last part of names
+IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the suffix of a format's name gives its special values.
 EXPONENT_BITS, FRACTION_BITS = (2, 8), (1, 22)
-LEAST, MOST = -126, 104  # exponents that FP32 can hold with room for rounding
+LEAST, MOST = -126, 104  # FP32 holds numbers with these exponents, with room for rounding.
 _NAME = re.compile(r"(?:float[0-9]{1,2}_)?e([0-9]{1,2})m([0-9]{1,2})(?:b(-?[0-9]{1,4}))?(fnuz|fn)?")
 
 
 class FormatError(ValueError):
-    """A format that does not exist or is not supported."""
+    """The number format does not exist or is not supported."""
 
 
 class _Fields(NamedTuple):
@@ -39,17 +39,17 @@ class _Fields(NamedTuple):
 class Format(_Fields):
     """A floating-point format: exponent bits, fraction bits, exponent bias and special values (IEEE, FINITE, UNSIGNED_ZERO).
 
-    Sizes are exact floats.
+    Python floats hold all its limits exactly.
     """
 
     @property
     def bits(self) -> int:
-        """The bits of a number, including the sign."""
+        """The number of bits, including the sign."""
         return 1 + self.exponent_bits + self.fraction_bits
 
     @property
     def bytes(self) -> int:
-        """The bytes of a number in memory."""
+        """The number of bytes that a number takes in memory."""
         return 1 if self.bits <= 8 else 2 if self.bits <= 16 else 4
 
     @property
@@ -69,25 +69,25 @@ class Format(_Fields):
 
     @property
     def has_nan(self) -> bool:
-        """True if a code means NaN."""
+        """True if the format has NaN."""
         return self.specials != FINITE or self.bits > 6
 
     @cached_property
     def largest(self) -> float:
         """The largest number."""
-        taken = 1 if self.specials == FINITE and self.has_nan else 0  # by NaN
+        taken = 1 if self.specials == FINITE and self.has_nan else 0  # NaN takes the top code.
         return 2.0**self.top_exponent * (2 - (1 + taken) * 2.0**-self.fraction_bits)
 
     @cached_property
     def overflow(self) -> float:
-        """The smallest size that overflows when rounded to nearest; infinity for FP32."""
+        """The smallest positive number that overflows when rounded to nearest; infinity for FP32."""
         if self.exponent_bits == 8 and self.fraction_bits == 23:
             return math.inf
         return self.largest + 2.0 ** (self.top_exponent - self.fraction_bits - 1)
 
     @property
     def beyond(self) -> float:
-        """The size of a result that overflows: NaN in FP16, as on the IPU, and in formats without infinity."""
+        """The absolute value that replaces an overflow. FP16 (as on the IPU) and formats without infinity use NaN."""
         if not self.has_nan:
             return self.largest
         return math.inf if self.specials == IEEE and self != FP16 else math.nan
@@ -98,7 +98,7 @@ class Format(_Fields):
         return self.exponent_bits == 8
 
     def contains(self, other: Format) -> bool:
-        """Return whether this format has every number of another format."""
+        """Return whether this format represents every number of the format `other`."""
         return (
             self.fraction_bits >= other.fraction_bits
             and self.least_exponent - self.fraction_bits <= other.least_exponent - other.fraction_bits
@@ -106,25 +106,25 @@ class Format(_Fields):
         )
 
     def with_bias(self, bias: int | None) -> Format:
-        """Return the format with another bias. Raise FormatError if FP32 cannot hold its numbers."""
+        """Return the format with another exponent bias. Raise FormatError if FP32 cannot represent its numbers."""
         if bias is None or bias == self.bias:
             return self
         return _checked(self.exponent_bits, self.fraction_bits, bias, self.specials)
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """Return `values` in the dtype that checkpoints use for the format: a dtype of ml_dtypes for some 8-bit formats,
-        otherwise that of `values`. `values` must be numbers of the format."""
+        """Return `values` in the dtype that checkpoints use for the format. For some 8-bit formats this is a dtype of
+        ml_dtypes; otherwise `values` keep their dtype. `values` must be numbers of the format."""
         if self.name not in TENSORS_OF_8_BITS:
             return values
-        import ml_dtypes  # which TensorFlow requires
+        import ml_dtypes  # TensorFlow installs ml_dtypes.
 
         return values.astype(getattr(ml_dtypes, f"float8_{self.name}"))
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Return values rounded to the format, to nearest, ties to even; float32."""
+        """Return `values` as float32, rounded to the nearest numbers of the format, ties to even."""
         import numpy as np
 
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        with np.errstate(invalid="ignore"):  # `values` may have a signalling NaN.
             wide = np.asarray(values, np.float64)
         exponents = np.maximum(np.frexp(wide)[1] - 1, self.least_exponent)
         steps = np.exp2(exponents - self.fraction_bits, dtype=np.float64)
@@ -134,7 +134,7 @@ class Format(_Fields):
         return (nearest + 0.0 if self.specials == UNSIGNED_ZERO else nearest).astype(np.float32)
 
 
-FP32 = Format("FP32", 8, 23, 127, IEEE)  # the format of the arithmetic: nothing is rounded to it
+FP32 = Format("FP32", 8, 23, 127, IEEE)  # the emulator computes in FP32, so it never rounds to FP32.
 FP16 = Format("FP16", 5, 10, 15, IEEE)
 BF16 = Format("BF16", 8, 7, 127, IEEE)
 E4M3FNUZ, E5M2FNUZ = Format("e4m3fnuz", 4, 3, 8, UNSIGNED_ZERO), Format("e5m2fnuz", 5, 2, 16, UNSIGNED_ZERO)
@@ -144,14 +144,14 @@ _BY_BITS = {each[1:]: each for each in TABLE}
 _BY_NAME = {each.name.lower(): each for each in TABLE}
 _OTHER_NAMES = {"float32": FP32, "float16": FP16, "half": FP16, "bfloat16": BF16}
 NAMES = tuple(_BY_NAME)
-# TensorFlow has tensors of these, but no variables
+# TensorFlow has tensors with these formats, but no variables.
 TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")
 
 
 def by_name(text: str) -> Format:
-    """Return the format with a name: one of the table, a spelling of ml_dtypes, or `e<bits>m<bits>[b<bias>][fn|fnuz]`.
+    """Return the format with a name: a name of TABLE, a name of ml_dtypes, or `e<bits>m<bits>[b<bias>][fn|fnuz]`.
 
-    Raise FormatError for another name, and for a format whose numbers FP32 cannot hold.
+    Raise FormatError for any other name, and for a format whose numbers FP32 cannot represent.
     """
     word = text.lower()
     known = _BY_NAME.get(word) or _OTHER_NAMES.get(word)
@@ -159,7 +159,7 @@ def by_name(text: str) -> Format:
         return known
     parts = _NAME.fullmatch(word)
     if parts is None:
-        raise FormatError(f"is none of {', '.join(NAMES)}, nor spelt by bits and bias like e4m3b11fnuz")
+        raise FormatError(f"is not {', '.join(NAMES)} or a name made of bits and bias such as e4m3b11fnuz")
     exponent_bits, fraction_bits, specials = int(parts[1]), int(parts[2]), parts[4] or IEEE
     bias = int(parts[3]) if parts[3] else _usual_bias(exponent_bits, specials)
     return _checked(exponent_bits, fraction_bits, bias, specials)
@@ -170,13 +170,12 @@ def _usual_bias(exponent_bits: int, specials: str) -> int:
 
 
 def _checked(exponent_bits: int, fraction_bits: int, bias: int, specials: str) -> Format:
-    """Return the format, or raise FormatError if it is not supported."""
     for what, bits, (least, most) in (
         ("exponent", exponent_bits, EXPONENT_BITS),
         ("fraction", fraction_bits, FRACTION_BITS),
     ):
         if not least <= bits <= most and (exponent_bits, fraction_bits) != (8, 23):
-            raise FormatError(f"has {bits or 'no'} bits of {what}; {least} to {most} are supported")
+            raise FormatError(f"has {bits or 'no'} {what} bits; {least} to {most} are supported")
     bits = exponent_bits, fraction_bits, bias, specials
     if bits in _BY_BITS:
         return _BY_BITS[bits]
@@ -192,9 +191,9 @@ def _checked(exponent_bits: int, fraction_bits: int, bias: int, specials: str) -
 
 
 def _room(exponent_bits: int, fraction_bits: int, specials: str) -> str:
-    """Return the possible biases, for an error."""
+    """Return the allowed biases as the end of an error message."""
     if exponent_bits == 8:
-        return ": with 8 bits of exponent the bias is 127"
+        return "; with 8 exponent bits, only bias 127 is allowed"
     most = 1 - LEAST - fraction_bits
     least = 2**exponent_bits - (2 if specials == IEEE else 1) - MOST
-    return f": biases {least} to {most}"
+    return f"; biases {least} to {most} are allowed"

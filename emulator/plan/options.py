@@ -1,4 +1,4 @@
-"""The options of the device layer. `emulator.plan.plan.resolve` takes them as one section, and the plan keeps it."""
+"""The options of the device layer. `emulator.plan.plan.resolve` turns them into an execution plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _layer_formats(values: tuple[str, ...]) -> str | None:
 
 def _device_ids(values: tuple[str, ...]) -> str | None:
     fit = len(values) <= 2 and all(value == "AUTO" or (value.isascii() and value.isdigit()) for value in values)
-    return None if fit else "must be AUTO or a device id, optionally followed by one for validation"
+    return None if fit else "must be AUTO or a device id; a second value chooses the device for validation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ class DeviceOptions:
         0,
         "reserve N tiles of each IPU for host input and output",
         kind=HINT,
-        check=between(0, 1471),  # of a Mk2's 1472, one computes
+        check=between(0, 1471),  # a Mk2 IPU has 1472 tiles, and one must compute.
     )
     gcl_method: str | None = opt(None, "choose the method of collective operations", kind=HINT)
     gcl_max_broadcast_size: int | None = opt(
@@ -342,5 +342,5 @@ class DeviceOptions:
 
     @property
     def local_span(self) -> int:
-        """Replicas of one instance that share batch-norm statistics."""
+        """The number of replicas in one process that share batch-norm statistics."""
         return min(self.BN_span, self.replicas)

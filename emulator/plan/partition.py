@@ -1,4 +1,5 @@
-"""Cuts a model's segments into pipeline stages, at given names or balanced by traced cost. Memory is not considered."""
+"""Cut the segments (blocks of layers) of a model into pipeline stages, at given names or by equal cost. Memory is
+ignored."""
 
 from __future__ import annotations
 
@@ -12,28 +13,28 @@ from base.errors import UserError
 from base.plugins import nearest
 from emulator.plan.trace import Operation, Trace
 
-Stages = tuple[tuple[str, ...], ...]  # the segments of each stage
+Stages = tuple[tuple[str, ...], ...]  # each stage has the names of its segments.
 
-PASSES = 3  # each multiply-add is done forward, for the gradient of the input, and for that of the kernel.
-# The cost of one number of a norm, activation, addition or pool, in multiply-adds. In half precision, a tile does 64
-# multiply-adds or 4 vector operations per cycle, so one number costs 16 per pass, forward and backward.
+PASSES = 3  # each multiply-add is done three times: forward, for the input's gradient, and for the kernel's gradient.
+# A norm, activation, addition or pool costs this number of multiply-adds for each element. In half precision, a tile does 64
+# multiply-adds or 4 vector operations per cycle. So an element costs 16 multiply-adds forward and 16 backward.
 ELEMENT_COST = 32
 
 
 class PartitionError(UserError):
-    """The model cannot be cut as asked. The first line is complete; a line with all segments may follow."""
+    """The model cannot be cut into the requested stages. The message may end with a line that lists all segments."""
 
     def __init__(self, message: str, segments: Sequence[str] = ()) -> None:
         super().__init__(message, f"Available: {', '.join(segments)}" if segments else "")
 
 
 def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -> Stages:
-    """Return stages that begin at the named segments. `stages`: their number, or None if any number will do.
+    """Return stages that begin at the named segments. `stages` is the required number of stages; None allows any number.
 
-    A name is the first segment of the *next* stage. Names are spelt as in the model or as in later releases of the original
-    (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`); case is ignored if no segment matches exactly. Names out of the
-    model's order are rejected, because they are probably mistakes. If all stages share an IPU, the second stage may begin at
-    the model's first segment; the first stage is then empty and only reads the input.
+    Each name is the first segment of a stage; the first stage needs no name. Names are spelt as in the model, or as in later
+    releases of Graphcore's harness (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`). Case is ignored if no segment
+    matches exactly. Names out of the model's order are rejected, because they are probably mistakes. If all stages share an
+    IPU, the second stage may begin at the model's first segment. The first stage is then empty and only reads the input.
     """
     cuts = [_position(segments, name) for name in names]
     if 0 in cuts and stages is not None:
@@ -46,7 +47,7 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
             given = f"--pipeline-splits: '{before}' is given before '{after}' but comes after it in the model"
             raise PartitionError(f"{given}; give the names in the model's order")
     if stages is not None and len(cuts) != stages - 1:
-        short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # in residual networks, the ends of units
+        short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # a ReLU ends each residual unit.
         raise PartitionError(
             f"--pipeline-splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'}, but --shards {stages} needs "
             f"{stages - 1}. Give auto or segments such as {', '.join(short)}",
@@ -58,11 +59,12 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
 def automatic(
     trace: Trace, parts: int, include: Sequence[str] = (), exclude: Sequence[str] = (), costs: Sequence[float] = (),
 ) -> Stages:  # fmt: skip
-    """Return stages of about equal cost, cut only before segments whose names pass the filters. `costs`: one for each
-    segment, by default its multiply-adds.
+    """Return stages of about equal cost. Only segments whose names pass the filters can begin a stage. `costs` has the cost
+    of each segment; the default is its multiply-adds.
 
-    A name passes if it contains a string of `include` (or `include` is empty) and none of `exclude`. A string of `include`
-    that is in no name is an error. One of `exclude` is not: the original's default `0/p` is an edge inside a segment.
+    A name passes if it contains a string of `include` (or `include` is empty) and no string of `exclude`. A string of
+    `include` that no name contains is an error. For `exclude` it is allowed, because the original's default `0/p` is inside
+    a segment.
     """
     names = trace.segments
     places = [i for i in range(1, len(names)) if _passes(names[i], include, exclude)]
@@ -79,13 +81,12 @@ def automatic(
 
 
 def allowed(stages: Stages, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> bool:
-    """Return whether `automatic` could have made these cuts."""
+    """Return whether the filters of `automatic` allow these stages."""
     return all(_passes(stage[0], include, exclude) for stage in stages[1:])
 
 
 def segment_costs(trace: Trace) -> tuple[int, ...]:
-    """Return each segment's work per sample, forward and backward, in multiply-adds. Grouped convolutions count like
-    others."""
+    """Return the cost of each segment for one sample, forward and backward, in multiply-adds."""
     costs: Counter[str] = Counter()
     for operation in trace.operations:
         costs[operation.segment] += _cost(operation)
@@ -93,9 +94,11 @@ def segment_costs(trace: Trace) -> tuple[int, ...]:
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Return where the second and later parts begin, so that the largest part is as small as possible and no part is empty.
+    """Return the indices at which to cut a sequence of costs, so that the most expensive part is as cheap as possible. No
+    part is empty.
 
-    Ties: take the most even cut (least sum of squares), then the one whose last cut comes first, and so on.
+    If several cuts are equally good, return the cut with the least sum of squares, then the cut whose last index is
+    smallest.
     """
     if not 1 <= parts <= len(costs):
         raise PartitionError(f"{len(costs)} segments cannot be cut into {parts} parts; 1 to {len(costs)} are possible")
@@ -107,10 +110,10 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
 def _cheapest(
     sums: Sequence[float], parts: int, combine: Callable[[float, float], float], price: Callable[[float], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least combined price of all parts, and the cuts. sums[e] - sums[s] is the cost of the members s to e -
-    1."""
+    """Return the least combined price of `parts` parts, and their cuts. A part from s to e - 1 costs sums[e] - sums[s]."""
     ends = range(1, len(sums))
-    best = [{end: (price(sums[end]), 0) for end in ends}]  # per number of parts: end -> (price, start of the last part)
+    # best[n - 1] maps `end` to the least price of n parts before `end`, and to the start of the last part.
+    best = [{end: (price(sums[end]), 0) for end in ends}]
     for count in range(1, parts):
         best.append({
             end: min((combine(best[-1][start][0], price(sums[end] - sums[start])), start) for start in range(count, end))
@@ -129,12 +132,12 @@ def _cost(operation: Operation) -> int:
 
 
 def cut(segments: tuple[str, ...], cuts: Sequence[int]) -> Stages:
-    """Return stages that begin at 0 and at the cuts."""
+    """Return the stages that begin at index 0 and at the indices `cuts`."""
     return tuple(segments[first:last] for first, last in pairwise((0, *cuts, len(segments))))
 
 
 def _position(segments: tuple[str, ...], name: str) -> int:
-    """Return the index of the segment that a split names."""
+    """Return the index of the segment with a name in either spelling."""
     known = {segment: i for i, segment in enumerate(segments)}
     for i, segment in enumerate(segments):
         unit = re.fullmatch(r"b([0-9]+)/([0-9]+)(/relu)?", segment)
@@ -154,6 +157,6 @@ def _passes(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
 
 
 def _did_you_mean(given: str, names: Sequence[str]) -> str:
-    """Return '; did you mean a or b or c?' with the nearest three names, however different."""
+    """Return '; did you mean a or b or c?' with the three most similar names."""
     near = nearest(given, names, cutoff=0)
     return f"; did you mean {' or '.join(near)}?" if near else ""

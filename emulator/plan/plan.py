@@ -1,7 +1,7 @@
-"""The execution plan: how a run computes its global batch. Complete, without `None` and without TensorFlow.
+"""The execution plan: how a run computes its global batch. This module does not import TensorFlow.
 
-Programs, cost model and charts read the plan. Only automatic cuts are decided later, because they need the cost model, which
-reads plans: `harness/run/resolve.py` replaces them by those of `emulator/cost_model/balance.py`.
+Programs, cost model and charts read the plan. `harness/run/resolve.py` later replaces automatic stages by the better stages
+of `emulator/cost_model/balance.py`, which needs a plan to start from.
 """
 
 from __future__ import annotations
@@ -21,48 +21,47 @@ from Models._layers import Variable
 from Models._norms import BatchNorm
 
 AUTO = "auto"
-INPUT = "input"  # the name of a stage without segments, which only passes the images on
-MAX_SAMPLES = 2**31 - 1  # in one update: the device loop counts in 32 bits
-MAX_FOLDED = 8  # with `auto`: batch norm needs separate operations for every micro-batch of a pass
-WORTH_MEMORY = 1.02  # relative to the shortest predicted time: larger passes take more memory
-# Measured on two cores of an AMD EPYC (benchmarks/NOTES.md). First line: one multiply-add and one output byte, including
-# their gradients. Second line: the fixed time of a pass, for each layer and for each parameter's gradient sum. `auto` uses
-# these on every machine, because results depend on the fold to the bit.
-SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10
-SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9
+INPUT = "input"  # names a stage that has no segments and only passes the images to the next stage.
+MAX_SAMPLES = 2**31 - 1  # the device loop counts the samples of an update in 32 bits.
+MAX_FOLDED = 8  # --fold auto stops here: batch norm needs separate operations for each micro-batch of a pass.
+WORTH_MEMORY = 1.02  # --fold auto accepts this multiple of the shortest time, because larger passes take more memory.
+# These times were measured on two cores of an AMD EPYC (benchmarks/NOTES.md). `auto` uses them on every machine, because the
+# bits of a result depend on the fold.
+SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10  # each sample takes this time, forward and backward.
+SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9  # each pass takes this time in addition.
 
 
 class PlanError(WrongInput):
-    """Device options that contradict each other."""
+    """Device options contradict each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionPlan:
-    """The execution of one weight update: every instance (process) runs replicas x accumulation micro-batches through the
+    """The execution of one weight update. Every instance (process) runs replicas x accumulation micro-batches through the
     stages.
 
-    Global micro-batch m = accumulation step x total replicas + replica. Instance k has the replicas from k x replicas on.
-    Each instance adds its gradients in this order, then the sums of the instances are added.
+    Micro-batch m = accumulation step x total replicas + replica. The first replica of instance k has the number k x
+    replicas. Each instance adds its gradients in the order of m, then the sums of the instances are added.
     """
 
-    options: DeviceOptions = field(repr=False)  # without those that have no effect here; the fields below follow from them
+    options: DeviceOptions = field(repr=False)  # options without effect have their defaults.
     micro_batch_size: int
     accumulation: int
-    stages: tuple[tuple[str, ...], ...]  # the segments of each stage
-    updates_per_host_step: int = 1  # weight updates of one host step; 0 without training
+    stages: tuple[tuple[str, ...], ...]  # each stage has the names of its segments.
+    updates_per_host_step: int = 1  # a host step does up to this number of weight updates, 0 without training.
     precision: Precision
     schedule: str
-    max_in_flight: tuple[int, ...]  # for each stage, the most passes between forward and backward
-    stage_devices: tuple[str, ...]  # the TensorFlow device of each stage
-    training_device: Device  # the emulated IPUs
+    max_in_flight: tuple[int, ...]  # each stage holds at most this number of passes that wait for their backward.
+    stage_devices: tuple[str, ...]  # TensorFlow runs each stage on this device.
+    training_device: Device
     validation_device: Device
-    fold: int  # micro-batches of one pass
+    fold: int  # this number of a replica's micro-batches share a pass.
     instances: int = 1
-    instance: int = 0  # this one
+    instance: int = 0  # processes are numbered from 0.
 
     @property
     def stage_names(self) -> tuple[str, ...]:
-        """The segment at which each stage begins."""
+        """The name of each stage's first segment."""
         return tuple(stage[0] if stage else INPUT for stage in self.stages)
 
     @property
@@ -72,34 +71,35 @@ class ExecutionPlan:
 
     @property
     def passes_in_flight(self) -> int:
-        """The most passes in the pipeline at once."""
+        """The largest number of passes in the pipeline at once."""
         return max(self.max_in_flight)
 
     @property
     def passes_per_update(self) -> int:
-        """Forward and backward passes of the network in one weight update of one instance."""
+        """The number of passes (forward and backward) in one weight update of an instance."""
         return self.micro_batches // self.micro_batches_per_pass
 
     @property
     def micro_batches_per_pass(self) -> int:
-        """Micro-batches of one pass: `fold` for each of the replicas that share batch norm."""
+        """The number of micro-batches in one pass: `fold` for each of the replicas that share batch norm."""
         return self.options.local_span * self.fold
 
     @property
     def samples_per_pass(self) -> int:
-        """Samples of one pass."""
+        """The number of samples in one pass."""
         return self.micro_batch_size * self.micro_batches_per_pass
 
     @property
     def one_replica(self) -> str:
-        """Describe one replica's update on IPUs: number of micro-batches and idle slots of the schedule."""
+        """A text with the number of micro-batches in one replica's update and the schedule's share of idle slots."""
         idle = 100 * schedules.scheduled_idle_fraction(self.schedule, len(self.stages), self.accumulation)
         count = _count(self.accumulation, "micro-batch", "micro-batches")
         return f"one replica's update, {count}, {idle:.0f} % of slots idle"
 
     def random_position(self, position: Any) -> Any:
-        """Return the position that keys a sample's random draws on the device. By default this is its position in the global
-        order; with identical seeding, its position in the stream of its replica, so that all replicas draw the same."""
+        """Return the position that keys a sample's random draws on the device. By default this is its position among the
+        samples of all replicas. With identical seeding it counts only its own replica's samples, so all replicas draw
+        alike."""
         if not self.options.identical_replica_seeding or self.total_replicas == 1:
             return position
         micro_batch, sample = position // self.micro_batch_size, position % self.micro_batch_size
@@ -107,40 +107,40 @@ class ExecutionPlan:
 
     @property
     def total_replicas(self) -> int:
-        """The replicas of all instances."""
+        """The number of replicas of all instances."""
         return self.options.replicas * self.instances
 
     @property
     def data_shard(self) -> tuple[int, int]:
-        """(block, stride): this instance takes `block` of every `stride` samples in the global order, from instance x block
-        on. (0, 0) if it takes all."""
+        """(block, stride): the instance takes `block` of every `stride` samples of the global order. The first sample has
+        the number instance x block. (0, 0) means that it takes all samples."""
         block = self.options.replicas * self.micro_batch_size
         return (block, block * self.instances) if self.instances > 1 else (0, 0)
 
     @property
     def batch_norm_group(self) -> range:
-        """The instances that share batch-norm statistics, including this one."""
+        """The numbers of the instances that share batch-norm statistics with this instance, and its own number."""
         count = max(1, self.options.BN_span // self.options.replicas)
         first = self.instance // count * count
         return range(first, first + count)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one weight update of one instance, for all its replicas."""
+        """The number of micro-batches in one weight update of an instance, for all its replicas."""
         return self.accumulation * self.options.replicas
 
     @property
     def global_batch(self) -> int:
-        """Samples of one weight update of all instances."""
+        """The number of samples in one weight update of all instances."""
         return self.micro_batch_size * self.micro_batches * self.instances
 
     @property
     def ipus(self) -> int:
-        """IPUs that the plan emulates."""
+        """The number of emulated IPUs."""
         return self.options.shards * self.total_replicas
 
     def summary(self, variables: Iterable[Variable]) -> str:
-        """Return the lines about the plan at the head of a log, for a network with these variables."""
+        """Return the log's lines about the plan of a network with these variables."""
         lines = [
             f"Batch Size: {self.global_batch}",
             f"Layout: micro-batch {self.micro_batch_size} x accumulation {self.accumulation}"
@@ -171,10 +171,10 @@ def resolve(
     options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch_size: int, accumulation: int = 1,
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
 ) -> ExecutionPlan:  # fmt: skip
-    """Return the complete plan; if `global_batch` is given, the accumulation count follows from it.
+    """Return the complete plan. If `global_batch` is given, it determines the accumulation count.
 
-    Raise PlanError, PartitionError, ScheduleError or DeviceError if the options do not fit together. Without batch norm,
-    --BN-span is ignored: it would change the size of the passes, and so the order of their sums.
+    Raise PlanError, PartitionError, ScheduleError or DeviceError if the options do not fit together. Ignore --BN-span
+    without batch norm, because it would change the size of the passes and so the rounding of gradient sums.
     """
     if BatchNorm not in trace.norms:
         options = replace(options, BN_span=1)
@@ -183,9 +183,9 @@ def resolve(
     if global_batch is not None:
         accumulation = _accumulation(global_batch, micro_batch_size, replicas)
     _check_sizes(options, micro_batch_size, accumulation, replicas)
-    own_devices = options.shards > 1  # every stage has its own device
+    own_devices = options.shards > 1  # True if every stage has its own device.
     schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
-    # per update; batch norm treats each as one micro-batch
+    # Batch norm treats the micro-batches of replicas that share statistics as one micro-batch.
     micro_batches_for_norm = accumulation * options.replicas // options.local_span
     fold = _fold(options, trace, micro_batch_size, micro_batches_for_norm, len(stages) if schedule != "Sequential" else 1)
     for_training, for_validation = (*options.select_ipu, "AUTO", "AUTO")[:2]
@@ -207,7 +207,7 @@ def resolve(
 
 
 def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: int, replicas: int) -> None:
-    """Raise PlanError if the sizes do not fit together. `replicas`: those of all instances."""
+    """Raise PlanError if the sizes do not fit together. `replicas` is the number of replicas of all instances."""
     samples = micro_batch_size * accumulation * replicas
     if samples > MAX_SAMPLES:
         raise PlanError(
@@ -219,7 +219,8 @@ def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: in
         raise PlanError(f"--BN-span {span} must be a power of two that divides the {replicas} replicas into equal groups")
     if options.replicas % span and span % options.replicas:
         raise PlanError(
-            f"--BN-span {span} does not fit the {options.replicas} replicas of an instance; give a divisor or a multiple"
+            f"--BN-span {span} does not fit the {options.replicas} replicas of an instance; give a divisor or a multiple of "
+            f"{options.replicas}"
         )
     if options.rts and options.disable_variable_offloading:
         raise PlanError(
@@ -229,11 +230,11 @@ def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: in
 
 
 def _stage_devices(device: str, stages: int, own_devices: bool, machine: Machine) -> tuple[str, ...]:
-    """Return a TensorFlow device for each stage: one logical CPU each, or the GPUs in equal contiguous shares."""
+    """Return a TensorFlow device for each stage. On CPUs every stage has a logical device; the stages share GPUs equally."""
     if device == "gpu" and not machine.gpus:
         raise PlanError(
-            "--device gpu: there is no GPU that TensorFlow can use (an NVIDIA card and the package tensorflow[and-cuda]); "
-            "give --device cpu or auto"
+            "--device gpu: TensorFlow can use no GPU. Give --device cpu or auto; a GPU needs an NVIDIA card and the package "
+            "tensorflow[and-cuda]"
         )
     if device == "cpu" or not machine.gpus:
         return tuple(f"/cpu:{stage if own_devices else 0}" for stage in range(stages))
@@ -241,13 +242,13 @@ def _stage_devices(device: str, stages: int, own_devices: bool, machine: Machine
 
 
 def cuts_automatically(options: DeviceOptions) -> bool:
-    """Return whether the cuts are automatic: `auto`, or shards without splits outside a pipeline."""
+    """Return whether stages are automatic: with --pipeline-splits auto, or with --shards but neither splits nor a
+    pipeline."""
     automatic = tuple(name.lower() for name in options.pipeline_splits) == (AUTO,)
     return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
 
 
 def _stages(options: DeviceOptions, trace: Trace) -> tuple[tuple[str, ...], ...]:
-    """Return stages at the named splits, or stages of about equal multiply-adds."""
     shards = options.shards
     if cuts_automatically(options):
         return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter)
@@ -266,10 +267,10 @@ def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> in
 
 
 def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_batches_for_norm: int, stages: int) -> int:
-    """Return how many of an update's `micro_batches_for_norm` share a pass.
+    """Return the number of an update's `micro_batches_for_norm` that share a pass.
 
-    `auto`: of the folds up to eight, the smallest whose predicted time is near the shortest. The FP32 activations of a pass
-    must fit the budget, and a pipeline must have at least four passes per stage.
+    `auto` returns the smallest number up to eight whose predicted time is near the shortest. The FP32 activations of a pass
+    must fit into --fold-memory, and a pipeline must have at least four passes per stage.
     """
     if options.fold != AUTO:
         fold = int(options.fold)
@@ -292,7 +293,7 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_bat
 
 
 def _seconds_per_batch(trace: Trace, samples: int, fold: int) -> float:
-    """Return the predicted host seconds, forward and backward, for one of `fold` batches of `samples` that share a pass."""
+    """Return the predicted host seconds, forward and backward, for one batch of `samples` if `fold` batches share a pass."""
     of_pass = len(trace.operations) * SECONDS_PER_LAYER + trace.trainable_parameters * SECONDS_PER_PARAMETER
     of_sample = trace.multiply_adds * SECONDS_PER_MULTIPLY_ADD + trace.activation_bytes(4) * SECONDS_PER_BYTE
     return samples * of_sample + of_pass / fold

@@ -1,7 +1,6 @@
-"""The number formats of a run: layer results, operands of convolutions and matrix products, weights, slots and gradient
-sums.
+"""The number formats of a run: for layer results, operands of products, weights, slots and gradient sums.
 
-`emulator.plan.number_formats` defines the formats; `emulator.layers.policy` casts to them.
+`emulator.plan.number_formats` defines the formats; `emulator.layers.policy` casts tensors to them.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from emulator.plan.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, F
 from emulator.plan.options import DeviceOptions
 from Models._layers import Variable
 
-OFF, UPDATE, ALL = "off", "update", "all"  # which rounding is stochastic
-NANS, EXCEPTIONS = "nans", "exceptions"  # which results end the run: NaN and infinity, or floating-point exceptions
-MAXIMUM = "maximum"  # of --format-scaling
-FIRST, LAST = "first", "last"  # words of --format-for that are not parts of a layer's name
+OFF, UPDATE, ALL = "off", "update", "all"  # nothing, updates or every result is rounded stochastically.
+NANS, EXCEPTIONS = "nans", "exceptions"  # the run ends at a NaN or infinity, or at a floating-point exception.
+MAXIMUM = "maximum"  # --format-scaling maximum scales each tensor by its largest value.
+FIRST, LAST = "first", "last"  # --format-for names the network's first and last layer by these words.
 
 
 class Operands(NamedTuple):
-    """The formats of what a convolution or matrix product multiplies: weights and activations forward, gradients with either
-    of them backward. Products are added in FP32, and the sum is rounded to the format of results."""
+    """The formats of the numbers that a convolution or matrix product multiplies. The forward pass multiplies weights by
+    activations; the backward pass multiplies gradients by weights or activations. Sums are FP32, then rounded once."""
 
     weight: Format
     activation: Format
@@ -31,12 +30,12 @@ class Operands(NamedTuple):
 
     @classmethod
     def all_in(cls, number_format: Format) -> Operands:
-        """Return one format for all three."""
+        """Return operands that all have the same format."""
         return cls(number_format, number_format, number_format)
 
 
 ALL_FP32 = Operands.all_in(FP32)
-FP8 = Operands(E4M3FNUZ, E4M3FNUZ, E5M2FNUZ)  # 1.4.3 and 1.5.2 of Noune et al., arXiv 2206.02915
+FP8 = Operands(E4M3FNUZ, E4M3FNUZ, E5M2FNUZ)  # Noune et al. (arXiv 2206.02915) call these formats 1.4.3 and 1.5.2.
 
 
 class _Named(NamedTuple):
@@ -62,16 +61,16 @@ NAMED = {
 class Precision:
     """The number format of every kind of value in a run.
 
-    * `name`: the value of `--precision`
-    * `compute`: layer results and gradients
-    * `operands`: inputs of convolutions and matrix products
-    * `exceptions`: (part of a kernel's name, format); the first match overrides `operands`
-    * `accumulator`: sums of gradients
-    * `master`: weights that the optimiser updates
-    * `slot`: optimiser slots; None: as the weights
-    * `stochastic`: which rounding is random
-    * `checks`: "" for none; EXCEPTIONS also ends the run on overflow that would saturate
-    * `scaled_kernels`: kernels of layers whose formats are scaled by the largest value (amax) of their tensors
+    * `name` is the value of `--precision`.
+    * `compute` is the format of layer results and their gradients.
+    * `operands` are the formats of the inputs of convolutions and matrix products.
+    * `exceptions` has pairs (text in a kernel's name, format). The first match replaces `operands`.
+    * `accumulator` is the format of sums of gradients.
+    * `master` is the format of the weights that the optimiser updates.
+    * `slot` is the format of optimiser slots; None means the format of the weights.
+    * `stochastic` is OFF, UPDATE or ALL.
+    * `checks` is NANS, EXCEPTIONS or "" (no checks). EXCEPTIONS also ends the run at an overflow that would saturate.
+    * `scaled_kernels` names the kernels whose layers scale their formats by the largest values of the tensors.
 
     The other fields are options of the same name.
     """
@@ -94,9 +93,9 @@ class Precision:
 
     @classmethod
     def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False, kernels: Sequence[str] = ()) -> Precision:
-        """Return the precision for the device options. `kernels`: the names of the network's kernels, in order.
+        """Return the precision for the device options. `kernels` has the names of the network's kernels in order.
 
-        Raise FormatError for a bias that leaves no numbers.
+        Raise FormatError for a bias that FP32 cannot represent.
         """
         usual = NAMED[options.precision]
         own = by_name(
@@ -131,23 +130,23 @@ class Precision:
         return Operands.all_in(exception) if exception else self.operands
 
     def follows(self, operand: Format, source: Format) -> bool:
-        """Return whether the range of an operand's format follows the tensor. `source`: the tensor's current format; if all
-        its numbers are in the operand's format, no scaling is needed."""
+        """Return whether an operand is scaled by the largest values of its tensor. `source` is the tensor's format; if the
+        operand's format contains it, no scaling is needed."""
         return bool(self.scaled_kernels) and not operand.contains(source)
 
     def gradients_of(self, kernel: str) -> tuple[Format, ...]:
-        """Return the formats to which the gradient arriving at a layer is rounded, in order, without a format whose range
-        follows the gradient."""
+        """Return the formats to which a layer rounds its incoming gradient, in order. Formats that are scaled are left
+        out."""
         gradient = self.operands_of(kernel).gradient
         return tuple(dict.fromkeys((self.compute, *[gradient] * (not self.follows(gradient, self.compute)))))
 
     def weight_format(self, variable: Variable) -> Format:
-        """Return the format of a trained variable in its layer."""
+        """Return the format in which the layer uses a trained variable."""
         return self.operands_of(variable.name).weight if is_kernel(variable.name) else self.compute
 
     def master_format(self, variable: Variable) -> Format:
-        """Return the format of a trained variable's values after an update. If updates change FP32 copies of narrow weights,
-        proxies are FP32 in memory and need no copy."""
+        """Return the format to which an update rounds a trained variable. If updates change FP32 copies of narrow weights,
+        variables of proxy norm are stored in FP32 and need no copy."""
         if any(part in variable.name for part in self.force_weight_to_fp32):
             return FP32
         if self.offload_fp32_weight_copy and variable.proxy:
@@ -155,36 +154,38 @@ class Precision:
         return FP16 if any(part in variable.name for part in self.force_weight_to_fp16) else self.master
 
     def stored_format(self, variable: Variable) -> Format:
-        """Return the format of a variable in memory and in checkpoints. Moving statistics and proxies are always FP32."""
+        """Return the format of a variable in memory and in checkpoints. Moving statistics and the variables of proxy norm
+        are always FP32."""
         return self.master_format(variable) if variable.trainable and not variable.proxy else FP32
 
     def rounds_updates(self, variables: Iterable[Variable]) -> bool:
-        """Return whether an update rounds any of the variables or their slots. Weights that are FP32 or have an FP32 copy
-        are not rounded."""
+        """Return whether an update rounds any of the variables or their slots. Weights are not rounded if they are FP32 or
+        have an FP32 copy."""
         trained = [v for v in variables if v.trainable and not self.has_fp32_copy(v)]
         return any(self.master_format(v) != FP32 or self.slot_format(v) != FP32 for v in trained)
 
     def has_fp32_copy(self, variable: Variable) -> bool:
-        """Return whether updates change an FP32 copy of the weight, kept in a slot."""
+        """Return whether updates change an FP32 copy of the variable, which is stored in a slot."""
         return self.offload_fp32_weight_copy and self.stored_format(variable) != FP32
 
     def slot_format(self, variable: Variable) -> Format:
-        """Return the format of a variable's slots, in memory and in checkpoints."""
+        """Return the format of a variable's optimiser slots in memory and in checkpoints."""
         if self.has_fp32_copy(variable) or variable.proxy:
             return FP32
         return self.slot or self.stored_format(variable)
 
     def bytes_of_slots(self, variable: Variable, slots: int) -> int:
-        """Return the bytes of a variable's slots: `slots` of the optimiser, and the FP32 copy if there is one."""
+        """Return the bytes of a variable's optimiser slots and of its FP32 copy, if any. `slots` is the number of slots."""
         return (slots + self.has_fp32_copy(variable)) * self.slot_format(variable).bytes * variable.elements
 
     @property
     def label(self) -> str:
-        """The precision in a run's name: with _noSR if stochastic rounding is off, with _SR if it is everywhere."""
+        """The precision as it appears in a run's name. _noSR means no stochastic rounding; _SR means that all rounding is
+        stochastic."""
         return self.name + {OFF: "_noSR", ALL: "_SR" if self.rounds_results else ""}.get(self.stochastic, "")
 
     def summary(self, variables: Collection[Variable]) -> str:
-        """Describe formats and rounding in a few words, for a network with these variables."""
+        """Return a short description of formats and rounding for a network with these variables."""
         updates, of, slot = self.rounds_updates(variables), self.operands, self.slot
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
         said = (
@@ -208,13 +209,12 @@ class Precision:
         return f"{self.name} ({', '.join(words)})" if words else self.name
 
     def _rounding(self, updates: bool) -> str:
-        """Describe the rounding. `updates`: whether updates round."""
         if self.stochastic == ALL and (self.rounds_results or self.rounds_operands):
             return "stochastic rounding everywhere"
         return "stochastic rounding of updates" if updates and self.stochastic != OFF else "rounding to nearest"
 
     def table(self) -> list[str]:
-        """Return the lines of a table: tensors, their format, its range, and how they are rounded."""
+        """Return the lines of a table with the format, range and rounding of each kind of tensor."""
         rows = [("tensors", "format", "smallest", "largest", "rounded"), *self._rows()]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -254,14 +254,15 @@ def layer_of(kernel: str) -> str:
 
 
 def _ends(usual: _Named) -> tuple[str, ...]:
-    """Return the default of --format-for. If operands are narrower than results, the first and last layer compute in the
-    format of results: they have few multiplications and lose most accuracy."""
+    """Return the default of --format-for. With operands narrower than results, the first and last layer use the format of
+    results, because they lose most accuracy in narrow formats and have few multiplications."""
     narrower = usual.operands != Operands.all_in(usual.compute)
     return tuple(f"{end}={usual.compute.name}" for end in (FIRST, LAST)) if narrower else ()
 
 
 def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, Format], ...]:
-    """Return the layers of --format-for by parts of names, without those that match no kernel first."""
+    """Return the values of --format-for as pairs (text in a kernel's name, format). Values that decide no kernel's format
+    are left out."""
     ends = {FIRST: f"{layer_of(kernels[0])}/", LAST: f"{layer_of(kernels[-1])}/"} if kernels else {}
     pairs = [
         (ends.get(part, part), number_formats.by_name(text)) for part, _, text in (word.rpartition("=") for word in words)
@@ -271,7 +272,7 @@ def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str
 
 
 def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
-    """Return the format of one kind of operand: its option or `usual`, with the bias of its option."""
+    """Return the format of one kind of operand from its options for format and bias. `usual` is the default format."""
     text, bias = getattr(options, f"{kind}_format"), getattr(options, f"{kind}_bias")
     own = number_formats.by_name(text) if text else usual
     try:
@@ -281,7 +282,7 @@ def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
 
 
 def _state_formats(options: DeviceOptions) -> dict[str, str | None]:
-    """Return the options for values that outlive a pass, by field of Precision."""
+    """Return the names of the formats for values that outlive a pass, by field of Precision. None means the default."""
     accumulator = "fp32" if options.fp32_accumulators else options.accumulator_format
     return {"accumulator": accumulator, "master": options.master_format, "slot": options.slot_format}
 

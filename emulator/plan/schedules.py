@@ -1,14 +1,14 @@
 """Pipeline schedules as tables of actions: which stage works on which micro-batch at which clock.
 
-A timeline has one row per clock, and a row one slot per stage; each stage has its own device. A slot holds the actions of
-the stage in that clock, in order; it is empty if the stage waits. Charts, idle time and the executor's order (`waits`) are
-read from the rows. There are no seconds, bytes, devices or tensors here, and any number of stages and micro-batches works.
+A timeline has one row for each clock, and each row has one slot for each stage. A slot holds the actions of the stage in
+that clock, in order; it is empty if the stage waits. Charts, idle time and the executor's order (`waits`) are computed from
+the timeline. A clock has no length in seconds.
 
-A micro-batch of a timeline is what passes through the stages at once. For the planner, this is one replica's micro-batch,
-and an update has as many as the accumulation count. For the executor, it is a pass: several micro-batches if they are folded
-or if replicas share batch norm. An update has `ExecutionPlan.passes_per_update` of them, for all replicas of the instance.
+The planner counts one replica's micro-batches: an update has as many as the accumulation count. For the executor, a
+"micro-batch" of the timeline is a pass: several micro-batches if they are folded or if replicas share batch norm. An update
+of a process has `ExecutionPlan.passes_per_update` passes.
 
-Letters: N stages, A micro-batches, i micro-batch, j stage, k clock.
+Letters: N is the number of stages, A the number of micro-batches; i is a micro-batch, j a stage and k a clock.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import NamedTuple, TypeAlias
 from base.errors import UserError
 
 FORWARD, BACKWARD = "F", "B"
-MAX_CLOCKS = 20  # in one drawing; longer timelines are shortened
+MAX_CLOCKS = 20  # longer timelines are drawn without their middle.
 
 
 class ScheduleError(UserError):
-    """An unknown schedule, or a timeline that does not train the model, with its drawing."""
+    """The schedule is unknown, or its timeline does not train the model. The message may end with a drawing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A stage's forward (F) or backward (B) pass of one micro-batch; as text, `<stage><kind><micro-batch>`."""
+    """The forward (F) or backward (B) pass of one micro-batch in one stage, written as `<stage><kind><micro-batch>`."""
 
     stage: int
     kind: str
@@ -50,7 +50,7 @@ Schedule: TypeAlias = Callable[[int, int], Timeline]  # (stages N, micro-batches
 
 
 class Phases(NamedTuple):
-    """The clocks of a timeline in three ranges; see `phases`."""
+    """The three ranges of clocks that `phases` returns."""
 
     ramp_up: range
     main: range
@@ -58,7 +58,7 @@ class Phases(NamedTuple):
 
 
 def parse(text: str) -> Action:
-    """Return the action that `str` wrote."""
+    """Return the action that a text such as 0F0 means."""
     match = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
     if not match:
         raise ScheduleError(f"'{text}' is not an action: write <stage><F or B><micro-batch>, as in 0F0")
@@ -69,7 +69,7 @@ def parse(text: str) -> Action:
 
 
 def grouped(stages: int, micro_batches: int) -> Timeline:
-    """Do a forward and a backward in every clock: fast, with 2(N-1-j) + 1 micro-batches in flight on stage j.
+    """Return the Grouped schedule: a forward and a backward in every clock. Stage j holds 2(N-1-j) + 1 micro-batches.
 
     clock    0    1        2        3        4        5
     stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
@@ -84,10 +84,10 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
-    """Alternate one forward and one backward (1F1B): half of Grouped's activations, min(N - j, A) in flight on stage j.
+    """Return the Interleaved schedule, also called 1F1B: one forward and one backward in turn.
 
-    Stage j first takes as many micro-batches as it may hold, then another one after each backward. The option's value is
-    Interleaved. This is not Megatron's interleaved schedule, which has virtual stages.
+    Stage j holds at most min(N - j, A) micro-batches, about half as many as in Grouped. A stage first fills up, then takes
+    another micro-batch after each backward. Megatron's interleaved schedule is a different one, with virtual stages.
 
     clock    0    1    2    3    4    5    6    7    8    9
     stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
@@ -102,7 +102,8 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
 
 
 def sequential(stages: int, micro_batches: int) -> Timeline:
-    """Run one stage at a time, one micro-batch after another; also the order in which stages share one device.
+    """Return the Sequential schedule: one stage works at a time, on one micro-batch after another. Stages that share a
+    device run in this order.
 
     clock    0    1    2    3    4    5    6    7
     stage 0  0F0  .    .    0B0  0F1  .    .    0B1
@@ -122,7 +123,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
-    """Return a schedule's timeline, validated."""
+    """Return the validated timeline of the schedule with a name."""
     if schedule not in SCHEDULES:
         raise ScheduleError(f"no pipeline schedule '{schedule}'; there are: {', '.join(SCHEDULES)}")
     timeline = SCHEDULES[schedule](stages, micro_batches)
@@ -131,7 +132,8 @@ def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
 
 
 def from_clocks(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
-    """Return the rows, from the clock of each action. In a slot, the forward comes first."""
+    """Return the timeline in which `forward` and `backward` give the clock of each action. In a slot, the forward comes
+    first."""
     if stages < 1 or micro_batches < 1:
         raise ScheduleError(f"pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
     last = max(backward(micro_batches - 1, j) for j in range(stages))
@@ -147,12 +149,12 @@ def from_clocks(stages: int, micro_batches: int, forward: Clock, backward: Clock
 
 
 def order(timeline: Timeline, stage: int) -> tuple[Action, ...]:
-    """Return a stage's actions, first to last."""
+    """Return a stage's actions in order."""
     return tuple(action for row in timeline for action in row[stage])
 
 
 def peak_in_flight(timeline: Timeline, stage: int) -> int:
-    """Return the largest number of micro-batches that are between forward and backward on the stage."""
+    """Return the largest number of micro-batches that the stage holds between their forward and backward."""
     held = peak = 0
     for action in order(timeline, stage):
         held += 1 if action.kind == FORWARD else -1
@@ -161,10 +163,10 @@ def peak_in_flight(timeline: Timeline, stage: int) -> int:
 
 
 class Waits(NamedTuple):
-    """Number of other actions that each action of a stage waits for, in addition to its data, by micro-batch.
+    """The numbers of actions of the other kind that each action of a stage waits for, in addition to its data.
 
-    `forward[i]`: the stage's backwards between its forwards i - 1 and i. `backward[i]`: the stage's forwards between its
-    backwards i - 1 and i.
+    `forward[i]` is the number of backwards of the stage between its forwards i - 1 and i. `backward[i]` is the number of
+    forwards between its backwards i - 1 and i.
     """
 
     forward: tuple[int, ...]
@@ -172,10 +174,9 @@ class Waits(NamedTuple):
 
 
 def waits(timeline: Timeline, stage: int) -> Waits:
-    """Return the order of a stage as numbers to count up to.
+    """Return the order of a stage's actions as the counts that the executor waits for.
 
-    Raise ScheduleError unless its forwards come in the order of the micro-batches, and its backwards too: the gradients of
-    an update are added in that order.
+    Raise ScheduleError if forwards or backwards are not in the order of the micro-batches, in which gradients are added.
     """
     counts: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
     counted = {FORWARD: 0, BACKWARD: 0}
@@ -193,11 +194,12 @@ def waits(timeline: Timeline, stage: int) -> Waits:
 
 
 def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the most micro-batches that each stage holds at once. Raise ScheduleError for a schedule that cannot run.
+    """Return the largest number of micro-batches that each stage holds at once. Raise ScheduleError for a schedule that
+    cannot run.
 
-    A long timeline is not laid out if two shorter ones show that the numbers no longer grow.
+    Do not build a long timeline if two shorter timelines have the same numbers.
     """
-    few = 4 * stages  # more micro-batches only repeat the middle of a schedule
+    few = 4 * stages  # more micro-batches only repeat the middle of a schedule.
     if micro_batches > few + 1:
         short, longer = (max_in_flight(schedule, stages, count) for count in (few, few + 1))
         if short == longer:
@@ -209,10 +211,10 @@ def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, 
 
 
 def idle_fraction(timeline: Timeline) -> float:
-    """Return the fraction of places for actions that stay empty. Each slot has as many places as the fullest slot.
+    """Return the fraction of the stages' time that is idle, if every action takes the same time.
 
-    If no slot holds two actions (Interleaved, Sequential), this is empty slots / slots. In Grouped, a clock is as long as a
-    forward and a backward, so a slot with only one of them is half empty.
+    In Interleaved and Sequential, a slot has room for one action. In Grouped, it has room for a forward and a backward, so a
+    slot with one action is half idle.
     """
     slots = [len(slot) for row in timeline for slot in row]
     places = len(slots) * max(slots, default=0)
@@ -220,8 +222,8 @@ def idle_fraction(timeline: Timeline) -> float:
 
 
 def scheduled_idle_fraction(schedule: str, stages: int, micro_batches: int) -> float:
-    """Return the idle fraction of a schedule without laying out a long timeline: after the ramp-up, every micro-batch adds
-    the same number of clocks."""
+    """Return the idle fraction of a schedule without building a long timeline. After the ramp-up, every micro-batch adds the
+    same number of clocks."""
     few = 4 * stages
     if micro_batches <= few + 1:
         return idle_fraction(build(schedule, stages, micro_batches))
@@ -233,8 +235,8 @@ def scheduled_idle_fraction(schedule: str, stages: int, micro_batches: int) -> f
 def phases(timeline: Timeline) -> Phases:
     """Return the ramp-up, main phase and ramp-down of a timeline.
 
-    Ramp-up: until the first backward on stage 0. Main: while micro-batches enter and leave, until the last forward on stage
-    0. Ramp-down: the rest. Without enough micro-batches to fill the pipeline, the main phase is empty.
+    The ramp-up ends before the first backward on stage 0, and the main phase with the last forward on stage 0. The main
+    phase is empty if there are too few micro-batches to fill the pipeline.
     """
     entering = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == FORWARD]
     leaving = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == BACKWARD]
@@ -271,8 +273,8 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
 
 
 def dependencies(action: Action, stages: int) -> tuple[Action, ...]:
-    """Return the actions that must be done before an action: for a forward, the forward of the previous stage; for a
-    backward, the stage's own forward and the backward of the next stage."""
+    """Return the actions that must be done before an action. A forward needs the forward of the previous stage. A backward
+    needs the forward of its own stage and the backward of the next stage."""
     i, j = action.micro_batch, action.stage
     if action.kind == FORWARD:
         return (Action(j - 1, FORWARD, i),) if j > 0 else ()
@@ -281,7 +283,7 @@ def dependencies(action: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: int, micro_batches: int) -> str | None:
-    """Return what is wrong with an action of stage j at clock k after those that are done, or None."""
+    """Return the error in an action of stage j at clock k, or None. `done` has the clocks of earlier actions."""
     if action.stage != j:
         return f"is in the slot of stage {j}"
     if action.kind not in (FORWARD, BACKWARD):
@@ -291,7 +293,7 @@ def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: i
     if action in done:
         return f"done before, at clock {done[action]}"
     for needed in dependencies(action, stages):
-        same_stage = needed.stage == j  # data from another stage arrives one clock later
+        same_stage = needed.stage == j  # data from another stage arrives one clock later.
         if needed not in done or (done[needed] == k and not same_stage):
             return f"needs {needed} {'before it' if same_stage else 'at an earlier clock'}"
     return None
@@ -302,8 +304,9 @@ def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
 
 
 def render(timeline: Timeline, *, arrow: int | None = None, max_clocks: int = MAX_CLOCKS) -> str:
-    """Return a drawing: stages as rows, clocks as columns with their phase (up, main, down) above, "." where a stage waits.
-    `arrow` marks a clock. A timeline of more than `max_clocks` is drawn at its two ends, or around the arrow."""
+    """Return a drawing of the timeline as text. Rows are stages, columns are clocks with their phase (up, main, down) above,
+    and "." means that a stage waits. `arrow` marks a clock. If the timeline has more than `max_clocks`, only the clocks
+    around the arrow or at both ends are drawn."""
     stages = max((len(row) for row in timeline), default=0)
     labels = {k: label for label, clocks in zip(("up", "main", "down"), phases(timeline)) for k in clocks}
     columns = [["clock", "ramp", *(f"stage {j}" for j in range(stages)), ""]]
@@ -319,7 +322,7 @@ def render(timeline: Timeline, *, arrow: int | None = None, max_clocks: int = MA
 
 
 def _shown(clocks: int, arrow: int | None, max_clocks: int) -> list[int | None]:
-    """Return the clocks to draw; None marks a gap."""
+    """Return the clocks to draw. None stands for the clocks left out."""
     if clocks <= max_clocks:
         return [*range(clocks)]
     if arrow is None:

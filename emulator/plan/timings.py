@@ -1,4 +1,4 @@
-"""Measured times of the cells of one weight update; no TensorFlow."""
+"""Measured times of the cells of one weight update. A cell is the forward or backward pass of a micro-batch in a stage."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LOADED, READY = "loading of the optimised graph", "executors"
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a compilation phase. A phase begins at the end of the previous one."""
+    """The end of a compilation phase. A phase begins when the previous phase ends."""
 
     phase: str
-    at: float  # seconds of time.perf_counter
+    at: float  # time.perf_counter gives this time in seconds.
     note: str = ""
 
 
 @dataclass(frozen=True)
 class CellTiming:
-    """A cell with the times at which it began and ended, in seconds of the machine's clock."""
+    """The times at which a cell began and ended, in seconds of the machine's clock."""
 
     action: Action
     begin: float
@@ -30,19 +30,20 @@ class CellTiming:
 
 
 def order(cells: Sequence[CellTiming], stage: int) -> tuple[Action, ...]:
-    """Return a stage's actions in the order in which they began."""
+    """Return a stage's actions, sorted by begin."""
     own = [cell for cell in cells if cell.action.stage == stage]
     return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
 
 
 def idle_fraction(cells: Sequence[CellTiming], stages: int) -> float:
-    """Return the fraction of the stages' time that was idle, between the first begin and the last end of all cells."""
+    """Return the fraction of time that the stages were idle, from the begin of the first cell to the end of the last
+    cell."""
     length = max((cell.end for cell in cells), default=0.0) - min((cell.begin for cell in cells), default=0.0)
     return max(0.0, 1 - sum(cell.end - cell.begin for cell in cells) / (stages * length)) if length > 0 else 0.0
 
 
 def busy_at_once(cells: Sequence[CellTiming]) -> int:
-    """Return the largest number of stages that were busy at the same time."""
+    """Return the largest number of stages that worked at the same time."""
     begins = [(cell.begin, 1, cell.action.stage) for cell in cells]
     changes = sorted(begins + [(cell.end, -1, cell.action.stage) for cell in cells])
     open_cells: dict[int, int] = {}

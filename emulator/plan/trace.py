@@ -1,4 +1,4 @@
-"""Counts a model's parameters, multiply-adds and activations by running it on shapes, without TensorFlow."""
+"""Count a model's parameters, multiply-adds and activations. The model runs on shapes, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from Models._segments import Segment
 
 
 class TraceError(Exception):
-    """A model whose dimensions do not fit together."""
+    """The dimensions of a model's layers do not fit together."""
 
 
 class Shape(NamedTuple):
@@ -26,13 +26,13 @@ class Shape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Numbers in one sample."""
+        """The number of values in the activation of one sample."""
         return self.height * self.width * self.channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A layer for the cost model; all counts are for one sample, forward."""
+    """A layer as the cost model sees it. All counts are for the forward pass of one sample."""
 
     segment: str
     name: str
@@ -49,14 +49,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class Trace:
-    """A model's operations in order, and the names of its segments."""
+    """The operations of a model in order, and the names of its segments (blocks of layers)."""
 
     segments: tuple[str, ...]
     operations: tuple[Operation, ...]
 
     @cached_property
     def by_segment(self) -> dict[str, tuple[Operation, ...]]:
-        """The operations of each segment; empty for a segment that only passes its input on."""
+        """The operations of each segment. A segment that returns its input has none."""
         return {name: tuple(o for o in self.operations if o.segment == name) for name in self.segments}
 
     @property
@@ -66,12 +66,12 @@ class Trace:
 
     @cached_property
     def norms(self) -> frozenset[type[Norm]]:
-        """The kinds of norms in the network, of Models._norms.KINDS."""
+        """The kinds of norms in the network; Models._norms.KINDS lists all kinds."""
         return frozenset(type(operation.norm) for operation in self.operations if operation.norm)
 
     @property
     def parameters(self) -> int:
-        """The number of parameters with moving statistics, as in the line `Total Parameters:`."""
+        """The number of parameters, including moving statistics, that the log line `Total Parameters:` shows."""
         return sum(variable.elements for variable in self.variables)
 
     @property
@@ -81,35 +81,34 @@ class Trace:
 
     @property
     def stride(self) -> int:
-        """The stride of the whole network: image pixels per pixel of the last feature map. Parallel branches have equal
-        strides."""
+        """The stride of the whole network: the side of the image divided by the side of the last feature map."""
         strides = {(operation.segment, operation.source.height, operation.stride) for operation in self.operations}
         return math.prod(stride for _, _, stride in strides)
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of the convolutions and dense layers, per sample, forward."""
+        """The number of multiply-adds of convolutions and dense layers in the forward pass of one sample."""
         return sum(operation.multiply_adds for operation in self.operations)
 
     @property
     def activation_elements(self) -> int:
-        """Numbers in the outputs of convolutions and dense layers, per sample."""
+        """The number of values in the outputs of convolutions and dense layers for one sample."""
         return sum(operation.result.elements for operation in self.operations if operation.kind in ("conv", "dense"))
 
     def activation_bytes(self, bytes_per_element: int) -> int:
-        """Return the bytes of all layers' outputs, per sample."""
+        """Return the number of bytes of all layers' outputs for one sample."""
         return bytes_per_element * sum(operation.result.elements for operation in self.operations)
 
 
 def trace(segments: list[Segment], image_size: int, channels: int = 3) -> Trace:
-    """Trace `segments` on images of image_size x image_size x channels."""
+    """Return the trace of `segments` on images of image_size x image_size x channels."""
     layers = CountingLayers()
     _segments.run(segments, layers, Shape(image_size, image_size, channels))
     return Trace(tuple(segment.name for segment in segments), tuple(layers.operations))
 
 
 class CountingLayers(Layers):
-    """The layer vocabulary on shapes."""
+    """Layers that compute the shape of their result and record their operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,5 +226,4 @@ class CountingLayers(Layers):
 
 
 def _strided(side: int, stride: int) -> int:
-    """Return the side after a SAME-padded window operation."""
     return -(-side // stride)
