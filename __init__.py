@@ -1,11 +1,11 @@
 """The installed package cnn_harness. In a checkout, nothing imports this file.
 
 `cnn_harness.load`, `train` and the other functions of `api.py` are the Python API. `from cnn_harness import ipu_utils`
-imports the device layer. TensorFlow and other modules are imported only on first use.
+imports the device layer. TensorFlow and the project's modules are imported only when a function is first used.
 
-The project's modules import each other by their names in a checkout, such as base and log. In the package these modules
-are cnn_harness.base and cnn_harness.log. A custom import function maps the names, so that they do not clash with modules
-of the user's project.
+In a checkout, the project's modules import each other by short names such as `base` and `log`. In the installed package,
+these modules are `cnn_harness.base` and `cnn_harness.log`. A custom import function maps the short names to the long
+ones, so that they do not clash with modules of the user's project.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds the modules of this package for `_Loader`, except tools.console: commands use the names of a checkout."""
+    """Finds the modules of this package, to be run by `_Loader`.
+
+    tools.console is excluded, because the commands that it starts import modules by their short names.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -69,13 +72,13 @@ sys.meta_path.insert(0, _Finder)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function of the API, or the device layer."""
+    """Return a function or class of `api.py`, or the module `ipu_utils`."""
     if name not in (*_API, "ipu_utils"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "ipu_utils":
         return importlib.import_module(f"{__name__}.{name}")
     api = importlib.import_module(f"{__name__}.api")
-    globals().update({each: getattr(api, each) for each in _API})  # train is the function, not the module of this name
+    globals().update({each: getattr(api, each) for each in _API})  # `train` becomes the function, not the module
     return globals()[name]
 
 

@@ -1,4 +1,4 @@
-"""`python -m cnn_harness COMMAND`: the same as `cnn COMMAND`, in an installed package."""
+"""Run `python -m cnn_harness COMMAND`, which does the same as `cnn COMMAND` in an installed package."""
 
 from __future__ import annotations
 

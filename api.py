@@ -1,11 +1,11 @@
-"""The Python API, `import cnn_harness`: the commands as functions, for notebooks and programs.
+"""The Python API (`import cnn_harness`): functions that do the same as the commands, for notebooks and programs.
 
 Options of the commands are keyword arguments: `train("quickstart", micro_batch_size=16)` is equivalent to
-`cnn train --config quickstart --micro-batch-size 16`. Give True or False for switches, and lists for several values.
-Log lines go to standard output, unless `quiet`.
+`cnn train --config quickstart --micro-batch-size 16`. Give True or False for a switch, and a list for an option with
+several values. Log lines go to standard output, unless `quiet` is true.
 
-Invalid options raise OptionError and invalid data DataError; both are WrongInput. Failures at run time raise Failure.
-Interrupting a training run saves it, then raises KeyboardInterrupt.
+Invalid options raise OptionError, and invalid data raise DataError; both are subclasses of WrongInput. Failures at run
+time raise Failure. An interrupted training run saves a checkpoint, then raises KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -46,17 +46,20 @@ if TYPE_CHECKING:
 
     Rows = pandas.DataFrame | list[dict[str, Any]]
 
-if not commands.in_checkout():  # so that hints show the installed command
+if not commands.in_checkout():  # hints in messages then show the installed command `cnn`
     commands.begin(commands.Call(prog="cnn", command=""))
-RunPath = str | PathLike  # a run directory, a checkpoint, a .npz file, or the name of included weights
-_WHOLE = ("step", "iteration", "val_size")  # columns of whole numbers
+RunPath = str | PathLike  # the path of a run directory, checkpoint or .npz file, or the name of included weights
+_WHOLE = ("step", "iteration", "val_size")  # CSV columns that hold whole numbers
 
 
 class TrainedNetwork:
-    """The network of a run, or of a weight file. `path`: as given. `folder`: the run directory, or the weight file."""
+    """A network with the weights of a run or of a weight file.
+
+    `path` is the path given by the user. `folder` is the run directory, or the weight file.
+    """
 
     def __init__(self, path: RunPath) -> None:
-        """Locate the run; its weights are read on first use."""
+        """Locate the run or file; the weights are read on first use."""
         self.path = Path(path)
         self.folder = find.run_folder(self.path)
 
@@ -65,7 +68,7 @@ class TrainedNetwork:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the class names, in the order of `predict`; () if they are unknown."""
+        """Return the class names, in the order of the columns of `predict`; () if they are unknown."""
         run, checkpoint, _ = self._loaded
         return inference_record.names(run, checkpoint)
 
@@ -76,21 +79,25 @@ class TrainedNetwork:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the top-1 accuracy of these weights in validation.csv, in per cent; None if they were not validated."""
+        """Return the validation accuracy of these weights (top-1, in per cent); None if they were not validated."""
         name = self._loaded[1].name if find.numbered(self.folder) else UNSAVED
         return {row["name"]: row["val_acc"] for row in _rows(self.folder, "validation.csv")}.get(name)
 
     def predict(self, images: np.ndarray | RunPath | Sequence[RunPath]) -> np.ndarray:
-        """Return probabilities, float32 [n, classes].
+        """Return the probability of each class for each image, float32 [n, classes].
 
-        `images`: uint8 [n, height, width, 3], or image files of any size. They are preprocessed as in validation.
+        `images` is an array, uint8 [n, height, width, 3], or one or more image files of any size. Images are
+        preprocessed as in validation.
         """
         import numpy as np
 
         if not isinstance(images, np.ndarray):
             images = [str(each) for each in ([images] if isinstance(images, RunPath) else images)]
         elif images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise DataError(f"images are {images.dtype} {[*images.shape]}; give uint8 [n, height, width, 3] or image files")
+            raise DataError(
+                f"images have the type {images.dtype} and the shape {[*images.shape]}; give an array of uint8 "
+                "[n, height, width, 3], or image files"
+            )
         try:
             with _errors():
                 found = [*self._predictor.probabilities(self._predictor.prepare(images))] if len(images) else []
@@ -102,15 +109,16 @@ class TrainedNetwork:
         return np.asarray(found, np.float32)
 
     def evaluate(self, data: RunPath | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-        """Validate; return the columns of validation.csv, with "val_acc" and "top5_acc" in per cent, "loss" and "val_size".
+        """Validate the weights; return a row of validation.csv as a dict.
 
-        `data`: a folder with one folder of images per class, or with the files of the network's data set; None: the run's
-        validation set. `options`: those of `cnn validate`.
+        "val_acc" and "top5_acc" are in per cent; "val_size" is the number of images. `data` is a folder that contains one
+        folder of images per class, or the files of the network's data set. None means the run's own validation set.
+        `options` are the options of `cnn validate`.
         """
         run, checkpoint, _ = self._loaded
         if data is not None:
             options["data_dir"] = data
-            if run.data_source.spec.name == "imagefolder":  # use all of its images
+            if run.data_source.spec.name == "imagefolder":  # validate on all images of the folder
                 options |= {"validation_dir": Path(data).resolve(), "validation_split": 0}
         rows: list[Mapping[str, Any]] = []
         with _errors(quiet):
@@ -118,14 +126,14 @@ class TrainedNetwork:
         return dict(rows[-1])
 
     def close(self) -> None:
-        """Free the network's memory; `predict` builds it again if needed."""
+        """Free the memory of the compiled network. The next call of `predict` compiles it again."""
         predictor = self.__dict__.pop("_predictor", None)
         if predictor:
             predictor.close()
 
     @cached_property
     def _loaded(self) -> tuple[Run, Checkpoint, Tensors]:
-        """Return the run as in `cnn predict`, its checkpoint, and the tensors."""
+        """Return the run as `cnn predict` loads it, its checkpoint, and the checkpoint's tensors."""
         words = ["--restore-path", str(self.path), "--predict", "images"]
         with _errors():
             found = validation.saved_weights(words)
@@ -143,16 +151,16 @@ class TrainedNetwork:
 
 
 class _Weights(SavedWeights):
-    """Weights for images that are not known yet."""
+    """Saved weights, checked without the images, which `predict` receives later."""
 
     def check_run(self, run: Run) -> list[str]:
         return compatibility.check_model(run, self.checkpoints)
 
 
 def load(run: RunPath) -> TrainedNetwork:
-    """Return the network of a run directory, a checkpoint, a .npz file, or included weights (efficientnet-lite0)."""
+    """Return the network in a run directory, a checkpoint or a .npz file, or the included efficientnet-lite0."""
     network = TrainedNetwork(run)
-    network._loaded  # noqa: B018 - raise errors now
+    network._loaded  # noqa: B018 - read the weights now, so that errors are raised here
     return network
 
 
@@ -166,10 +174,10 @@ def train(
 ) -> TrainedNetwork:
     """Train like `cnn train`, or resume the run in `restore_path`; return the trained network.
 
-    `on_step` is called for each weight update, after its host step of `batches_per_step` updates, with {"iteration":
-    int, "epoch", "lr", "loss", "accuracy": float}. The accuracy is that of the update's images, in per cent.
-    `on_validation` is called after each validation with the columns of validation.csv.
-    If one of them raises an error, the run saves a checkpoint and ends.
+    `on_step` is called once for each weight update, with {"iteration": int, "epoch", "lr", "loss", "accuracy": float}. The
+    accuracy is measured on the update's images, in per cent. The calls come in groups, because results arrive only after
+    every `batches_per_step` updates. `on_validation` is called after each validation with the row of validation.csv.
+    If a callback raises an error, the run saves a checkpoint and ends.
     """
     given = {"on_step": on_step, "on_validation": on_validation}
     listener = Listener(**{name: function for name, function in given.items() if function})
@@ -180,7 +188,7 @@ def train(
 def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork:
     """Fine-tune published weights on your photos; return the network with its best weights.
 
-    `folder`: has one folder of images per class. `options`: those of `cnn finetune`.
+    `folder` contains one folder of images per class. `options` are the options of `cnn finetune`.
     """
     options = {"logs_path": finetuning.default_run(folder), **options}
     with _errors(quiet):
@@ -191,7 +199,7 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> Trained
 def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:
     """Return the prediction for a training run on an IPU system, like `cnn plan --json`.
 
-    `system`: for example POD16; default: the smallest one that fits the plan.
+    `system` is the name of a system, for example POD16. The default is the smallest system that is large enough.
     """
     with _errors():
         request = plan_options.parse(_words({"config": config, "system": system, **options}))
@@ -199,9 +207,9 @@ def plan(config: str | None = None, system: str | None = None, **options: Any) -
 
 
 def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
-    """Return the rows of a run's training.csv or validation.csv (`table`), with numbers as int and float.
+    """Return the rows of a run's training.csv or validation.csv, with numbers as int and float.
 
-    The result is a pandas.DataFrame if pandas is installed, else a list of dicts.
+    `table` is "training" or "validation". The result is a pandas.DataFrame if pandas is installed, else a list of dicts.
     """
     if f"{table}.csv" not in TABLES:
         raise OptionError(f"table is {table!r} but must be one of {', '.join(name.removesuffix('.csv') for name in TABLES)}")
@@ -224,7 +232,10 @@ class Svg(str):
 
 
 def compare(runs: Mapping[str, RunPath | TrainedNetwork], title: str = "") -> Svg:
-    """Return a chart of loss, accuracy and learning rate of several runs, like `cnn compare`. `runs`: label -> run."""
+    """Draw loss, accuracy and learning rate of several runs in one chart, like `cnn compare`.
+
+    `runs` maps the label of each curve to a run.
+    """
     rows = [(label, *training_chart.tables(_folder(run))) for label, run in runs.items()]
     return Svg(chart.figure(training_chart.comparison_panels(rows), title))
 
@@ -258,7 +269,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def _errors(quiet: bool = False) -> Iterator[None]:
-    """Inside, turn TensorFlow's errors into those of the project, and stop requests by signals into KeyboardInterrupt."""
+    """Inside, replace TensorFlow's errors by the project's errors, and a stop request by KeyboardInterrupt."""
     try:
         with redirect_stdout(io.StringIO()) if quiet else nullcontext():
             yield
@@ -267,7 +278,7 @@ def _errors(quiet: bool = False) -> Iterator[None]:
             "options that only print information, such as dry_run, need the command cnn; leave them out"
         ) from None
     except StopRequest as request:
-        signal.raise_signal(request.number)  # for the earlier handlers
+        signal.raise_signal(request.number)  # the signal handlers of the calling program run too
         raise KeyboardInterrupt from None
     except Exception as error:
         if not tf_runtime.is_of_tensorflow(error):

@@ -1,4 +1,4 @@
-"""Measure inference as on a server: threads call a frozen program, which is built once and kept in a file.
+"""Measure inference speed as on a server: threads call a frozen program, which is built once and saved in a file.
 
 python inference_embedded.py --model efficientnet --dataset imagenet --generated-data --micro-batch-size 1 --iterations 1000
 python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200 --num-inference-thread 2
@@ -6,7 +6,7 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("inference_embedded.py")
@@ -45,7 +45,13 @@ if TYPE_CHECKING:
     from ipu_utils import FrozenProgram
 
 SCRIPT = "inference_embedded"
-NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "batches_per_step")  # of recorded options
+NOT_TAKEN_OVER = (
+    "iterations",
+    "epochs",
+    "valid_batch_size",
+    "hostside_norm",
+    "batches_per_step",
+)  # recorded, but ignored here
 
 
 def main(argv: list[str]) -> int:
@@ -67,14 +73,14 @@ def main(argv: list[str]) -> int:
 
 
 class ServedWeights(SavedWeights):
-    """The weights used for inference."""
+    """The saved weights from which the frozen program is built."""
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """Return no lines: --iterations sets the length."""
+        """Return no log lines, because --iterations sets the number of micro-batches."""
         return []
 
     def check_run(self, run: Run) -> list[str]:
-        """Raise OptionError for options that a frozen program does not support, in addition to the common checks."""
+        """Run the common checks; raise OptionError for options that a frozen program does not support."""
         lines = super().check_run(run)
         if run.options.training.iterations is None:
             raise OptionError("--iterations is missing; give the number of micro-batches for each thread, for example 1000")
@@ -110,7 +116,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
 def _row(
     run: Run, program: FrozenProgram, batches: Batches, checkpoint: Checkpoint, trained_batch: int, served: embedded.Served
 ) -> dict[str, Any]:
-    """Return a row like those of validation.csv. Without true labels, accuracy and loss are -1."""
+    """Return a row with the columns of validation.csv. If the data have no true labels, accuracy and loss are -1."""
     accuracy = top5 = loss = -1.0
     if embedded.labelled(run):
         accuracy = 100 * served.correct / max(served.samples, 1)
@@ -130,7 +136,10 @@ def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
-    """Return the program from its file in the working directory; build it if the file is missing or does not match."""
+    """Load the program from its file in the working directory, or build it.
+
+    A program is built if the file is missing or was built from other weights or options.
+    """
     from harness.programs.build import frozen_program
     from ipu_utils import FrozenProgram
 
@@ -160,7 +169,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
         write_atomically(path, built)
         log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")
     except OSError as error:
-        log.note(f"warning: {path} cannot be written ({error.strerror}), so the program is not kept; give --tmp-execs")
+        log.note(f"warning: {path} cannot be written ({error.strerror}), so the program is not saved; give --tmp-execs")
     return FrozenProgram(built)
 
 

@@ -1,6 +1,6 @@
 """The public interface of the device layer: compile training and inference programs from model, plan and data.
 
-The implementation is in `emulator/`. Files, logs and command lines belong to the harness.
+The implementation is in `emulator/`. Files, logs and command lines are handled in `harness/`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = (
 def compile_training(training: TrainingSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> TrainingProgram:
     """Return a program whose `step(rates)` performs len(rates) weight updates.
 
-    `cache_entry`: the program's entry in the program cache.
+    `cache_entry` is the file of the compiled program in the program cache.
     """
     return TrainingProgram(training, stream, cache_entry)
 
@@ -62,7 +62,7 @@ def compile_inference(inference: InferenceSpec, stream: Stream, cache_entry: Cac
 
 
 def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:
-    """Return the infeed: micro-batches of a host data set, prepared on the device by `prepare(seed, features)`."""
+    """Return the input stream of a program: micro-batches of `dataset`, which `prepare` preprocesses on the device."""
 
     def features(seed: Seed, element: Features, step: tf.Tensor, pass_index: tf.Tensor) -> Features:
         return prepare(seed, element)

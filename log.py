@@ -23,7 +23,7 @@ from base.storage import files, locks
 from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, Row, run_table
 
-THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # differs by release
+THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # this text differs by release
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "THROUGHPUT, time: {it_time:8.6f}, total_time: {total_time:8.1f}"
@@ -41,7 +41,7 @@ class Tracker(Protocol):
     """A service that records a run's metrics."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values by tag, after `step` updates."""
+        """Record values (tag -> number) after `step` weight updates."""
 
     def close(self, complete: bool) -> None:
         """Close the tracker. `complete` is False if the run ended early."""
@@ -50,10 +50,10 @@ class Tracker(Protocol):
 class RunLog:
     """The log of a run. Methods that write text may be called from any thread.
 
-    `folder`: the run directory; None writes to the console only. `console`: whether to write to the console.
-    `brief`: limit the console to validations, warnings and notes with `always`.
-    `locked`: lock the folder; OptionError if another process holds the lock.
-    `throughput`: the part of TRAINING_LINE that differs by release. `named`: see `run_table`.
+    `folder` is the run directory; None writes to the console only. If `console` is false, the log prints nothing.
+    `brief` limits the console to validations, warnings, and notes with `always`.
+    `locked` locks the folder; OptionError is raised if another process holds the lock.
+    `throughput` is the part of TRAINING_LINE that differs by release. `named` is passed to `run_table`.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class RunLog:
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
-        self._printed, self._routine_at = 0, -math.inf  # number of console lines; time of the last routine one
+        self._printed, self._routine_at = 0, -math.inf  # number of printed lines, and time of the last routine line
         self._one = threading.RLock()
 
     def note(self, text: str = "", always: bool = False, routine: bool = False) -> None:
         """Write a line to the console and to log.txt. Control characters are escaped.
 
-        `always`: show the line in a brief log too. `routine`: the console may skip the line to stay readable.
+        `always` shows the line in a brief log too. `routine` lets the console skip the line to stay readable.
         """
         text = _CONTROL.sub(lambda found: escaped(found[0]), text)
         with self._one:
@@ -97,12 +97,12 @@ class RunLog:
             self.note(text)
 
     def _is_crowded(self) -> bool:
-        """Return whether the console should skip a routine line. Without a log.txt it shows them all."""
+        """Return whether the console should skip a routine line. It skips none if there is no log.txt."""
         recent = time.monotonic() - self._routine_at < ROUTINE_SECONDS
         return self.folder is not None and self._printed >= FIRST_LINES and recent
 
     def warn(self, text: str) -> None:
-        """Write a line to standard error, even if this log has no console, and to log.txt."""
+        """Write a line to log.txt, and to standard error even if `console` is false."""
         with self._one:
             self._bar.clear()
             with suppress(OSError):  # a closed standard error must not end the run
@@ -114,7 +114,7 @@ class RunLog:
         self._ending = True
 
     def file_only(self, text: str) -> None:
-        """Write a line to log.txt only. OSError if that fails, unless the run is `ending`. Close log.txt after an error."""
+        """Write a line to log.txt only. On failure, close log.txt and raise OSError, unless `ending` was called."""
         with self._one:
             if not self._text:
                 return
@@ -139,7 +139,7 @@ class RunLog:
                     raise
 
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
-        """Write a row of training.csv and its log lines. `left`: the time until the end, as text."""
+        """Write a row of training.csv and its log lines. `left` is the remaining time, as text."""
         self._last_row = row
         self.note(self._training_line.format(**row), routine=True)
         if left:
@@ -162,7 +162,7 @@ class RunLog:
             self._publish(shown, row)
 
     def _brief_line(self, row: Mapping[str, Any]) -> str:
-        """Return the line of a validation for a brief log. Row 0 validates the initial weights: no training loss yet."""
+        """Return a validation's line for a brief log. It has no training loss if the weights are the initial ones."""
         loss = f", loss {row['loss']:.3f}" if row["loss"] != "" else ""
         trained = f"  training loss {self._last_row['loss_avg']:.3f}," if self._last_row and row["iteration"] else ""
         name = f"epoch {row['epoch']:5.2f}:" if row["iteration"] >= 0 else f"{row['name']}:"
@@ -174,7 +174,7 @@ class RunLog:
             self._bar.show(done, total, text)
 
     def resume_after(self, updates: int) -> None:
-        """Delete the CSV rows that the resumed run will write again: those of later updates and of averages."""
+        """Delete the CSV rows that the resumed run will write again: rows of later updates, and rows of averages."""
         for table in self._tables.values():
             table.rewind(updates)
 
@@ -188,7 +188,7 @@ class RunLog:
             table.sync()
 
     def follow(self, name: str, start: Callable[[], Tracker]) -> None:
-        """Send all further rows to a tracker until it fails. `name`: the tracker's name in the log line about a failure."""
+        """Send all further rows to a tracker until it fails. `name` is the tracker's name in the line about a failure."""
 
         def begin() -> None:
             self._trackers[name] = start()
@@ -208,7 +208,7 @@ class RunLog:
     def _end_text(self) -> None:
         text, self._text = self._text, None
         if text:
-            with suppress(OSError):  # an earlier error has reported the buffered text
+            with suppress(OSError):  # the failed write was reported before
                 text.close()
 
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
@@ -217,10 +217,10 @@ class RunLog:
                 del self._trackers[name]
 
     def _succeeds(self, name: str, action: Callable[[], None]) -> bool:
-        """Run a tracker's action. Return whether it succeeded; log an error."""
+        """Run a tracker's action; log an error. Return whether the action succeeded."""
         try:
             action()
-        except Exception as error:  # no error of a third-party package may end a run
+        except Exception as error:  # an error in a third-party package must not end the run
             reason = (str(error).splitlines() or [""])[0]
             self.note(f"{name} is disabled for the rest of this run: {type(error).__name__}: {reason}")
             return False
@@ -228,7 +228,7 @@ class RunLog:
 
 
 def write_arguments(folder: Path, values: Mapping[str, Any], restored: bool = False) -> None:
-    """Write the options of a call into a run directory: arguments.json, or arguments_restore.json if `restored`."""
+    """Write the options of a command to arguments.json in a run directory, or to arguments_restore.json if `restored`."""
     path = folder / ARGUMENTS[restored]
     files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 

@@ -1,6 +1,6 @@
-"""Functions of PopDist for users' programs: the place of this process among the instances of poprun.
+"""PopDist's functions for users' programs. They return the position of this process among poprun's processes (instances).
 
-All values come from environment variables set by poprun. No devices need to be prepared.
+All values come from environment variables that poprun sets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _OFFSET, _PLACE = "POPDIST_REPLICA_INDEX_OFFSET", "POPDIST_LOCAL_INSTANCE_INDEX"
 
 
 def init() -> None:
-    """Raise RuntimeError, which names the variable, if the environment is incomplete."""
+    """Raise RuntimeError if an environment variable of poprun is missing. The message names the variable."""
     for name in (_TOTAL, _LOCAL, _IPUS, _OFFSET):
         _number(name)
 
@@ -43,7 +43,7 @@ def getReplicaIndexOffset() -> int:
 
 
 def getNumInstances() -> int:
-    """Return the number of instances, which all have the same number of replicas."""
+    """Return the number of instances. All instances have the same number of replicas."""
     return getNumTotalReplicas() // getNumLocalReplicas()
 
 
@@ -61,7 +61,7 @@ def checkNumIpusPerReplica(expected: int) -> None:
     """Raise RuntimeError unless each replica has `expected` IPUs."""
     given = getNumIpusPerReplica()
     if given != expected:
-        raise RuntimeError(f"--ipus-per-replica of poprun is {given}, but this program needs {expected}")
+        raise RuntimeError(f"poprun was started with --ipus-per-replica {given}, but this program needs {expected}")
 
 
 def _number(name: str) -> int:

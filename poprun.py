@@ -1,4 +1,4 @@
-"""Start a program as several instances that train together, like Graphcore's PopRun.
+"""Start a program as several processes (instances) that train together, like Graphcore's PopRun.
 
 poprun --num-instances 2 --num-replicas 4 python train.py --config NAME
 python poprun.py --help
@@ -6,7 +6,7 @@ python poprun.py --help
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("poprun")
@@ -28,7 +28,7 @@ from harness.processes import launch, poprun_options
 from harness.reports import output
 
 _WRONG_INPUT = 2
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds before a restart; doubled after each early failure
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds to wait before a restart; the wait doubles after each early failure
 
 
 def main(argv: list[str]) -> int:
@@ -77,17 +77,17 @@ def _run(args: argparse.Namespace, topology: launch.Topology, mpirun: str | None
             _await_lock(args.program)
             _report(f"{ending.reason}; restart {restart} of {args.max_restarts} in {wait:g} s")
             time.sleep(wait)
-            wait, topology = min(2 * wait, _LONGEST_WAIT), _layout(args)  # with new ports
+            wait, topology = min(2 * wait, _LONGEST_WAIT), _layout(args)  # this chooses new ports
         else:
             _report(f"{ending.reason}{'; no restarts left' if args.max_restarts else ''}")
     return ending.code
 
 
 def _await_lock(program: list[str]) -> None:
-    """Wait until instances of a killed mpirun have saved and ended, or have been ended by force."""
+    """Wait until the instances of a killed mpirun no longer lock the run directory: they save a checkpoint first."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--logs-path", "--restore-path", dest="folder", nargs="?", type=Path)
-    given, words = parser.parse_known_args(program)  # the run may be given without an option, as in restore.py RUN
+    given, words = parser.parse_known_args(program)  # the run directory may have no option, as in restore.py RUN
     folders = [Path(each) for each in (given.folder, *words) if each]
     end = time.monotonic() + 1.1 * orphans.GRACE
     while any(map(locks.is_locked, folders)) and time.monotonic() < end:
@@ -107,20 +107,20 @@ def _check(args: argparse.Namespace, topology: launch.Topology) -> None:
         raise OptionError("no program to start; give one: poprun [option]... python train.py [option]...")
     if re.fullmatch(r"python[0-9.]*", Path(program[0]).name) and program[1:2] and program[1].startswith("--"):
         raise OptionError(
-            f"{program[0]} {program[1]}: the script's name is missing, as in {program[0]} train.py {program[1]}"
+            f"{program[0]} {program[1]}: the script's name is missing; write, say, {program[0]} train.py {program[1]}"
         )
     script = next((word for word in program[1:] if not word.startswith("-")), "")
     if script.endswith(".py") and topology.local and not Path(script).exists():
         installed = commands.as_invoked(f"python {script}")
         instead = "" if installed == f"python {script}" else f"; the installed command is {installed}"
-        raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path{instead}")
+        raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give the script's path{instead}")
     if topology.local and not args.dry_run and shutil.which(program[0]) is None:
         raise OptionError(f"program '{short(program[0])}' not found; check its name and PATH")
     trains = {"train.py", "train"} & {Path(word).name for word in program[:4]}
     if args.max_restarts and trains and not any(word.startswith("--autoresume") for word in program):
         raise OptionError(
-            "--max-restarts repeats the command, which must then resume its run; give train.py --autoresume and "
-            "--logs-path, or use restore.py"
+            "--max-restarts repeats the command, so the command must resume its run; add --autoresume and --logs-path to "
+            "train.py, or use restore.py"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("restore.py")
@@ -21,7 +21,7 @@ from train import run_training
 
 
 def main(argv: list[str]) -> int:
-    """Resume a run from its newest checkpoint; return the exit code. Given options override the recorded ones."""
+    """Resume a run from its newest checkpoint; return the exit code. Options in `argv` override the recorded options."""
     with hints.resumable("restore", argv):
         path = sources.argument(argv, "restore_path", "restore")
         if not path:

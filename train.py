@@ -7,7 +7,7 @@ python train.py --help
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("train.py")
@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
 def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
     """Start a new run, or resume an earlier one if the options say so; return the run directory.
 
-    If a signal or an error stops the run, print the command that repeats or resumes it. `listener`: follows the training.
+    If a signal or an error stops the run, print the command that repeats or resumes it. `listener` receives the
+    results of each update and validation.
     """
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         folder, autoresumed = _run_to_resume(argv)
@@ -65,10 +66,10 @@ def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
 
 
 def run_training(argv: list[str], script: str, start: FreshStart | Resume, listener: Listener | None = None) -> Path:
-    """Train with all instances of the team; return the run directory.
+    """Train together with the other processes of the run (instances); return the run directory.
 
-    Check the options, join the other instances, open the run directory, then train. If the run is already complete, only
-    print a report.
+    Check the options, connect to the other instances, open the run directory, then train. If the run is already complete,
+    only print a report.
     """
     run = entry.checked_run(argv, script, start)
     report = start.completion_report(run)
@@ -87,12 +88,12 @@ def run_training(argv: list[str], script: str, start: FreshStart | Resume, liste
 def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> None:
     """Build the program, load its initial state, and perform the remaining updates.
 
-    `loaded`: the checkpoint to resume; None: start from the beginning.
+    `loaded` is the checkpoint from which to resume; None starts a new run.
     """
     done = loaded.updates if loaded else 0
     last = last_update(context.run, done)
     context.mlperf.log_init_start()
-    recording = context.team.broadcast_json(bool(context.profile))  # all instances must divide host steps alike
+    recording = context.team.broadcast_json(bool(context.profile))  # all instances must use the same host steps
     with build_or_load.training_program(context.run, context.log, done, recording, context.team.group) as program:
         initial = initial_state(context, program, loaded)
         profiler = UpdateProfiler(context, program, recording, done, last)

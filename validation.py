@@ -1,6 +1,6 @@
-"""Validate checkpoints: accuracy, loss and speed over the whole validation set.
+"""Validate checkpoints: measure accuracy, loss and speed on the whole validation set.
 
-Validate all checkpoints of a run, or one of them:
+Validate all checkpoints of a run, or a single checkpoint:
 
 python validation.py --restore-path logs/<run>
 python validation.py --restore-path logs/<run>/ckpt-500
@@ -17,7 +17,7 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("validation.py")
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda row: None) -> int:
-    """Validate the checkpoints in --restore-path, or random weights, with all instances; return the exit code.
+    """Validate the checkpoints in --restore-path, or random weights without that option; return the exit code.
 
-    With --predict, classify photos instead. `on_row` is called with each row of results.
+    With --predict, classify photos instead. `on_row` is called with each row of validation.csv.
     """
     origin = saved_weights(argv)
     run = entry.checked_run(argv, "validation", origin, training=False)
@@ -85,7 +85,7 @@ def saved_weights(argv: list[str]) -> SavedWeights:
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if sources.argument(argv, "micro_batch_size", "validation"):
-        recorded.pop("valid_batch_size", None)  # an option of this call overrides the recorded one
+        recorded.pop("valid_batch_size", None)  # --micro-batch-size overrides it
     return SavedWeights(selected, folder, recorded)
 
 
@@ -101,7 +101,7 @@ def _validate(
     def stopped(reason: str) -> None:
         log.note(f"Stopped: {reason}; validated: {', '.join(dict.fromkeys(validated)) or 'none'} of {len(selected)}")
 
-    team.before_exit = stopped  # if another instance is lost
+    team.before_exit = stopped  # the team calls this function if another instance is lost
     with Signals() as signals, profile.copied_output(request), closing(log):
         try:
             with build_or_load.validation_program(run, log) as program:
@@ -134,9 +134,9 @@ def _validate(
 
 
 def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: RunLog) -> Mapping[str, np.ndarray] | None:
-    """Return a checkpoint's tensors, which instance 0 reads and sends to the others.
+    """Return a checkpoint's tensors. Instance 0 reads the file and sends the tensors to the other instances.
 
-    Return None if they cannot be read; raise CheckpointError if it is the only checkpoint.
+    If the file cannot be read, return None, or raise CheckpointError if it is the only checkpoint.
     """
     values = None
     if team.is_first:

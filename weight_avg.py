@@ -6,7 +6,7 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before slow imports
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("weight_avg.py")
@@ -66,9 +66,9 @@ def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> aver
 
 
 def _run_lock(target: Path) -> AbstractContextManager[None]:
-    """Return the lock of the run directory that the new checkpoint belongs to, if it is written into one.
+    """Return the lock of the run directory in which the average is saved; return no lock for any other folder.
 
-    Raise OptionError while another process writes that run.
+    Entering the lock raises OptionError if another process is writing the run.
     """
     parent = target.parent.resolve()
     folder = parent.parent if parent.name == AVERAGES else parent
@@ -79,19 +79,19 @@ def _run_lock(target: Path) -> AbstractContextManager[None]:
 def _target(filename: str) -> Path:
     """Return the checkpoint prefix given by --filename.
 
-    Reject ckpt-<number>, which would look like the weights of that update, and names of files that are not averages.
+    Reject ckpt-<number>, because it would look like a training checkpoint. Reject existing files that are not averages.
     """
     target = find.prefix(Path(filename))
     if os.path.basename(filename) in ("", ".", "..", ".index", ".meta") or target.is_dir():
-        raise OptionError(f"--filename {filename} is not a file name; give one, as in logs/<run>/ckpt/averaged")
+        raise OptionError(f"--filename {filename} is not a file name; give, for example, logs/<run>/ckpt/averaged")
     if updates_in_name(target.name) is not None:
         raise OptionError(
-            f"--filename {target}: ckpt-<number> means the weights of that update; choose a name such as averaged"
+            f"--filename {target}: ckpt-<number> names training checkpoints; choose another name, for example averaged"
         )
     foreign = write.foreign_file(target)
     if foreign:
         raise OptionError(
-            f"--filename {target}: {foreign} exists and is not an average; give another name, or remove it first"
+            f"--filename {target}: {foreign} exists and is not an average; give another name, or remove the file"
         )
     return target
 
@@ -108,8 +108,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         prog="weight_avg.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--restore-path", required=True, metavar="DIR", help="the run directory, with checkpoints *ckpt-<n> directly in it")
-    add("--filename", required=True, metavar="PREFIX", help="the checkpoint to write")
+    add("--restore-path", required=True, metavar="DIR", help="the run directory, which contains the checkpoints *ckpt-<n>")
+    add("--filename", required=True, metavar="PREFIX", help="the path of the checkpoint to write")
     add("--mode", required=True, type=str.lower, choices=(averages.MEAN, averages.EXPONENTIAL))
     add(
         "-N",
@@ -127,7 +127,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=command_line.int_between(0),
         default=0,
         metavar="K",
-        help="skip the last K checkpoints; -N counts from there",
+        help="skip the last K checkpoints, before -N selects checkpoints",
     )
     options, unknown = parser.parse_known_args(argv)
     known = [option for action in parser._actions for option in action.option_strings]

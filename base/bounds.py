@@ -12,9 +12,9 @@ from typing import Any
 
 from base.fields import short
 
-TEXT = 1 << 20  # bytes of a file with settings
-RANK = 8  # of an array of weights
-MAX_SHOWN = 400  # characters of another error's message
+TEXT = 1 << 20  # limit in bytes for a file with settings
+RANK = 8  # limit on the number of dimensions of an array of weights
+MAX_SHOWN = 400  # number of characters shown of another error's message
 
 
 class NotJson(ValueError):
@@ -45,13 +45,13 @@ def elements(name: str, shape: Any, most: int) -> int:
 
 
 def check_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
-    """Raise ValueError unless an array of this shape, with `each` bytes an element, has `size` bytes, at most `most`."""
+    """Raise ValueError unless an array of this shape with `each` bytes per element has `size` bytes, at most `most`."""
     if elements(name, shape, most // each) * each != size:
-        raise ValueError(f"{name} has the shape {short(shape)}, {each} bytes an element, but its data have {size:,} bytes")
+        raise ValueError(f"{name} has the shape {short(shape)}, {each} bytes per element, but its data have {size:,} bytes")
 
 
 def total(sizes: Sequence[int], most: int, what: str) -> None:
-    """Raise ValueError if the sizes add up to more than `most` bytes; its message begins with `what`."""
+    """Raise ValueError if the sizes add up to more than `most` bytes; the message begins with `what`."""
     if sum(sizes) > most:
         raise ValueError(f"{what} {sum(sizes):,} bytes, but at most {most:,} are read")
 

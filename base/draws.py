@@ -1,12 +1,12 @@
-"""Random draws as a pure function of (seed, what, index).
+"""Random draws as pure functions of a key and counters. A key is computed from the run's seed and a purpose.
 
-Draws have no state: the same key and counters give the same number in any order, on any number of threads, and
-after a restart. Python makes a key once, from the run's seed and a name. The counters (sample position, epoch,
-element) are tensors, so a few vector operations draw a whole batch.
+Draws have no state: the same key and counters give the same number in any order, on any number of threads, and after a
+restart. Keys are computed in Python. The counters (sample position, epoch, element) are tensors, so that a few vector
+operations draw numbers for a whole batch.
 
 The generator applies the finaliser of SplitMix64 once per counter (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014). To draw a number for every element of a large tensor, two rounds of a
-32-bit mixer with Wellons' low-bias constants expand its words. Neither is cryptographically secure.
+32-bit mixer with Wellons' low-bias constants expand SplitMix64's words. Neither generator is cryptographically secure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Keys:
-    """A substitute for a seed, so that a graph does not depend on one: each key is a placeholder."""
+    """A substitute for a seed: each key is a placeholder, so that one graph can be used with every seed."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}  # purpose of a key -> name of its placeholder operation
         self._placeholders: dict[str, tf.Tensor] = {}
 
     def key(self, what: str) -> tf.Tensor:
-        """Return the placeholder for a purpose, uint64 [], outside all loops and conditions."""
+        """Return the placeholder for the key of a purpose, uint64 [], outside all loops and conditions."""
         if what not in self._placeholders:
             with tf.control_dependencies(None), tf.device(None):
                 self._placeholders[what] = tf.placeholder(tf.uint64, [], f"key_{len(self.names)}")
@@ -40,7 +40,7 @@ Key = int | tf.Tensor
 
 
 def key(seed: Seed, what: str) -> Key:
-    """Return the 64-bit key of a seed for one purpose ("data/flip", "all/Top/dropout")."""
+    """Return the 64-bit key for a seed and a purpose, such as "data/flip" or "all/Top/dropout"."""
     if isinstance(seed, Keys):
         return seed.key(what)
     return keys.key(seed, what)
@@ -74,10 +74,10 @@ def uniform(key: Key, *counters: tf.Tensor) -> tf.Tensor:
 
 
 def uniform_of_words(words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """Return a float32 in [0, 1), a multiple of 2^-24, for each `place` (int32, at least 0).
+    """Return a float32 in [0, 1), a multiple of 2^-24, for each index in `place` (int32, at least 0).
 
-    `words`: 64 random bits (uint64) each, broadcast with `place`. All steps use 32 bits, so that they run on vector
-    units: this draws noise for every element of the weights.
+    `words` are random bits, uint64, broadcast with `place`. All steps use 32 bits, because vector units process them fast
+    and this function draws noise for every element of the weights.
     """
     low, high = (tf.cast(w, tf.uint32) for w in (words, tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))))
     z = tf.cast(place, tf.uint32) * tf.constant(_GOLDEN >> 32, tf.uint32) + low
@@ -105,10 +105,10 @@ def seed_pairs(key: Key, *counters: tf.Tensor) -> tf.Tensor:
 
 
 def permuted(index: tf.Tensor, epoch: tf.Tensor, size: int, key: Key) -> tf.Tensor:
-    """Return element `index` of a permutation of range(size) that depends on (key, epoch); int64, shapes [n].
+    """Return the elements `index` [n] of random permutations of range(size), int64 [n].
 
-    TensorFlow's RandomIndexShuffle is a keyed bijection: any position of any epoch is found at once, without a
-    shuffled list in memory.
+    Each key and epoch [n] has its own permutation. TensorFlow's RandomIndexShuffle computes any element directly, without
+    a shuffled list in memory.
     """
     low, high = tf.unstack(tf.bitcast(tf.convert_to_tensor(key, tf.uint64), tf.uint32))
     low, high = (tf.fill(tf.shape(index), word) for word in (low, high))

@@ -1,6 +1,6 @@
-"""Errors that users see: a message of one line, with an optional list below it.
+"""Errors for users. Each has a message of one line, and may have a list of lines below the message.
 
-Messages may quote values unescaped: commands escape control characters when they print an error.
+Messages may quote values as given, because commands escape control characters when they print an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Answered(Exception):
 
 
 class UserError(Exception):
-    """An error with a message for the user; `listed` is printed below it."""
+    """An error with a message for the user; `listed` is printed below the message."""
 
     def __init__(self, message: str = "", listed: str = "") -> None:
         super().__init__(message, *([listed] if listed else []))
@@ -30,7 +30,7 @@ class UserError(Exception):
 
 
 def parts(error: Exception, before: str = "") -> tuple[str, str]:
-    """Return the message of any error, prefixed with `before`, and the lines below it."""
+    """Return an error's message, prefixed with `before`, and the list below the message, or ""."""
     message, listed = (error.message, error.listed) if isinstance(error, UserError) else (str(error), "")
     return before + message, listed
 

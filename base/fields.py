@@ -1,6 +1,6 @@
-"""`opt` declares an option as a dataclass field, with its help text and all that the command line needs.
+"""`opt` declares an option as a dataclass field, with its help text and its form on the command line.
 
-Plug-ins import this file; it imports nothing of the project.
+Plug-ins import this file, so it imports no other module of the project.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 
 NOW, HINT = "now", "hint"
 # Traits of options:
-ONE_CALL = "one call"  # recorded with a run, but not inherited on resuming.
-LENGTH = "length"  # decides when updates, rows and checkpoints are due.
-NOT_IN_GRAPH = "not in graph"  # no program depends on it.
-PER_INSTANCE = "per instance"  # may differ between instances, such as a path.
-HALVES = "halves"  # has no effect without half precision.
-TRAINING_ONLY = "training only"  # ignored by inference.
+ONE_CALL = "one call"  # the value is recorded with a run, but a resumed run does not inherit it.
+LENGTH = "length"  # the option decides when updates, rows and checkpoints are due.
+NOT_IN_GRAPH = "not in graph"  # no compiled program depends on the option.
+PER_INSTANCE = "per instance"  # the value may differ between the processes (instances) of a run, as a path may.
+HALVES = "halves"  # the option has no effect without half precision.
+TRAINING_ONLY = "training only"  # inference ignores the option.
 LARGEST_COUNT = 2**31 - 1
-MAX_SHOWN = 100  # characters of a value in a message
-# ASCII digits only: Python's int() and float() also accept digits of other scripts, spaces and underscores
+MAX_SHOWN = 100  # number of characters shown of a value in a message
+# These patterns accept only ASCII digits, while int() and float() also accept other digits, spaces and underscores.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][+-]?[0-9]{1,9})?")
 
 
 META: Mapping[str, Any] = {
     "help": "",
-    "aliases": (),  # older spellings with the same value
-    "rewrites": {},  # older spellings with another meaning: spelling -> function of the raw value, {option: raw value}
-    "choices": (),  # compared without regard to case
-    "check": None,  # function of a value: the broken rule as text ("must be at least 1"), or None
-    "kind": NOW,  # or HINT: recorded for the cost model, no effect on the arithmetic.
-    "read": None,  # rewrites the raw text before it is converted.
-    "bare": None,  # the raw value of the flag without a value.
-    "off": None,  # the raw value of the flag's --no- form.
-    "flags": (),  # spellings other than --field-name
-    "scripts": (),  # the scripts that have the option; empty: all of them
-    "factors": (),  # older spellings whose product is the value; at most one of them may be above 1
-    "traits": (),  # from the traits above
-    "needs": "",  # what it has no effect without: "--wandb", "--fold auto", or a condition of `harness/run/rules.py`
+    "aliases": (),  # older names of the option, with the same value
+    "rewrites": {},  # older name with another meaning -> function from its raw value to {option: raw value}
+    "choices": (),  # the allowed values; case is ignored
+    "check": None,  # a function of the value that returns the broken rule, such as "must be at least 1", or None
+    "kind": NOW,  # HINT: the option is only recorded for the cost model and does not change the arithmetic.
+    "read": None,  # a function that rewrites the raw text before it is converted.
+    "bare": None,  # the raw value if the flag is given without a value.
+    "off": None,  # the raw value if the flag's --no- form is given.
+    "flags": (),  # flags in addition to --field-name.
+    "scripts": (),  # the scripts that have the option; empty: all scripts
+    "factors": (),  # older options whose product is the value; at most one factor may be above 1
+    "traits": (),  # some of the traits above
+    "needs": "",  # the option has no effect without this: "--wandb", "--fold auto", or a row of `harness/run/rules.py`
 }
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
-    """Declare an option, whose flag and YAML key are the field's name. `meta`: values that differ from META."""
+    """Declare an option. Its flag and its YAML key are the field's name. `meta` replaces values of META."""
     if unknown := meta.keys() - META.keys():
         raise TypeError(f"an option has no {', '.join(sorted(unknown))}")
     return dataclasses.field(default=default, metadata={**META, "help": help, **meta})
@@ -67,12 +67,12 @@ def decimal_number(text: str) -> float:
 
 
 def escaped(text: str) -> str:
-    """Return a text as one line: control characters and bytes of file names that are not UTF-8 are escaped."""
+    """Return a text as one line. Control characters, and bytes of file names that are not UTF-8, are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_text(text: str) -> bool:
-    """Return whether a text can be encoded in UTF-8. Arguments of a command line need not be."""
+    """Return whether a text can be encoded in UTF-8. Command-line arguments may contain other bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -81,14 +81,14 @@ def is_text(text: str) -> bool:
 
 
 def short(value: object) -> str:
-    """Return a value for a message: on one line, without control characters, cut if it is long."""
+    """Return a value for a message: on one line, with control characters escaped, and cut if it is long."""
     text = str(value)
     shown = escaped(text[:MAX_SHOWN])
     return shown if len(text) <= MAX_SHOWN else f"{shown}... ({len(text)} characters)"
 
 
 def check_fields(options: Any) -> None:
-    """Raise ValueError if a field breaks its rule, for callers that bypass the command line."""
+    """Raise ValueError if a field breaks its rule. Callers that bypass the command line need this check."""
     for field in dataclasses.fields(options):
         rule, value = field.metadata.get("check"), getattr(options, field.name)
         broken = rule(value) if rule and value is not None else None
@@ -97,7 +97,7 @@ def check_fields(options: Any) -> None:
 
 
 def exact(value: float | Fraction) -> Fraction:
-    """Return the decimal number as written: 0.29 is 29/100, not the nearest float."""
+    """Return a number exactly as its decimal digits say: 0.29 gives 29/100, not the nearest float."""
     return Fraction(str(value))
 
 
@@ -123,7 +123,7 @@ def below_one(value: float) -> str | None:
 
 
 def between(low: float, high: float) -> Callable[[Any], str | None]:
-    """Return a check that a number, or each of several, is from `low` to `high`."""
+    """Return a check that a number, or every number of a tuple, is from `low` to `high`."""
 
     def check(value: Any) -> str | None:
         values = value if isinstance(value, tuple) else (value,)

@@ -1,7 +1,7 @@
 """Operations with custom gradients, and the backward pass.
 
-TensorFlow's `custom_gradient` registers a gradient for every call. The registry lives as long as the process and keeps
-every graph alive. Here, one registered gradient looks up the rule in the graph, so the rules are freed with the graph.
+TensorFlow's `custom_gradient` registers a gradient for every call. The registry keeps every graph in memory until the
+process ends. Here, one registered gradient looks up the rule in the graph, so the rules are freed with the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import gradients_util
 
-_NAME = "WrittenOut"  # of the registered gradient, and of the collection with a graph's rules
+_NAME = "WrittenOut"  # name of the registered gradient, and of the collection that holds a graph's rules
 Rule = Callable[..., Any]
 
 
@@ -42,19 +42,22 @@ def with_gradient(function: Callable[..., tuple[tf.Tensor, Rule]]) -> Callable[.
 
 
 def by_rule(kind: str, make: Callable[..., tf.Tensor], x: tf.Tensor, *others: tf.Tensor, rule: Rule) -> tf.Tensor:
-    """Return make(x, *others), a single operation of that kind, whose gradient for x is rule(gradient of the result)."""
+    """Return make(x, *others), which must create one operation of the type `kind`.
+
+    Its gradient with respect to x is rule(gradient of the result).
+    """
     graph = tf.get_default_graph()
     with graph.gradient_override_map({kind: _NAME}):
         y = make(x, *others)
     if y.op.type != kind:
         raise TypeError(f"{y.op.name} is a {y.op.type} operation, not {kind}")
-    y.op._gradient_function = None  # else the gradient of a function call would take precedence
+    y.op._gradient_function = None  # otherwise the gradient of a function call would take precedence
     _rules(graph)[y.op.name] = _WrittenOut(rule, 0)
     return y
 
 
 def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Tensor | None]:
-    """Like tf.gradients, but create no zero gradients for arguments of `with_gradient` that nobody differentiates."""
+    """Do the same as tf.gradients, without zero gradients for arguments of `with_gradient` that need no gradient."""
     graph = tf.get_default_graph()
     with graph._mutation_lock():
         return gradients_util._GradientsHelper(ys, list(xs), given, src_graph=graph, optimize_identity_n=True)

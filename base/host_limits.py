@@ -14,8 +14,11 @@ _ULIMITS = ((DATA, resource.RLIMIT_DATA, "ulimit -d"), (ADDRESSES, resource.RLIM
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit in bytes on one kind of memory. `source`: what sets the limit, with a verb, as in "ulimit -v allows".
-    `shared`: whether all processes of the machine or group share it."""
+    """A limit in bytes on one kind of memory.
+
+    `source` says what sets the limit, with a verb, as in "ulimit -v allows". `shared` is true if all processes of the
+    machine or group share the limit.
+    """
 
     kind: str
     bytes: int
@@ -24,12 +27,12 @@ class Limit:
 
 
 def limits(root: Path = Path("/")) -> tuple[Limit, ...]:
-    """Return every limit; files that cannot be read set none."""
+    """Return every limit. A file that cannot be read sets no limit."""
     return (*_machine(root), *_groups(root), *_own())
 
 
 def hard_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process may use at most, whatever is in use now; None without a limit."""
+    """Return the number of bytes that this process may use if other processes use none; None if nothing limits it."""
     total = _meminfo(root).get("MemTotal")
     bytes_allowed = [limit.bytes for limit in (*_groups(root), *_own()) if limit.kind != ADDRESSES]
     return min([*bytes_allowed, *([total] if total else [])], default=None)
@@ -48,7 +51,7 @@ def _meminfo(root: Path) -> Mapping[str, int]:
 
 
 def _groups(root: Path) -> Iterator[Limit]:
-    """Yield the limits of this process's groups and of their parents. A container sees its own group as the top one."""
+    """Yield the limits of this process's control groups and of their parents, up to the group of a container."""
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -12,7 +12,7 @@ from base.errors import OptionError
 from base.fields import decimal_number, short
 
 ROOT = Path(__file__).resolve().parent.parent
-_LONGEST_NAME = 100  # characters of a name that is compared: the time grows with the square of the length
+_LONGEST_NAME = 100  # longer names are not compared, because the time grows with the square of the length
 WHAT = {"Models": "model", "LR_Schedules": "learning-rate schedule", "Datasets": "data set"}
 
 
@@ -22,7 +22,7 @@ def names(folder: str) -> list[str]:
 
 
 def load(folder: str, name: str, where: str = "") -> ModuleType:
-    """Return a plug-in's module; raise OptionError for an unknown name, and suggest similar ones."""
+    """Return a plug-in's module; raise OptionError for an unknown name, and suggest similar names."""
     if name not in names(folder):
         near = _with_size(name, names(folder)) if folder == "Models" else _a_rate(name)
         raise OptionError(
@@ -58,7 +58,7 @@ def did_you_mean(given: str, known: Sequence[str], cutoff: float = 0.5) -> str:
 
 
 def nearest(given: str, known: Sequence[str], cutoff: float = 0.5) -> list[str]:
-    """Return the three most similar names, best first, ignoring case. `cutoff`: least similarity, from 0 to 1."""
+    """Return up to three similar names, best first, ignoring case. `cutoff` is the smallest similarity, from 0 to 1."""
     if len(given) > _LONGEST_NAME:
         return []
     lowered = {name.lower(): name for name in known if len(name) <= _LONGEST_NAME}

@@ -1,6 +1,6 @@
-"""Functions of tensors that are traced once and then called in any graph, as one operation instead of many.
+"""Trace a function of tensors once, so that every graph can call it as one operation instead of many.
 
-XLA can compile them in another thread while the graph is built.
+XLA can compile traced functions in another thread while the graph is built.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
-_OUTSIDE = tf.Graph()  # stays empty
-_compiler: ThreadPoolExecutor | None = None  # active inside `compiling_ahead`
+_OUTSIDE = tf.Graph()  # the empty graph in which functions are traced
+_compiler: ThreadPoolExecutor | None = None  # set inside `compiling_ahead`
 TensorFunction = Callable[..., Any]
 
 
 @contextmanager
 def compiling_ahead(wanted: bool = True) -> Iterator[None]:
-    """Inside, if `wanted`, compile each traced function in a thread, so that XLA finds it on disk when the graph runs.
+    """Inside, compile each traced function in a thread, so that XLA finds it on disk when the graph runs.
 
-    The exit waits for the last function. Building a graph keeps one core busy, so this uses another.
+    The exit waits for the last function. Building a graph keeps only one core busy, so the thread uses a second core. If
+    `wanted` is false, nothing is compiled ahead.
     """
     global _compiler
     if not wanted or _compiler:
@@ -42,7 +43,7 @@ def compiling_ahead(wanted: bool = True) -> Iterator[None]:
 
 
 def _run_once(function: Any) -> None:
-    """Run a traced function on zeros, so that XLA compiles it. Ignore errors: they appear again when the graph runs."""
+    """Run a traced function on zeros, so that XLA compiles it. Ignore errors, because they recur when the graph runs."""
     with suppress(Exception), tf.Graph().as_default() as graph:
         outputs = function(*(tf.zeros(x.shape, x.dtype) for x in function.inputs))
         config = tf.ConfigProto()
@@ -52,19 +53,19 @@ def _run_once(function: Any) -> None:
 
 
 def compiled(function: TensorFunction) -> TensorFunction:
-    """Return the function, compiled by XLA for each combination of argument shapes."""
+    """Return a version of the function that XLA compiles for each combination of argument shapes."""
     return _called(function, tf.function(function, jit_compile=True, autograph=False), by_xla=True)
 
 
 def traced(function: TensorFunction) -> TensorFunction:
-    """Return the function, traced but not compiled. TensorFlow inlines it when it optimises the graph."""
+    """Return a version of the function that is traced but not compiled. TensorFlow inlines it when it optimises graphs."""
     return _called(function, tf.function(function, autograph=False), by_xla=False)
 
 
 def _called(function: TensorFunction, traceable: Any, by_xla: bool) -> TensorFunction:
-    """Return a function that is traced in an empty graph, because a trace keeps the graph around it alive.
+    """Return a function that is traced in an empty graph, because a traced function keeps the graph around it in memory.
 
-    Calls use the concrete function: `traceable` itself would leave the context of a surrounding loop.
+    Each call uses the concrete function, because a call of `traceable` would leave the context of a surrounding loop.
     """
 
     @wraps(function)

@@ -28,7 +28,7 @@ def line() -> str:
 
 
 def installed(package: str) -> str:
-    """Return the version of a package, from whichever distribution provides it; "not installed" without one."""
+    """Return the version of a package, or "not installed". Several distributions may provide the same package."""
     from importlib import metadata  # slow
 
     for name in _DISTRIBUTIONS.get(package, (package,)):

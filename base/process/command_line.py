@@ -21,7 +21,7 @@ from base.fields import decimal_number, escaped, short
 from base.process import commands, early_exit, orphans, signals, tf_runtime
 
 _UNLIMITED = 999_999_999
-_OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of the path itself
+_OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # errors caused by the path that the user gave
 Errors = tuple[type[Exception], ...]
 
 
@@ -30,7 +30,7 @@ class UsageError(Exception):
 
 
 class HelpParser(argparse.ArgumentParser):
-    """A parser whose help shows commands in the form in which this one was called."""
+    """A parser whose help writes commands as the user called them: `cnn train` or `python train.py`."""
 
     def format_help(self) -> str:
         """Return the help text."""
@@ -38,14 +38,14 @@ class HelpParser(argparse.ArgumentParser):
 
 
 class Parser(HelpParser):
-    """A parser with --version, whose errors are UsageErrors."""
+    """A parser with the option --version. Wrong arguments raise UsageError."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         self.add_argument("--version", action="version", version=version.line(), help="print the versions and stop")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options; raise UsageError for an unknown option, with similar names, or an extra argument."""
+        """Return the options. Raise UsageError for an extra argument or an unknown option, and suggest similar options."""
         known, rest = self.parse_known_args(args, namespace)
         unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
         if unknown:
@@ -56,13 +56,16 @@ class Parser(HelpParser):
         return known
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options and the rest; raise UsageError for an empty value, which as a path is the current folder."""
+        """Return the options and the unknown words.
+
+        Raise UsageError for an empty value, because an empty path would mean the current folder.
+        """
         known, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
             value = getattr(known, action.dest, None)
             if value != action.default and "" in (value if isinstance(value, list) else [value]):
                 name = "/".join(action.option_strings) or action.metavar or action.dest
-                self.error(f"{name} needs a value, but the given one is empty")
+                self.error(f"{name} needs a value, but the given value is empty")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
@@ -70,7 +73,7 @@ class Parser(HelpParser):
 
 
 def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` to `most`, for `type=` of argparse."""
+    """Return a function for argparse's `type=` that reads a whole number from `least` to `most`."""
     largest = _UNLIMITED if most is None else most
 
     def read(text: str) -> int:
@@ -83,7 +86,10 @@ def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(least: float, most: float, ends: bool = True) -> Callable[[str], float]:
-    """Return a reader of numbers from `least` to `most`, for `type=` of argparse. `ends`: accept the limits themselves."""
+    """Return a function for argparse's `type=` that reads a number from `least` to `most`.
+
+    If `ends` is false, the number must not equal a limit.
+    """
 
     def read(text: str) -> float:
         try:
@@ -98,7 +104,7 @@ def number(least: float, most: float, ends: bool = True) -> Callable[[str], floa
 
 
 def as_value(path: Path) -> str:
-    """Return a path as an option's value: prefix ./ if it begins with a dash and would be read as another option."""
+    """Return a path as an option's value. Prefix ./ to a path that begins with a dash, which would be read as an option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
@@ -106,11 +112,12 @@ def run(
     prog: str, main: Callable[[list[str]], int], argv: list[str] | None, wrong: Errors, failures: Errors = (),
     unprintable: str = "replace",
 ) -> int:  # fmt: skip
-    """Call main(argv) and return the exit code. Print each expected error as one line on standard error.
+    """Call main(argv) and return the exit code. Print an expected error as one line on standard error.
 
-    Expected errors are `wrong` input, `failures`, signals, and errors of the system, TensorFlow or missing packages.
-    `unprintable`: the error handler for characters that standard output cannot encode. An error with `ends_process`
-    skips the interpreter's clean-up: the process sleeps for that number of seconds, then ends with the exit code.
+    Expected errors are the types `wrong` (exit code 2) and `failures` (exit code 1), signals, missing packages, and errors
+    of the operating system and of TensorFlow. `unprintable` is the error handler for characters that standard output
+    cannot encode. If an error has the attribute `ends_process`, the process skips the interpreter's clean-up, sleeps for
+    that number of seconds, then exits.
     """
     prog = commands.prog(prog)
     early_exit.mark_begun(prog)
@@ -132,7 +139,7 @@ def run(
                 try:
                     return _ended(error, _reported(prog, error, wrong, failures))
                 except Exception:
-                    stop.raise_if_received()  # a library may have replaced the StopRequest by its own error
+                    stop.raise_if_received()  # a library may have replaced the StopRequest by another error
                     if _ends_process(error):
                         traceback.print_exception(error)
                         _ended(error, 1)
@@ -148,10 +155,10 @@ def _ends_process(error: BaseException) -> bool:
 
 
 def _ended(error: BaseException, code: int) -> int:
-    """Return the exit code, or end the process with it if the error says so."""
+    """Return the exit code, or end the process with this code if the error has `ends_process`."""
     if _ends_process(error):
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
+            with suppress(OSError, ValueError):  # the stream, or the pipe's reading end, is closed
                 stream.flush()
         if error.ends_process:
             with suppress(OSError):
@@ -168,7 +175,7 @@ def escaped_message(text: object) -> str:
 
 
 def _give_up_standard_output() -> None:
-    """Discard buffered output; otherwise the interpreter tries to write it again at exit, and complains."""
+    """Discard buffered output. Otherwise the interpreter tries to write it again at exit, and prints an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -197,7 +204,7 @@ def _reported(prog: str, error: Exception, wrong: Errors, failures: Errors) -> i
         _give_up_standard_output()
         return (
             report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1
-        )  # only a run's log sets the filename
+        )  # the file name is set only if the log of a run fails
     except OSError as error:
         if error.filename == signals.STANDARD_OUTPUT:
             _give_up_standard_output()

@@ -1,7 +1,7 @@
-"""The table of commands, and how this process was called. Scripts import this file first.
+"""The table of commands, and the way in which the user called this process.
 
-`python train.py` and `cnn train` are the same command. Messages use the first form. If the user called `cnn`,
-`as_invoked` rewrites them in the second form, so that commands can be pasted.
+`python train.py` and `cnn train` are the same command. The code writes messages with the first form. If the user called
+`cnn`, `as_invoked` replaces it by the second form, so that the user can paste commands from messages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import escaped
 
-_ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # need no photos before them
-PACKAGE = "cnn_harness"  # the only name that an installation takes in site-packages
+_ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # with these options, `cnn predict` needs no photos
+PACKAGE = "cnn_harness"  # the only folder with code that an installation creates in site-packages
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -26,12 +26,17 @@ def _same(words: list[str]) -> list[str]:
 
 
 def _to_predict(words: list[str]) -> list[str]:
-    """Return the options that `cnn predict WEIGHTS PHOTO...` stands for; raise OptionError if one of them is missing."""
+    """Return the arguments of validation.py for those of `cnn predict WEIGHTS PHOTO...`.
+
+    Raise OptionError if the weights or the photos are missing.
+    """
     first = next((k for k, word in enumerate(words) if word.startswith("-")), len(words))
     answered = any(word.startswith(_ANSWERED) for word in words)
     if first < 2 and not answered:
         missing = "the photos" if first else "the weights and the photos"
-        raise OptionError(f"{missing} are missing; give both before all options, as in efficientnet-lite0 PHOTO.jpg")
+        raise OptionError(
+            f"{missing} are missing; give weights and photos before all options, as in efficientnet-lite0 PHOTO.jpg"
+        )
     return [*["--restore-path", *words[:1]] * (first > 0), *["--predict", *words[1:first]] * (first > 1), *words[first:]]
 
 
@@ -39,9 +44,9 @@ def _to_predict(words: list[str]) -> list[str]:
 class Command:
     """A command.
 
-    `module`: the module that runs. `written`: the call in a checkout, if it is not `python <module>.py`. `takes`: the
-    script whose options it accepts in addition to its own. `usage`: the arguments before the options. `words`: function
-    that rewrites the arguments for the module.
+    `module` is the Python module that runs. `written` is the call in a checkout, if it is not `python <module>.py`. `takes`
+    is the script whose options the command accepts in addition to its own. `usage` shows the arguments before the options.
+    `words` is a function that rewrites the arguments for the module.
     """
 
     module: str
@@ -60,7 +65,7 @@ class Command:
 COMMANDS = {
     "train": Command(module="train", takes="train", usage="[FOLDER|CONFIGURATION] ", help="train a network"),
     "validate": Command(
-        module="validation", takes="validation", usage="[RUN] ", help="validate checkpoints of a run, or weights"
+        module="validation", takes="validation", usage="[RUN] ", help="validate checkpoints of a run, or a weight file"
     ),
     "restore": Command(module="restore", takes="restore", usage="RUN ", help="resume a run"),
     "finetune": Command(
@@ -68,7 +73,8 @@ COMMANDS = {
         help="fine-tune published weights on your own photos",
     ),
     "sweep": Command(
-        module="tools.sweep", written="cnn sweep", takes="train", help="train with many values of options and compare them"
+        module="tools.sweep", written="cnn sweep", takes="train",
+        help="train with many values of options and compare the runs",
     ),
     "predict": Command(
         module="validation", takes="validation", usage="WEIGHTS PHOTO... ", words=_to_predict,
@@ -111,9 +117,9 @@ COMMANDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of `cnn`, or of another installed program, which has no `command`.
+    """A call of `cnn`, or of another installed program, for which `command` is "".
 
-    `prog`: the name of `cnn` in messages. `path`: the program's file; "" for `python -m cnn_harness`.
+    `prog` is the name of `cnn` in messages. `path` is the program's file, or "" for `python -m cnn_harness`.
     """
 
     prog: str
@@ -136,22 +142,22 @@ def current_call() -> Call | None:
 
 
 def prog(script: str) -> str:
-    """Return the name that begins messages: that of the call, or else the script's."""
+    """Return the name for the beginning of messages: `cnn COMMAND` if the user called `cnn`, otherwise `script`."""
     return f"{_call.prog} {_call.command}" if _call and _call.command else script
 
 
 def usage(script: str) -> str:
-    """Return the arguments before the options, for help: those of this call, or else of a script."""
+    """Return the arguments before the options, as help shows them, for the called command or else for a script."""
     return COMMANDS[_call.command if _call and _call.command in COMMANDS else command_name(script)].usage
 
 
 def command_name(module: str) -> str | None:
-    """Return the name of the command that runs a module; None if there is none."""
+    """Return the name of the command that runs a module; None if no command does."""
     return next((name for name, row in COMMANDS.items() if row.module in (module, f"tools.{module}")), None)
 
 
 def as_invoked(text: str) -> str:
-    """Replace script calls in a text, such as `python train.py`, by the form in which this process was called."""
+    """If the user called `cnn`, replace script calls in a text, such as `python train.py`, by `cnn train`."""
     call = _call
     if call is None:
         return text
@@ -160,7 +166,7 @@ def as_invoked(text: str) -> str:
 
 @cache
 def _names() -> dict[str, str]:
-    """Return script, as in messages (train.py, Datasets.convert) -> command; the first one if several run it."""
+    """Map each script, as written in messages (train.py, Datasets.convert), to the first command that runs it."""
     calls = ((row.call.split("/")[-1].removeprefix("python ").removeprefix("-m "), name) for name, row in COMMANDS.items())
     return {call: name for call, name in reversed([*calls]) if call != name and not call.startswith("cnn ")}
 
@@ -172,7 +178,7 @@ def _written() -> re.Pattern[str]:
 
 
 def in_shell(arguments: Sequence[str]) -> str:
-    """Return arguments as typed in a shell, with control characters escaped."""
+    """Return arguments quoted for a shell, with control characters escaped."""
     return escaped(shlex.join(arguments))
 
 

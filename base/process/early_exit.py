@@ -1,7 +1,7 @@
-"""End the process with one line if a signal comes before or after the command itself, or if a package is missing.
+"""Print one line instead of a traceback if a signal comes while a script starts or exits, or if a package is missing.
 
-Every script calls this first: its other imports take most of a second, and an interrupt would cause a traceback. For
-the same reason this file imports few modules.
+Every script calls `install` before its other imports, which take most of a second. Therefore this file imports few
+modules.
 """
 
 import os
@@ -10,11 +10,18 @@ import sys
 from functools import partial
 
 BEFORE = " before it began; nothing was changed, so run the same command again"
-INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # import names of what `make setup` installs
+INSTALLED = (
+    "tensorflow",
+    "numpy",
+    "yaml",
+    "PIL",
+    "grpc",
+    "google",
+)  # import names; `make setup` installs these packages
 
 
 def install(prog: str) -> None:
-    """From now on, end the process with one line for a signal or a missing package."""
+    """From now on, if a signal comes or a package is missing, print one line and end the process."""
     prog = _as_called(prog)
     for number in stop_signals():
         signal.signal(number, partial(_leave, prog, BEFORE))
@@ -30,7 +37,7 @@ def mark_begun(prog: str) -> None:
 
 
 def _as_called(prog: str) -> str:
-    """Return the name that begins messages. Only `cnn` has imported the table of commands by now."""
+    """Return the name for the beginning of messages. The table of commands is imported so early only by `cnn`."""
     commands = sys.modules.get("base.process.commands")
     return commands.prog(prog) if commands else prog
 
@@ -74,5 +81,5 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def _leave(prog: str, when: str, number: int, frame: object) -> None:
     try:
         os.write(2, f"\n{prog}: stopped by {signal.Signals(number).name}{when}\n".encode())
-    finally:  # also when the terminal has gone
+    finally:  # the process must exit even if the terminal is closed
         os._exit(128 + number)

@@ -1,7 +1,7 @@
 """Stop a process after its launcher has ended: first by SIGUSR1, a minute later by force.
 
-A killed launcher cannot stop its processes. Each one therefore watches its parent: poprun, mpirun, or mpirun's daemon
-on another host. The trials of cnn sweep do the same.
+A killed launcher cannot stop the processes that it started. Each process therefore watches its parent, which is poprun,
+mpirun, mpirun's daemon on another host, or `cnn sweep`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 from base.process import signals
 
-MARK = "POPRUN_PROCESS"  # environment variable of processes that end with their parent
-_OF_MPIRUN = "OMPI_COMM_WORLD_RANK"  # set by mpirun, with or without poprun
+MARK = "POPRUN_PROCESS"  # a process with this environment variable ends if its parent has ended.
+_OF_MPIRUN = "OMPI_COMM_WORLD_RANK"  # environment variable that mpirun sets, with or without poprun
 GRACE = 60  # seconds from the stop request to the forced end
-_EVERY = 0.5  # seconds
+_EVERY = 0.5  # seconds between two checks of the parent
 
 
 def watch(environ: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Progress of slow commands, on standard error."""
+"""Show the progress of slow commands on standard error."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
-_WIDTH = 30  # characters of the bar
+_WIDTH = 30  # width of the bar in characters
 _REDRAWN = 0.1  # seconds between two updates of the bar
-_LINE_EVERY = 10.0  # seconds between two lines without a terminal
+_LINE_EVERY = 10.0  # seconds between two lines if there is no terminal
 _SECOND = 1.0
 
 
 class Progress:
-    """Progress out of `total`: a bar on a terminal, otherwise a line every ten seconds. Thread-safe."""
+    """Shows how much of `total` is done: by a bar on a terminal, otherwise by a line every ten seconds. Thread-safe."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -53,7 +53,7 @@ class Progress:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show on standard error that `what` is running: the seconds so far on a terminal, else one line after 10 seconds."""
+    """Show that `what` is running: on a terminal by the elapsed seconds, otherwise by one line after ten seconds."""
     terminal, over, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
 
     def show(text: str) -> None:

@@ -1,8 +1,8 @@
-"""Signals that stop a command, so that a run can be stopped at any moment without loss.
+"""Handle the signals that stop a command, so that a run can be stopped at any moment without losing work.
 
-The first signal is a request: a device step ends at its next pass, a file being written is finished, and all other work
-ends at once. A second Ctrl-C or SIGTERM ends the process immediately. SIGHUP and SIGUSR1 stay requests, however often
-they come: the kernel and a shell both send SIGHUP when a terminal closes, and poprun and schedulers send SIGUSR1.
+The first signal requests a stop: a device step ends after its current micro-batch, a file being written is finished, and
+all other work ends at once. A second Ctrl-C or SIGTERM ends the process immediately. A second SIGHUP or SIGUSR1 is
+ignored, because the kernel and the shell both send SIGHUP when a terminal closes, and poprun and schedulers send SIGUSR1.
 After a signal, output to a closed terminal or pipe is dropped.
 """
 
@@ -24,16 +24,16 @@ from typing import Any, TextIO
 from base.fields import escaped
 from base.process import early_exit
 
-URGENT = (signal.SIGINT, signal.SIGTERM)  # the second one ends the process at once
-STANDARD_OUTPUT = "standard output"  # its file name in errors
+URGENT = (signal.SIGINT, signal.SIGTERM)  # the second of these signals ends the process at once
+STANDARD_OUTPUT = "standard output"  # the file name in errors about standard output
 _STOPPING = "stopping at the next micro-batch; interrupt again to stop at once"
 
 
 class StopRequest(BaseException):
-    """A signal asked the command to stop. Not an Exception, so that libraries do not catch it."""
+    """A signal asked the command to stop. The base class is not Exception, so that libraries do not catch it."""
 
     def __init__(self, number: int, instance: int | None = None) -> None:
-        """Store the signal, and the instance that received it if it was another one."""
+        """Store the signal. `instance` is the process that received the signal, if it was not this process."""
         super().__init__(
             signal.Signals(number).name if instance is None else f"instance {instance}, which received a signal"
         )
@@ -42,9 +42,10 @@ class StopRequest(BaseException):
 
 
 def for_others(number: int) -> int:
-    """Return the signal with which the other instances end after one received this signal.
+    """Return the signal whose exit code the other instances use after one instance received `number`.
 
-    SIGUSR1 comes from a launcher or scheduler. All instances then exit with its code: the command is to be run again.
+    SIGUSR1 comes from a launcher or scheduler. All instances then exit with SIGUSR1's code, which means that the command
+    should be run again.
     """
     return signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
 
@@ -52,20 +53,21 @@ def for_others(number: int) -> int:
 class Signals:
     """Signal handlers of a command or run, as a context manager.
 
-    The exit restores the earlier handlers, which learn of a received signal. Only the main thread handles signals.
+    The exit restores the earlier handlers. A received signal is also recorded in the `Signals` around this one. Only the
+    main thread handles signals.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._ask: Callable[[], None] | None = None  # called instead of raising
-        self._instance: int | None = None  # the instance that received the signal, if it was another one
+        self._ask: Callable[[], None] | None = None  # a signal calls this instead of raising StopRequest
+        self._instance: int | None = None  # the instance that received the signal, if it was not this process
         self._always: Callable[[], None] | None = None
         self._telling = _STOPPING
         self._agreed = False
         self._earlier: dict[int, Any] = {}
-        self._outer: Signals | None = None  # whose handlers are restored
+        self._outer: Signals | None = None  # the Signals around this one
         self._again: int | None = None
-        self._outcome: queue.SimpleQueue[BaseException | None] | None = None  # of the current call of `_ask`
+        self._outcome: queue.SimpleQueue[BaseException | None] | None = None  # receives the result of calling `_ask`
 
     def __enter__(self) -> Signals:
         if _in_main_thread():
@@ -84,7 +86,7 @@ class Signals:
     def deferred(self, ask: Callable[[], None] = lambda: None, telling: str = _STOPPING) -> Iterator[None]:
         """Inside, a signal calls `ask` in another thread, and StopRequest is raised only at the exit.
 
-        The function of `defer_until_agreed`, if any, replaces `ask`. `telling`: the line printed when a signal comes.
+        `telling` is the line printed when a signal comes. After `defer_until_agreed`, its function is called, not `ask`.
         """
         self._ask, self._telling = self._always or ask, telling
         try:
@@ -97,12 +99,12 @@ class Signals:
     def defer_until_agreed(self, ask: Callable[[], None]) -> None:
         """From now on, let every signal call `ask`, and raise StopRequest only after `agree_to_stop`.
 
-        If one instance stopped alone, the others would wait for it.
+        If one instance stopped alone, the other instances would wait for it forever.
         """
         self._ask = self._always = ask
 
     def raise_if_received(self) -> None:
-        """Raise StopRequest if a signal came, once the call that it started has ended."""
+        """If a signal came, wait for the call that it started, then raise StopRequest."""
         if self.received is not None:
             self._await_call()
             raise StopRequest(self.received, self._instance)
@@ -110,7 +112,7 @@ class Signals:
     def agree_to_stop(self, instance: int, number: int = signal.SIGTERM) -> None:
         """Record that all instances agreed to stop because `instance` received the signal `number`.
 
-        The others stop as if they had received it. Later signals have no further effect.
+        The other instances stop as if they had received the signal. Later signals have no effect.
         """
         self._agreed = True
         if self.received is None:
@@ -118,7 +120,7 @@ class Signals:
             self._instance = instance
 
     def raise_again(self) -> None:
-        """Repeat the request after Python discarded its exception, which it does in destructors."""
+        """Repeat the request after a destructor raised StopRequest, because Python discards exceptions in destructors."""
         self._again, self.received = self.received, None
         again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
         again.daemon = True
@@ -126,7 +128,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            return  # already requested; `at_once_when_urged` handles a second urgent signal
+            return  # the stop is already requested; `at_once_when_urged` handles a second Ctrl-C or SIGTERM
         number, self._again = self._again or number, None
         self._note(number)
         if self._ask is None:
@@ -138,7 +140,7 @@ class Signals:
         _thread.start_new_thread(_call, (self._ask, self._outcome))
 
     def _await_call(self) -> None:
-        """Wait for the call of `_ask` that a signal started, if any, and raise its error."""
+        """If a signal started a call of `_ask`, wait until the call ends and raise its error."""
         outcome, self._outcome = self._outcome, None
         if outcome is not None and (error := outcome.get()) is not None:
             raise error
@@ -151,7 +153,7 @@ class Signals:
 
 @contextmanager
 def stoppable() -> Iterator[Signals]:
-    """Inside, a signal raises StopRequest, a second urgent one ends the process, and a closed terminal is no error."""
+    """Inside, a signal raises StopRequest, a second Ctrl-C or SIGTERM ends the process, and output may be closed."""
     with Signals() as signals, at_once_when_urged():
         streams, hook = (sys.stdout, sys.stderr), sys.unraisablehook
 
@@ -171,14 +173,14 @@ def stoppable() -> Iterator[Signals]:
 def at_once_when_urged() -> Iterator[None]:
     """Inside, let a second Ctrl-C or SIGTERM end the process at once, even during a long library call.
 
-    Python's own handlers only run when the main thread returns to Python, so a thread watches a pipe instead.
+    Python runs signal handlers only between instructions of the main thread, so another thread reads signals from a pipe.
     """
     if not _in_main_thread():
         yield
         return
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
-    shown = os.dup(2)  # standard error may be redirected while a library is silenced
+    shown = os.dup(2)  # a copy, because standard error is redirected while a library is silenced
     earlier = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(reads, shown), daemon=True)
     watch.start()
@@ -203,14 +205,14 @@ def _watch(reads: int, shown: int) -> None:
                 os._exit(128 + number)
 
 
-# control characters, except those that bars and loggers print: line ends, tabs, colours and clearing a line
+# Control characters to escape. Progress bars and loggers need the others: line ends, tabs, colours and clearing a line.
 _OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\\[[0-9;]*[mK])")
 
 
 class TolerantStream:
     """A stream that drops output to a closed terminal, and after a signal also output to a closed pipe.
 
-    Ctrl-C ends the reading end of a pipe too. Control characters, for example in folder names, are escaped.
+    Ctrl-C also ends the program that reads the pipe. Control characters, for example in folder names, are escaped.
     """
 
     def __init__(self, stream: TextIO, signals: Signals) -> None:
@@ -236,7 +238,7 @@ class TolerantStream:
                 if error.filename is None and error.errno != errno.EPIPE:  # EPIPE ends a command silently
                     error.filename = {"<stdout>": STANDARD_OUTPUT}.get(getattr(self._stream, "name", ""))
                 raise
-            with suppress(OSError, ValueError):  # else the interpreter writes buffered text again at exit
+            with suppress(OSError, ValueError):  # otherwise the interpreter would write buffered text again at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -254,7 +256,7 @@ def _call(ask: Callable[[], None], outcome: queue.SimpleQueue[BaseException | No
 
 
 def print_error(text: str) -> None:
-    """Print a line on standard error; safe in signal handlers, which may interrupt another write to that stream."""
+    """Print a line on standard error without Python's buffer, because a signal handler may interrupt another print."""
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
 

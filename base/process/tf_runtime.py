@@ -1,6 +1,6 @@
-"""Import TensorFlow without the lines that its libraries print first, and shorten its errors to one line.
+"""Import TensorFlow without the lines that its libraries print at start, and shorten TensorFlow's errors to one line.
 
-If TF_CPP_MIN_LOG_LEVEL is set, TensorFlow's output is left alone.
+If TF_CPP_MIN_LOG_LEVEL is set, TensorFlow's output is not suppressed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _HEADINGS = (
     'File "',
     "Node: ",
     "[[",
-)  # lines of TensorFlow's errors without a reason
+)  # lines of TensorFlow's errors that begin with these words give no reason
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-KERNELS = ".passes-"  # part of the name of a process's folder with kernels compiled by XLA
+KERNELS = ".passes-"  # part of the name of a temporary folder for kernels compiled by XLA
 _LESS = (
     "use a smaller --micro-batch-size (with a larger --gradient-accumulation-count for the same global batch), "
     "--enable-recomputation, --fold 1 or a smaller --image-size"
 )
-_OF_DATA, _NO_MEMORY = "DataError: ", "OOM when allocating"  # in a line of TensorFlow's messages
-# messages of the loader and of Python; a library that makes several attempts quotes them, and those do not count
+_OF_DATA, _NO_MEMORY = "DataError: ", "OOM when allocating"  # parts of TensorFlow's messages
+# Messages of the dynamic loader and of Python. Quoted messages do not count, because a library may have tried again.
 _STARVED = re.compile(
     r"""[^'"\\]*(?:failed to map segment|cannot allocate memory|can't start new thread)[^'"\\]*""", re.IGNORECASE
 )
@@ -42,7 +42,7 @@ _VARIABLES = (
     "CUDA_",
     "CUBLAS_",
     "NVIDIA_",
-)  # prefixes of variables that may change results
+)  # prefixes of environment variables that may change results
 _NO_MATTER = (
     "TF_CONFIG", "TF_CLI_", "TF_CPP_", "TF_POPLAR_", "TF_GPU_ALLOCATOR", "TF_FORCE_GPU_", "CUDA_VISIBLE_", "NVIDIA_VISIBLE_",
 )  # fmt: skip
@@ -52,9 +52,9 @@ _USUAL = {
 
 
 def settings() -> dict[str, str]:
-    """Return the environment variables that choose TensorFlow's kernels or threads, if they differ from its defaults.
+    """Return the environment variables that choose TensorFlow's kernels or threads, if they differ from the defaults.
 
-    The last digits of sums depend on them.
+    The last digits of results depend on these variables.
     """
     chosen = {}
     for name, value in sorted(os.environ.items()):
@@ -67,21 +67,24 @@ def settings() -> dict[str, str]:
 def import_tensorflow(level: str = "2") -> None:
     """Import TensorFlow for the first time.
 
-    `level`: what it does not log: "2" warnings and below, "3" errors too.
+    `level` "2" hides TensorFlow's warnings and information, "3" also its errors.
     """
     if "tensorflow" in sys.modules:
         return
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         if os.environ.get(name, "").strip().startswith("-"):
             raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts if the number of threads is negative; unset it")
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # else the first session takes all memory of every GPU
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # otherwise the first session takes all memory of every GPU
     with _without_keras():
         _import_quietly(level)
 
 
 @contextmanager
 def _without_keras() -> Iterator[None]:
-    """Inside, importing TensorFlow skips Keras, which is unused and takes a third of the time. `tf.keras` works later."""
+    """Inside, importing TensorFlow skips Keras, which is unused here and takes a third of the time.
+
+    `tf.keras` still works later.
+    """
     apart = "keras" not in sys.modules
     if apart:
         sys.modules["keras"] = None  # Python's mark for a module that cannot be imported
@@ -93,7 +96,7 @@ def _without_keras() -> Iterator[None]:
 
 
 def _import_quietly(level: str) -> None:
-    """Import TensorFlow with standard error discarded: its libraries print before they read the logging level."""
+    """Import TensorFlow with standard error discarded, because its libraries print before they read the log level."""
     if LEVEL in os.environ:
         import tensorflow
 
@@ -116,7 +119,7 @@ def is_of_tensorflow(error: BaseException | None) -> bool:
 
 
 def device_error(error: Exception) -> str:
-    """Return TensorFlow's error in one line: a DataError raised by a reader, or else the first line with a reason."""
+    """Return TensorFlow's error in one line: the DataError that caused it, or else the first line that gives a reason."""
     if any(KERNELS in line for line in _lines(error)):
         no_room = "no space for the kernels that XLA compiles; set TMPDIR to another folder or give --no-executable-cache"
         return f"{telling_line(error)}: {no_room}"
@@ -130,7 +133,7 @@ def device_error(error: Exception) -> str:
 
 
 def data_error(error: BaseException) -> str | None:
-    """Return the message of a DataError that a reader raised inside TensorFlow; None for any other error."""
+    """Return the message of a DataError that the input pipeline raised inside TensorFlow; None for any other error."""
     found = (line.partition(_OF_DATA) for line in _lines(error)) if is_of_tensorflow(error) else ()
     return next((message for _, marker, message in found if marker), None)
 
@@ -148,6 +151,6 @@ def starved_message(error: BaseException) -> str | None:
 
 
 def telling_line(error: Exception) -> str:
-    """Return the first line of TensorFlow's message with a reason; headings and locations precede it."""
+    """Return the first line of TensorFlow's message that gives a reason, after headings and locations."""
     lines = (line.strip() for line in str(getattr(error, "message", error)).splitlines())
     return next((line for line in lines if line and not line.startswith(_HEADINGS)), "no reason given")

@@ -1,6 +1,7 @@
-"""Data sets expanded once into the user's cache: atomic, verified, safe for concurrent processes.
+"""Expand included data sets once into the user's cache folder; several processes may do this at the same time.
 
-A folder is built under a temporary name and renamed when complete. Recorded sizes and digests show whether it is intact.
+A data set is built in a temporary folder, which is renamed when it is complete. Recorded sizes and digests show whether
+the files are intact.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from base.storage import input_files
 
 _PROJECT = "cnn-harness"
 _RECORD = "checksums.json"
-_ATTEMPTS = 8  # each lost race means that another process has just created the folder
+_ATTEMPTS = 8  # attempts to rename the folder; one fails if another process has just created the folder
 
 
 def expanded(name: str, build: Callable[[Path], None], environ: Mapping[str, str]) -> Path:
@@ -27,7 +28,7 @@ def expanded(name: str, build: Callable[[Path], None], environ: Mapping[str, str
     for base in _bases(environ):
         try:
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if base.stat().st_uid != os.getuid():  # another user can create the temporary one first
+            if base.stat().st_uid != os.getuid():  # another user may have created the temporary folder
                 raise PermissionError(13, "belongs to another user", str(base))
             return _expanded_in(base / name, build)
         except OSError as error:
@@ -63,9 +64,9 @@ def _expanded_in(final: Path, build: Callable[[Path], None]) -> Path:
                 os.rename(new, final)
                 return final
             except OSError:
-                if _is_whole(final):  # by another process
+                if _is_whole(final):  # another process has created it
                     return final
-            with suppress(FileNotFoundError):  # moved, so that no other process sees a half-deleted folder
+            with suppress(FileNotFoundError):  # a folder deleted in place would be seen half deleted
                 os.rename(final, tempfile.mkdtemp(dir=top))
     raise OSError(f"{final} is damaged and cannot be replaced")
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # name and process of an unfinished file
+_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a temporary file: .NAME.PROCESS-ID
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, add `path` to an OSError without a file name, for example that of a write to a full disk."""
+    """Inside, add `path` to an OSError that has no file name, for example after a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -30,9 +30,9 @@ def append(path: Path) -> BinaryIO:
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
-    """Write a temporary file, then rename it, so that readers see the old or the new content, never a part.
+    """Write a temporary file, then rename it, so that readers see the old or the new content, never a part of it.
 
-    An OSError names `path`.
+    If this fails, the OSError names `path`.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -53,7 +53,7 @@ def encoded(text: str) -> bytes:
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Yield the temporary files that killed processes left in this folder in `write_atomically`."""
+    """Yield the temporary files of `write_atomically` that killed processes left in this folder."""
     for path in folder.glob(".*"):
         named = _BESIDE.fullmatch(path.name)
         if named and (folder / named[1]).is_file() and not path.is_dir():
@@ -66,5 +66,5 @@ def nearest_folder(path: Path) -> Path:
 
 
 def refused(place: Path) -> int:
-    """Return the error number for a place that is not writable: EROFS on a read-only file system, else EACCES."""
+    """Return the error number for a folder that is not writable: EROFS on a read-only file system, else EACCES."""
     return errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES

@@ -12,7 +12,7 @@ _BLOCK = 1 << 22  # bytes of one read
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading, unbuffered; raise OSError for anything else. Opening a pipe could block forever."""
+    """Open a regular file for reading, unbuffered. Raise OSError for anything else, because a pipe could block forever."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -46,7 +46,7 @@ def sha256(path: str | Path) -> str:
 
 
 class Slices:
-    """The bytes of an open file, read by slices; a slice raises OSError if the file has become shorter."""
+    """The bytes of an open file. A slice reads from the file, and raises OSError if the file has become shorter."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -16,15 +16,16 @@ from base.errors import OptionError
 from base.storage import files
 
 FILE = ".lock"
-_MOMENT = 0.05  # seconds
+_MOMENT = 0.05  # seconds before the second attempt to lock a folder
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
 def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
-    """Hold a folder's lock, at most until the process ends. `what`: the content of the folder, for messages.
+    """Inside, hold a folder's lock. The lock is also released if the process ends.
 
-    Raise OptionError if another process holds the lock or if the folder is not writable.
+    Raise OptionError if another process holds the lock, or if the folder is not writable. `what` names the folder's content
+    in messages.
     """
     try:
         file = files.append(folder / FILE)
@@ -34,7 +35,7 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
         raise OptionError(f"{folder} is not writable ({error.strerror}); make it writable, or copy it elsewhere") from None
     with file:
         if not _take(file.fileno()):
-            time.sleep(_MOMENT)  # `is_locked` may hold it briefly
+            time.sleep(_MOMENT)  # `is_locked` in another process may hold the lock briefly
             if not _take(file.fileno()):
                 holder = (folder / FILE).read_text(errors="replace").strip() or "unknown"
                 raise OptionError(f"another process ({holder}) is writing {what} in {folder}; wait for it, or stop it first")
@@ -46,7 +47,7 @@ def lock_folder(folder: Path, what: str = "the run") -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(above: Path, prefix: str) -> Iterator[Path]:
-    """Create a temporary folder, and remove it at the exit. Also remove those that killed processes left in `above`."""
+    """Create a temporary folder in `above`, and remove it at the exit. Also remove those of killed processes."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
     descriptor = os.open(folder, os.O_RDONLY)
     _take(descriptor)
@@ -86,7 +87,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _take(descriptor: int) -> bool:
-    """Lock an open file; return False if another process has the lock. Without locks in the file system, return True."""
+    """Lock an open file; return False if another process holds the lock. If the file system has no locks, return True."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,21 +7,21 @@ from pathlib import Path
 from base.storage import locks
 from base.storage.tables import TABLES
 
-ARGUMENTS = ("arguments.json", "arguments_restore.json")  # of the start, and of the last restore
-APPENDED = (locks.FILE, "log.txt")  # in addition to the tables
+ARGUMENTS = ("arguments.json", "arguments_restore.json")  # options of the start, and of the last resumption
+APPENDED = (locks.FILE, "log.txt")  # files other than tables to which a run appends
 REPLACED = (*ARGUMENTS, "checkpoint", "inference.json", "training.svg", "report.html")
 _BY_REQUEST = ("numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt")
 NAMES = frozenset((*APPENDED, *TABLES, *REPLACED, *_BY_REQUEST))
-_BEGINNINGS = (  # of names with a number, host or time, and of editors' backup files
+_BEGINNINGS = (  # beginnings of names that contain a number, host or time, and of editors' backup files
     ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",
     "training.", "validation.",
 )  # fmt: skip
 
-EXPORT = ("labels.txt", "preprocessing.json")  # written with every export
+EXPORT = ("labels.txt", "preprocessing.json")  # files written with every export
 
 
 def is_own(name: str) -> bool:
-    """Return whether runs write files of that name."""
+    """Return whether runs write files with this name."""
     return name in NAMES or name.startswith(_BEGINNINGS)
 
 

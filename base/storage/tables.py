@@ -1,6 +1,7 @@
 """The tables of a run, training.csv and validation.csv.
 
-Rows are appended one by one and synced to disk before the next checkpoint. Resuming removes the rows after its start.
+Rows are appended one by one, and synced to disk before the next checkpoint. A resumed run first removes the rows of the
+updates that it will repeat.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ VALIDATION_COLUMNS = (
     "top5_acc", "loss",
 )  # fmt: skip
 TABLES = {"training.csv": TRAINING_COLUMNS, "validation.csv": VALIDATION_COLUMNS}
-# columns by tag in TensorBoard and other trackers; TensorBoard shows tags with the same prefix side by side
+# Map tags in TensorBoard and other trackers to columns. TensorBoard shows tags with the same prefix side by side.
 TRAINING_TAGS = {
     "loss/train": "loss_avg",
     "accuracy/train": "train_acc_avg",
@@ -34,15 +35,15 @@ TRAINING_TAGS = {
 VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
 
 Row = dict[str, str]
-MAX_BYTES = 1 << 28  # of a table: a few million rows
-_WHOLE = ("iteration", "val_size")  # columns of whole numbers
-_NAME = "name"  # a first column that older files lack
+MAX_BYTES = 1 << 28  # limit for a table: a few million rows
+_WHOLE = ("iteration", "val_size")  # columns that hold whole numbers
+_NAME = "name"  # the first column; older files do not have it
 
 
 class Table:
-    """A CSV file whose column `iteration` is the number of updates, negative for averages.
+    """A CSV file. Its column `iteration` is the number of updates, or negative for averaged checkpoints.
 
-    `named`: whether a new file gets the first column `name`; without it, the name follows from `iteration`.
+    If `named` is true, a new file gets the first column `name`. For files without it, names are made from `iteration`.
     """
 
     def __init__(self, path: Path, columns: tuple[str, ...], named: bool = True) -> None:
@@ -64,7 +65,10 @@ class Table:
                 os.fsync(written.fileno())
 
     def rewind(self, updates: int) -> None:
-        """Remove the rows after the first `updates`, those of averages and incomplete ones; the run writes them again."""
+        """Remove incomplete rows, rows of averages, and rows after the first `updates` updates.
+
+        The resumed run writes these rows again.
+        """
         if self.path.exists():
             place = self.columns.index("iteration")
             rows = self._text([self.columns, *(cells for cells in self._rows() if 0 <= int(cells[place]) <= updates)])
@@ -72,7 +76,7 @@ class Table:
                 files.write_atomically(self.path, rows)
 
     def read(self) -> list[Row]:
-        """Return the complete rows; none if there is no file."""
+        """Return the complete rows; [] if there is no file."""
         return [dict(zip(self.columns, cells)) for cells in self._rows()]
 
     def _content(self) -> bytes:
@@ -87,7 +91,7 @@ class Table:
                 yield cells
 
     def _is_whole(self, cells: Sequence[str]) -> bool:
-        """Return whether every cell except the name is a number, unlike in the header or an incomplete row."""
+        """Return whether every cell except the name is a number. This is false for the header and for incomplete rows."""
         with suppress(ValueError):
             for name, cell in zip(self.columns, cells, strict=True):
                 if name != _NAME:
@@ -107,5 +111,5 @@ class Table:
 
 
 def run_table(folder: Path, name: str, named: bool = True) -> Table:
-    """Return a run's training.csv or validation.csv, which may not exist. `named`: see `Table`."""
+    """Return a run's training.csv or validation.csv, which may not exist. `named` is passed to `Table`."""
     return Table(folder / name, TABLES[name], named)

@@ -9,7 +9,7 @@ JPEG, PNG, GIF, BMP and WebP files are stored unchanged. To restart an interrupt
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("convert")

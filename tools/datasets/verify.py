@@ -10,7 +10,7 @@ Exit code 0: no damage. 1: something is damaged. 2: wrong input.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # run this before the slow imports below
     from base.process import early_exit
 
     early_exit.install("verify")
