@@ -97,7 +97,7 @@ class RunLog:
             self.note(text)
 
     def _is_crowded(self) -> bool:
-        """Return whether the console should skip a routine line. It skips none if there is no log.txt."""
+        """Return whether the console should skip a routine line. Without a log.txt, every line is shown."""
         recent = time.monotonic() - self._routine_at < ROUTINE_SECONDS
         return self.folder is not None and self._printed >= FIRST_LINES and recent
 
@@ -162,7 +162,7 @@ class RunLog:
             self._publish(shown, row)
 
     def _brief_line(self, row: Mapping[str, Any]) -> str:
-        """Return a validation's line for a brief log. It has no training loss if the weights are the initial ones."""
+        """Return a validation's line for a brief log. Initial weights have no training loss."""
         loss = f", loss {row['loss']:.3f}" if row["loss"] != "" else ""
         trained = f"  training loss {self._last_row['loss_avg']:.3f}," if self._last_row and row["iteration"] else ""
         name = f"epoch {row['epoch']:5.2f}:" if row["iteration"] >= 0 else f"{row['name']}:"

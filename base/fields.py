@@ -46,7 +46,7 @@ META: Mapping[str, Any] = {
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
-    """Declare an option. Its flag and its YAML key are the field's name. `meta` replaces values of META."""
+    """Declare an option. The flag and the YAML key are the field's name. `meta` replaces values of META."""
     if unknown := meta.keys() - META.keys():
         raise TypeError(f"an option has no {', '.join(sorted(unknown))}")
     return dataclasses.field(default=default, metadata={**META, "help": help, **meta})

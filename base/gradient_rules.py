@@ -44,7 +44,7 @@ def with_gradient(function: Callable[..., tuple[tf.Tensor, Rule]]) -> Callable[.
 def by_rule(kind: str, make: Callable[..., tf.Tensor], x: tf.Tensor, *others: tf.Tensor, rule: Rule) -> tf.Tensor:
     """Return make(x, *others), which must create one operation of the type `kind`.
 
-    Its gradient with respect to x is rule(gradient of the result).
+    The gradient with respect to x is rule(gradient of the result).
     """
     graph = tf.get_default_graph()
     with graph.gradient_override_map({kind: _NAME}):

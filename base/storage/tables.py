@@ -41,7 +41,7 @@ _NAME = "name"  # the first column; older files do not have it
 
 
 class Table:
-    """A CSV file. Its column `iteration` is the number of updates, or negative for averaged checkpoints.
+    """A CSV file. The column `iteration` is the number of updates, or negative for averaged checkpoints.
 
     If `named` is true, a new file gets the first column `name`. For files without it, names are made from `iteration`.
     """
