@@ -214,7 +214,7 @@ def test_rmsprop_decay_follows_batch():
     assert options("--optimiser RMSprop --rmsprop-decay 0.7").training.mean_square_decay(768) == 0.7
     assert options("--optimiser RMSprop").training.mean_square_decay(768) == 0.9
     assert options("--optimiser RMSprop --rmsprop-base-decay-exp -14").training.mean_square_decay(768) == 0.953125
-    with pytest.raises(OptionError, match=r"1 - 768 x 0.0625 = -47 must lie between 0 and 1; give a smaller exponent"):
+    with pytest.raises(OptionError, match=r"1 - 768 x 0.0625 = -47 must be between 0 and 1"):
         options("--optimiser RMSprop --rmsprop-base-decay-exp -4").training.mean_square_decay(768)
     assert (
         options("--optimiser RMSprop --rmsprop-decay 0.7 --rmsprop-base-decay-exp -14").training.mean_square_decay(768)
