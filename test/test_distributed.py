@@ -185,7 +185,7 @@ def test_gradients_use_requested_wire_format(tmp_path, monkeypatch):
     for wire in ("fp32", "fp16", "bf16"):
         words = [*given, "--all-reduce-format", wire, "--logs-path", tmp_path / wire]
         said = succeeded(by_tf_config("train.py", [words] * 2))[0].out
-        assert (f"Gradients are sent between instances, and added, in {wire}" in said) == (wire != "fp32")
+        assert (f"Instances send and add gradients in {wire}" in said) == (wire != "fp32")
         saved = variables(tmp_path / wire, 1)
         means[wire] = np.concatenate([value.ravel() for name, value in saved.items() if name.endswith("kernel/Momentum")])
     for wire in ("fp16", "bf16"):
@@ -369,7 +369,7 @@ def test_foreign_process_disturbs_nothing(tmp_path):
     given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "other", "--distributed"]
     (newcomer,) = ended([started("train.py", given, {"TF_CONFIG": tf_config([team[0], wrong], 1)})], 90)
     assert newcomer.code == 2 and newcomer.err.count("\n") == 1 and not newcomer.out, newcomer
-    assert f"error: instance 0 ({team[0]}) belongs to another run" in newcomer.err
+    assert f"instance 0 ({team[0]}) is used by another run" in newcomer.err
     assert not (tmp_path / "other").exists()
     processes[0].send_signal(signal.SIGTERM)  # the instances agree on it with a collective of a new session
     assert [each.code for each in ended(processes)] == [143, 143]
@@ -541,7 +541,7 @@ def test_instances_without_token_are_rejected(other, tmp_path):
         for k, token in enumerate((secret, other))
     ]
     for k, each in enumerate(ended(processes)):
-        who, words = 1 - k, f"another {job_token.VARIABLE}" if other else "no HARNESS" if k == 0 else "a HARNESS"
+        who, words = 1 - k, f"a different {job_token.VARIABLE}" if other else "no HARNESS" if k == 0 else "a HARNESS"
         assert each.code == 2 and f"error: instance {who} ({addresses[who]}) has {words}" in each.err, each.err
         assert not any(token in each.out + each.err for token in (secret, other) if token)
     assert not list(tmp_path.glob("run/*.csv"))

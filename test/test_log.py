@@ -186,9 +186,9 @@ def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
         return folder
 
     ours = written("ours", '{"run_id": "x"}')
-    with pytest.raises(folders.FolderError, match="holds a run already"):
+    with pytest.raises(folders.FolderError, match="contains a run already"):
         folders.new_run_folder("run", "", str(ours), True)
-    with locks.lock_folder(ours), pytest.raises(folders.FolderError, match="wait for the process"):
+    with locks.lock_folder(ours), pytest.raises(folders.FolderError, match="wait until the run ends"):
         folders.new_run_folder("run", "", str(ours), True, restart=True)
     folders.check_no_run(ours, restart=True)
     assert {file.name for file in ours.iterdir()} == {*files, "arguments.json", locks.FILE}  # a query changes nothing
@@ -196,8 +196,8 @@ def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
     assert {file.name for file in ours.iterdir()} == {"mine.txt", locks.FILE}
     lost = written("lost", '{"run_id": "x"}', checkpoint="")
     for folder, said in (
-        (written("other", '{"lr": 0.1}'), "holds a run already"),
-        (lost, "checkpoints are gone"),
+        (written("other", '{"lr": 0.1}'), "contains a run already"),
+        (lost, "checkpoints are missing"),
     ):
         before = {file.name: file.read_text() for file in folder.iterdir()}
         with pytest.raises(folders.FolderError, match=said):

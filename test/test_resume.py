@@ -139,7 +139,7 @@ def test_same_call_starts_resumes_and_finishes(tmp_path):
     assert "overridden: iterations = 12" in succeed(*call, "--iterations", 12).out
     shutil.copytree(folder, tmp_path / "emptied", ignore=lambda _, names: [n for n in names if n.startswith("ckpt-")])
     refused = run(*call[:-2], tmp_path / "emptied", "--autoresume")
-    assert refused.code == 2 and "checkpoints are gone" in refused.err
+    assert refused.code == 2 and "checkpoints are missing" in refused.err
     refused = run("train", *words, "--autoresume")
     assert refused.code == 2 and "--autoresume needs --logs-path" in refused.err
     refused = run(*call[:-2], tmp_path / "none", "--autoresume", "--no-logs")

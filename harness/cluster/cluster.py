@@ -1,4 +1,4 @@
-"""The instances of a run; readers of addresses and numbers in environment variables."""
+"""Describe the instances (processes) of a run. Check their addresses and the numbers in environment variables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):([0-9]{1,5})")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The instances of a run.
+    """The instances (processes) of a run, and the index of this process among them.
 
-    `addresses`: host:port of each, empty for a single instance. `instance`: index of this one. `replicas`,
-    `ipus_per_replica`: those of this instance, under poprun. `source`: the launcher or variable that defines the instances,
-    empty for a single process.
+    `addresses` contains the host:port of every instance, or nothing if there is only one. `instance` is the index of this
+    process. `replicas` is the number of replicas in this process; only poprun sets `replicas` and `ipus_per_replica`.
+    `source` is the launcher or environment variable that defines the instances; it is empty for a single process.
     """
 
     addresses: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def neighbours(self) -> int:
-        """Number of instances on this host, this one included."""
+        """Number of instances on this host, including this process."""
         hosts = [host_of(address) for address in self.addresses]
         return max(1, hosts.count(hosts[self.instance])) if hosts else 1
 
@@ -49,7 +49,7 @@ class Cluster:
         return f"instance {instance} ({self.addresses[instance]})"
 
 
-POPRUN, SLURM = "poprun", "Slurm"  # sources
+POPRUN, SLURM = "poprun", "Slurm"  # values of `Cluster.source`
 ALONE = Cluster()
 
 
@@ -59,21 +59,20 @@ def host_of(address: str) -> str:
 
 
 def check_addresses(addresses: Sequence[Any], where: str) -> tuple[str, ...]:
-    """Return the addresses; OptionError for one that is not host:port, or for a duplicate. `where`: the source of the
-    addresses, for the message."""
+    """Return the addresses. Raise OptionError if an address is not host:port or occurs twice. The message names `where` the
+    addresses come from."""
     for k, address in enumerate(addresses):
         matched = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if not matched or not address.isprintable() or not 0 < int(matched[2]) < 65536:
             raise OptionError(f"{where}: '{short(address)}' is not host:port with a port from 1 to 65535, as in host0:2222")
         if address in addresses[:k]:
-            raise OptionError(f"{where} has {short(address)} twice, but each process needs a different port")
+            raise OptionError(f"{where} lists {short(address)} twice, but each process needs a different address")
     return tuple(addresses)
 
 
 def number(environ: Mapping[str, str], name: str, launcher: str, default: str = "") -> int:
-    """Return the whole number in an environment variable; OptionError for anything else. `launcher`: the program that sets
-    it."""
+    """Return the whole number in an environment variable that `launcher` sets. Raise OptionError for any other text."""
     text = environ.get(name) or default
     if not re.fullmatch("[0-9]{1,10}", text):
-        raise OptionError(f"{name} is '{short(text)}', but must be a whole number. Start with {launcher}, which sets it")
+        raise OptionError(f"{name} is '{short(text)}', but must be a whole number. Start with {launcher}, which sets {name}")
     return int(text)

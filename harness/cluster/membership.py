@@ -1,8 +1,9 @@
-"""Find the instances of a run and the index of this one, from the variables of poprun, TF_CONFIG or those of a Slurm step.
+"""Find the instances (processes) of a run and the index of this process, from the environment.
 
-TF_CONFIG is {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. A chief or master is
-instance 0, before the workers, as in Kubeflow. OMPI_COMM_WORLD_RANK overrides the index, so that all processes of an mpirun
-can share one TF_CONFIG. Without an index, the rank of another launcher is used.
+poprun, TF_CONFIG or Slurm's srun define the instances. TF_CONFIG is
+{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. A chief or master is instance 0 and the
+workers follow, as in Kubeflow. If mpirun sets OMPI_COMM_WORLD_RANK, this rank overrides the index, so that all processes can
+share one TF_CONFIG. If TF_CONFIG has no index, the rank of any other launcher is used.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
 IPUS, UNIFORM = "POPDIST_NUM_IPUS_PER_REPLICA", "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
 PLACE, ADDRESSES = "POPDIST_LOCAL_INSTANCE_INDEX", "POPDIST_INSTANCE_ADDRESSES"
-SHOWN = "POPDIST_ONLY_OUTPUT"  # set in the one instance whose output is shown, unless that is the first
+SHOWN = "POPDIST_ONLY_OUTPUT"  # poprun sets this variable in the instance of --only-output-from-instance, unless that is 0
 TF_CONFIG = "TF_CONFIG"
 _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 _LEADERS, _WORKER = ("chief", "master"), "worker"
-# each launcher's variables for rank and size, in order of precedence, because mpirun may run inside a Slurm step
+# Each pair names a launcher's variables for rank and size. The first launcher has precedence: mpirun may run inside a Slurm
+# step.
 OPENMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 _RANKS = (OPENMPI, ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", ""), (slurm.RANK, slurm.TASKS[0]))
 _LAUNCHERS = ("POPDIST_", "OMPI_", "PMI_", "PMIX_", "SLURM_", TF_CONFIG)  # prefixes of launchers' variables
@@ -40,13 +42,16 @@ def under_poprun(environ: Mapping[str, str]) -> bool:
 
 
 def without_others(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the launchers' variables."""
+    """Return the environment variables that no launcher sets."""
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
 
 
 def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> bool:
-    """Return whether this is an instance other than 0. Works before options are parsed. `distributed`: whether the call has
-    --distributed; without it, the tasks of srun are independent."""
+    """Return whether this process is an instance other than 0.
+
+    This function works before options are parsed. `distributed` is True if the command line contains --distributed. Without
+    that option, the tasks of srun are independent runs.
+    """
     with suppress(OptionError):
         if under_poprun(environ):
             return _by_poprun(environ).instance > 0
@@ -55,19 +60,20 @@ def is_later_instance(environ: Mapping[str, str], distributed: bool = True) -> b
 
 
 def answers_for_all(environ: Mapping[str, str]) -> bool:
-    """Return whether poprun shows this instance's output: the first one, or --only-output-from-instance."""
+    """Return whether this process prints the help text or error message for all instances: it is instance 0, or the instance
+    of poprun's --only-output-from-instance."""
     return not is_later_instance(environ) or bool(environ.get(SHOWN))
 
 
 def call_is_of_later_instance(argv: list[str], script: str) -> bool:
-    """Return `is_later_instance` for a call of a script."""
+    """Return whether this process is an instance other than 0 of a call of `script` with the arguments `argv`."""
     return is_later_instance(os.environ, "distributed" in sources.given_arguments(argv, script))
 
 
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:
-    """Return the instances that options and environment define. OptionError if they contradict each other.
+    """Return the instances that options and environment define. Raise OptionError if the two contradict each other.
 
-    `training`: check --shards. Otherwise every IPU holds the whole network, so shards do not matter.
+    In a validation (`training` is False), every IPU holds the whole network, so --shards is not checked.
     """
     if under_poprun(environ):
         if options.training.distributed:
@@ -84,27 +90,30 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
 
 
 def _other_release(options: RunOptions) -> str:
-    """Return a hint to --release if the shards come from a configuration that differs by release."""
+    """Return a hint to use --release if a configuration sets --shards and the configuration differs by release."""
     named = "release" in options.sources and options.sources.get("shards", "").startswith(CONFIGURATION)
     return ", or choose the configuration of another release with --release" if named else ""
 
 
 def _check_syncs(options: RunOptions) -> None:
-    """OptionError for options that need poprun. Recorded ones are allowed: one process may validate or resume the run."""
+    """Raise OptionError if an option that needs poprun is given.
+
+    Recorded options are allowed, because a single process may validate or resume a run of several instances.
+    """
     for name in ("syncs_per_epoch", "epochs_per_sync"):
         value = getattr(options.training, name)
         if value and not options.sources.get(name, RECORDED).startswith(RECORDED):
-            raise OptionError(f"{flag(name)} {value:g} needs several instances under poprun; leave it out")
+            raise OptionError(f"{flag(name)} {value:g} needs several instances started by poprun; leave the option out")
 
 
 def _by_poprun(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of poprun; OptionError if its variables contradict each other."""
+    """Return the instances that poprun started. Raise OptionError if poprun's variables contradict each other."""
     total, local, offset = (number(environ, name, POPRUN) for name in (TOTAL, LOCAL, OFFSET))
     ipus = number(environ, IPUS, POPRUN, "1")
     if local < 1 or total % local or offset % local or offset >= total:
         raise OptionError(
             f"{TOTAL} {total}, {LOCAL} {local} and {OFFSET} {offset} contradict each other: all instances must have the "
-            "same number of replicas, and the offset must be a multiple of it"
+            f"same number of replicas, and the offset must be a multiple of this number. Start with {POPRUN}"
         )
     if total == local:
         return Cluster((), 0, local, ipus, POPRUN)
@@ -115,19 +124,21 @@ def _by_poprun(environ: Mapping[str, str]) -> Cluster:
 
 
 def _distributed(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of --distributed. Under mpirun, Slurm's variables belong to mpirun's daemons: ignore them."""
+    """Return the instances of a call with --distributed.
+
+    Slurm's variables are ignored under mpirun, because they describe mpirun's daemons.
+    """
     if environ.get(TF_CONFIG):
         return _by_tf_config(environ)
     if environ.get(slurm.JOB) and not environ.get(OPENMPI[0]):
         return slurm.cluster(environ)
     raise OptionError(
-        f"--distributed needs the environment variable {TF_CONFIG}, or srun. With mpirun, use poprun, which sets the "
-        f"addresses. Example: {TF_CONFIG}='{_FORM}'"
+        f"--distributed needs the addresses of all processes. Use srun or poprun, not mpirun, or set {TF_CONFIG}='{_FORM}'"
     )
 
 
 def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list], dict[str, Any]]:
-    """Return the jobs and the task of TF_CONFIG; OptionError if it cannot be used."""
+    """Return the jobs and the task of TF_CONFIG. Raise OptionError if they are missing or not supported."""
     try:
         content = json_value(environ[TF_CONFIG])
         jobs, task = content["cluster"], content.get("task") or {}
@@ -147,12 +158,12 @@ def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list], dict[str, A
 
 
 def _addresses(jobs: Mapping[str, list]) -> tuple[str, ...]:
-    """Return all addresses, starting with that of the chief or master."""
+    """Return all addresses in the order of the instances: chief or master first, then the workers."""
     return check_addresses([each for job in (*_LEADERS, _WORKER) for each in jobs.get(job, ())], TF_CONFIG)
 
 
 def _by_tf_config(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of TF_CONFIG and the index of this one."""
+    """Return the instances that TF_CONFIG lists, with the index of this process."""
     jobs, task = _tf_config(environ)
     addresses = _addresses(jobs)
     launchers = _RANKS[: len(_RANKS) if slurm.in_step(environ) else -1] if task.get("index") is None else (OPENMPI,)
@@ -171,7 +182,7 @@ def _by_tf_config(environ: Mapping[str, str]) -> Cluster:
 
 
 def _index(index: Any, where: str, size: int) -> int:
-    """Return the index of one of `size` workers; OptionError for anything else."""
+    """Return the index as an integer from 0 to size - 1. Raise OptionError for any other value."""
     found = int(index) if re.fullmatch("[0-9]{1,6}", str(index)) else -1
     if isinstance(index, bool) or not 0 <= found < size:
         raise OptionError(f"{where} is {short(index)}, but must be a whole number from 0 to {size - 1}")
@@ -179,7 +190,7 @@ def _index(index: Any, where: str, size: int) -> int:
 
 
 def ignored_others(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning if the environment names several processes, but this one trains alone."""
+    """Yield a warning if a launcher started several processes, because without --distributed each trains alone."""
     step = [("srun", slurm.TASKS[0])] * slurm.in_step(environ)
     sizes = (("mpirun", OPENMPI[1]), *step, ("mpiexec", "PMI_SIZE"))
     launcher, text = next(((each, environ[name]) for each, name in sizes if environ.get(name)), ("", ""))

@@ -1,4 +1,4 @@
-"""Find the instances of a Slurm step, from the environment variables that srun sets in each task."""
+"""Find the instances (processes) of a run under Slurm, from the environment variables that srun sets in each task."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from harness.cluster.cluster import SLURM, Cluster, check_addresses, number
 JOB, STEP, RANK = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"
 NODE, LOCAL = "SLURM_NODEID", "SLURM_LOCALID"
 DISTRIBUTION, RESERVED = "SLURM_DISTRIBUTION", "SLURM_STEP_RESV_PORTS"
-# the step's variable, and the job's, which is used if the step's is not set
+# The first variable describes the step. If it is not set, the second one is used, which describes the whole job.
 NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-_LAST_STEP = 0xFFFFFFF0  # higher step numbers mean batch scripts and shells of salloc
+_LAST_STEP = 0xFFFFFFF0  # Slurm gives batch scripts and shells of salloc higher step numbers than this one.
 _RANGES = r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*"
 _NODE = rf"(?:\[{_RANGES}\]|[A-Za-z0-9._-])+"
 _COUNT = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"
 _CALL = "srun python train.py ... --distributed"
-# ports of steps without reserved ports: above Slurm's own, and below Linux's range for outgoing connections (from 32768)
+# If srun reserved no ports, use these. They are above Slurm's own ports and below 32768, where Linux's range for outgoing
+# connections begins.
 _FIRST_PORT, _BLOCK, _BLOCKS = 10_240, 16, 1_376
-_STRIDE = 851  # blocks between successive jobs: near the golden ratio, which spreads neighbouring jobs far apart
+_STRIDE = 851  # The ports of successive jobs are so many blocks apart: the golden ratio spreads jobs evenly over the blocks.
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
@@ -34,7 +35,10 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def cluster(environ: Mapping[str, str]) -> Cluster:
-    """Return the instances of this step. OptionError outside of a step, or if the variables contradict each other."""
+    """Return the instances of this Slurm step.
+
+    Raise OptionError if srun did not start this process, or if Slurm's variables contradict each other.
+    """
     if not in_step(environ):
         raise OptionError(f"--distributed: this process runs under Slurm, but not as a task of srun. Start `{_CALL}`")
     rank, size = number(environ, RANK, "srun"), number(environ, _name(environ, TASKS), "srun")
@@ -42,8 +46,8 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     if len(counts) != len(nodes) or sum(counts) != size or rank >= size:
         raise OptionError(
             f"Slurm's variables contradict each other: {_name(environ, NODES)} has {len(nodes)} nodes, "
-            f"{_name(environ, PER_NODE)} {sum(counts)} tasks on {len(counts)} nodes, {_name(environ, TASKS)} is {size} and "
-            f"{RANK} {rank}. Start with `{_CALL}`, or give TF_CONFIG"
+            f"{_name(environ, PER_NODE)} has {sum(counts)} tasks on {len(counts)} nodes, {_name(environ, TASKS)} is {size} "
+            f"and {RANK} is {rank}. Start with `{_CALL}`, or set TF_CONFIG"
         )
     if size == 1:
         return Cluster(source=SLURM)
@@ -53,7 +57,7 @@ def cluster(environ: Mapping[str, str]) -> Cluster:
     if (number(environ, NODE, "srun"), number(environ, LOCAL, "srun")) != places[rank]:
         raise OptionError(
             f"{DISTRIBUTION} '{short(environ.get(DISTRIBUTION, ''))}' is not supported: it places task {rank} on another "
-            "node than expected. Start with srun --distribution=block, or give TF_CONFIG"
+            "node than expected. Start with srun --distribution=block, or set TF_CONFIG"
         )
     ports = _ports(environ, max(counts))
     addresses = [f"{nodes[node]}:{ports[local]}" for node, local in places]
@@ -65,7 +69,7 @@ def _name(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def expanded(text: str) -> list[str]:
-    """Return the names in a node list of Slurm, such as node[01-03,07],gpu1 or a[1-2]b[3-4]."""
+    """Return the host names in a node list of Slurm, such as node[01-03,07],gpu1 or a[1-2]b[3-4]."""
     if not re.fullmatch(f"{_NODE}(?:,{_NODE})*", text):
         raise OptionError(
             f"{NODES[0]} '{short(text)}' is not a list of nodes such as node[01-03,07],gpu1. Start with `{_CALL}`"
@@ -78,7 +82,7 @@ def expanded(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Yield the numbers of a list such as 01-03,07, padded to the width of the first in each range."""
+    """Yield the numbers in a list of ranges, with leading zeros: 01-03,07 gives 01, 02, 03, 07."""
     for part in text.split(","):
         low, _, high = part.partition("-")
         yield from (f"{each:0{len(low)}}" for each in range(int(low), int(high or low) + 1))
@@ -92,7 +96,7 @@ def per_node(text: str) -> list[int]:
 
 
 def _ports(environ: Mapping[str, str], most: int) -> Sequence[int]:
-    """Return a port for each task of a node: those that srun reserved, or a block of ports derived from the job id."""
+    """Return at least `most` ports for the tasks of a node: ports that srun reserved, or ports derived from the job id."""
     text = environ.get(RESERVED)
     if not text:
         return shared_ports(number(environ, JOB, "srun"), int(environ[STEP]), most)
@@ -106,6 +110,6 @@ def _ports(environ: Mapping[str, str], most: int) -> Sequence[int]:
 
 
 def shared_ports(job: int, step: int, count: int) -> tuple[int, ...]:
-    """Return ports for a step that other steps on the same nodes are unlikely to use."""
+    """Return `count` ports for a step. Other steps on the same nodes are unlikely to use the same ports."""
     first = (job * _STRIDE + step) % _BLOCKS * _BLOCK
     return tuple(_FIRST_PORT + (first + k) % (_BLOCK * _BLOCKS) for k in range(count))

@@ -6,16 +6,16 @@ import math
 
 from harness.options.sections import AUTO, CheckpointOptions
 
-_UNTIL_KNOWN = 600.0  # seconds, until the time to save is known
-_MIN_SAVING = 1e-3  # seconds; a time near 0 would make the optimal interval 0
+_UNTIL_KNOWN = 600.0  # The interval in seconds before the first checkpoint has shown how long saving takes.
+_MIN_SAVING = 1e-3  # Assume that saving takes at least this many seconds. A time near 0 would make the optimal interval 0.
 
 
 def best_interval(saving: float, between_failures: float) -> float:
-    """Return the seconds of training between two checkpoints that lose the least time to saving and to repeated updates.
+    """Return the optimal time between two checkpoints, in seconds: it loses the least time to saving and repeated updates.
 
-    `saving`: seconds that a checkpoint blocks training. `between_failures`: mean time between failures, in seconds.
-    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006),
-    equation 37, with the first term by J. W. Young, CACM 17 (1974).
+    `saving` is the number of seconds for which a checkpoint blocks training. `between_failures` is the mean time between
+    failures, in seconds. Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
+    FGCS 22 (2006), equation 37. J. W. Young, CACM 17 (1974), gave the first term.
     """
     saving = max(saving, _MIN_SAVING)
     part = saving / (2 * between_failures)
@@ -27,19 +27,19 @@ def best_interval(saving: float, between_failures: float) -> float:
 def lost_share(interval: float, saving: float, restarting: float, between_failures: float) -> float:
     """Return the share of time lost to saving, repeated updates and restarts, for exponentially distributed failures.
 
-    `interval`: seconds of training between checkpoints. `restarting`: seconds from a failure to the next update.
-    Source: Daly (2006), equation 20: the total time is M e^(R/M) (e^((interval + saving)/M) - 1) / interval times the pure
-    training time.
+    All arguments are in seconds: `interval` is the training time between checkpoints, and `restarting` the time from a
+    failure to the next update. Source: Daly (2006), equation 20: the total time is the pure training time multiplied by
+    M e^(R/M) (e^((interval + saving)/M) - 1) / interval, with M = between_failures and R = restarting.
     """
     taken = math.expm1((interval + saving) / between_failures) * math.exp(restarting / between_failures)
     return 1 - interval / (between_failures * taken)
 
 
 def safety_interval(options: CheckpointOptions, hosts: int, saving: float | None) -> float:
-    """Return the seconds until the next safety checkpoint, 0 for never.
+    """Return the number of seconds between safety checkpoints, or 0 if none are saved.
 
-    `saving`: seconds that the last checkpoint blocked training, None if there is none yet. `hosts`: number of hosts, which
-    fail independently.
+    `hosts` is the number of hosts, which are assumed to fail independently. `saving` is the number of seconds for which the
+    last checkpoint blocked training, or None before the first checkpoint.
     """
     if options.safety_ckpt_minutes != AUTO:
         return 60 * float(options.safety_ckpt_minutes)

@@ -1,4 +1,4 @@
-"""Check that all instances of a run have the same code, options and data."""
+"""Check that all instances (processes) of a run have the same code, options and data."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def code_version() -> str:
 
 
 def config(run: Run) -> dict[str, Any]:
-    """Return the values that must be the same in all instances, and those that instance 0 decides."""
+    """Return this instance's code version, options and data, which must be the same in all instances, and the seed and run
+    directory, which instance 0 decides."""
     spec = run.data_source.spec
     own = with_trait(PER_INSTANCE)
     options = {name: value for name, value in run.options.values().items() if name not in own}
     data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
-    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated data have none
+    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated data have no digest
     logging = run.options.logging
     place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
     common = {"code": code_version(), "kernels": library.identity() or "no native kernels"}
@@ -41,26 +42,28 @@ def config(run: Run) -> dict[str, Any]:
 
 
 def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
-    """OptionError with the first instance that differs from instance 0, and the difference."""
+    """Raise OptionError if an instance differs from instance 0. The message names the instance and the differences."""
     leader = configs[0]
     for k, config in enumerate(configs):
         who = cluster.name_of(k)
         if config["code"] != leader["code"]:
             raise OptionError(
-                f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}. Install the same "
-                "version on all hosts"
+                f"{who} and instance 0 run different code: {config['code']} and {leader['code']}. Install the same version "
+                "on all hosts"
             )
         if config["kernels"] != leader["kernels"]:
             raise OptionError(
-                f"{who} has {config['kernels']}, instance 0 {leader['kernels']}, because kernels are built for one "
-                f"processor model. Set {library.SWITCH}=0 for all instances, or run `make kernels` on equal processors"
+                f"{who} has {config['kernels']}, but instance 0 has {leader['kernels']}: kernels depend on the processor. "
+                f"Set {library.SWITCH}=0 on all hosts, or use equal processors and run `make kernels` on each host"
             )
         for what, shown in (("options", "--{}"), ("data", "data set: {}")):
             other = [name for name in leader[what] if config[what].get(name) != leader[what][name]]
             if other:
                 pairs = [(shown.format(n.replace("_", "-")), config[what].get(n), leader[what][n]) for n in other[:4]]
                 differences = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
-                raise OptionError(f"{who} differs from instance 0: {differences}. Start all instances alike")
+                raise OptionError(
+                    f"{who} differs from instance 0: {differences}. Give all instances the same options and data"
+                )
 
 
 def _shown(value: Any) -> str:

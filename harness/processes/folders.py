@@ -1,8 +1,8 @@
-"""The run directories of new and resumed runs, and of the instances of a run.
+"""Create and find the directories of a run: one for each instance (process) that writes files.
 
-Instance 0's directory is the run directory. Other instances that write have directories next to it:
-<name>_worker<k>_XYZ, or <name>_popdist_instance_<k>_XYZ under poprun. If each instance has a different --name-suffix, that
-suffix is used instead.
+The directory of instance 0 is the run directory. The directories of other instances are next to the run directory. They are
+named <name>_worker<k>_XYZ, or <name>_popdist_instance_<k>_XYZ under poprun. If every instance has a different --name-suffix,
+the suffix replaces worker<k>.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _RANDOM = 3  # random characters at the end of a directory name
 
 
 class FolderError(WrongInput):
-    """A run directory that cannot be created or written."""
+    """Raised if a run directory cannot be created, written or used."""
 
 
 def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, restart: bool = False) -> Path:
-    """Create the directory of a new run: `logs_path`, or <log_dir>/<name>_<three random characters>.
+    """Create and return the directory of a new run: `logs_path`, or <log_dir>/<name>_<three random characters>.
 
-    Without `keep`, create a temporary directory. FolderError if the directory holds a run. With `restart`, a run that saved
-    no checkpoint is removed instead.
+    If `keep` is False, create a temporary directory. Raise FolderError if the directory contains a run. If `restart` is True
+    and that run saved no checkpoint, delete the run's files instead.
     """
     with _as_folder_errors():
         if not keep:
@@ -53,7 +53,9 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, r
         check_no_run(folder, restart)
         folder.mkdir(parents=True, exist_ok=True)
         if restart and (folder / ARGUMENTS[0]).exists():
-            with locks.lock_folder(folder):  # lock before the check, because another call may save meanwhile
+            with locks.lock_folder(
+                folder
+            ):  # Lock before the check, because another process may save a checkpoint meanwhile.
                 for file in ("log.txt", *TABLES, *REPLACED) if unsaved_run(folder) else ():
                     (folder / file).unlink(missing_ok=True)
         return folder
@@ -70,7 +72,7 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 def check(run: Run) -> None:
-    """Raise the FolderError that creating the directory of a new run would raise, as far as that is known now."""
+    """Raise FolderError if the directory of a new run cannot be created. Create nothing."""
     logging = run.options.logging
     if run.cluster.instance or run.options.device.compile_only or not logging.logs:
         return
@@ -97,16 +99,16 @@ def _as_folder_errors() -> Iterator[None]:
 
 
 def check_no_run(folder: Path, restart: bool = False) -> None:
-    """FolderError if the folder holds a run. With `restart`, allow a run that saved no checkpoint and is not running."""
+    """Raise FolderError if the folder contains a run. If `restart` is True, accept a stopped run without checkpoints."""
     locked = locks.is_locked(folder)
     if not _holds_run(folder) or (restart and not locked and unsaved_run(folder)):
         return
     restore = (
         f"{commands.as_invoked('python restore.py')} --restore-path {commands.in_shell([command_line.as_value(folder)])}"
     )
-    remedy = f"resume it: {restore} --epochs NUMBER" if any(folder.glob("ckpt-*.index")) else "delete it"
-    remedy = "wait for the process that is writing it" if locked else remedy
-    raise FolderError(f"--logs-path {folder} holds a run already. Give another directory, or {remedy}")
+    remedy = f"resume the run: {restore} --epochs NUMBER" if any(folder.glob("ckpt-*.index")) else "delete this one"
+    remedy = "wait until the run ends" if locked else remedy
+    raise FolderError(f"--logs-path {folder} contains a run already. Give another directory, or {remedy}")
 
 
 def _holds_run(folder: Path) -> bool:
@@ -115,25 +117,31 @@ def _holds_run(folder: Path) -> bool:
 
 
 def unsaved_run(folder: Path) -> dict[str, Any]:
-    """Return the recorded options of the run in a folder if it saved no checkpoint; otherwise an empty dictionary.
-    FolderError if the run's checkpoints were deleted."""
+    """Return the recorded options of the run in a folder if the run saved no checkpoint; otherwise {}.
+
+    Raise FolderError if the run saved checkpoints that no longer exist.
+    """
     recorded: dict[str, Any] = {}
     with suppress(CheckpointError):
         recorded = {} if find.numbered(folder) else run_record.arguments(folder)
     if recorded.get(RUN_ID) and (folder / "checkpoint").exists():
         raise FolderError(
-            f"--logs-path {folder} holds a run whose checkpoints are gone. Restore them, or give another directory"
+            f"--logs-path {folder} contains a run, but its checkpoints are missing. Restore them from a backup, or give "
+            "another directory"
         )
     return recorded if recorded.get(RUN_ID) else {}
 
 
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
-    """Return the run with the folders of its instances, and this instance's folder. Create it if the instance writes."""
+    """Return the new run with the folders of all instances, and the folder of this instance.
+
+    Create this instance's folder if the instance writes files.
+    """
     logging, configs, source = run.options.logging, team.configs, run.cluster.source
     if team.size == 1:
         return run, _created(run, run.name)
     suffixes = {config["name_suffix"] for config in configs}
-    if len(suffixes) > 1:  # different suffixes distinguish the instances, so all of them log
+    if len(suffixes) > 1:  # A user who gives the instances different suffixes wants a log from each instance.
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
     names = [run.name] * team.size
     if all_write(run):
@@ -154,7 +162,8 @@ def _created(run: Run, name: str) -> Path:
 
 
 def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance: int, source: str) -> Path:
-    """Return an instance's new folder: the one in its options, or one next to instance 0's."""
+    """Return the new folder of an instance: its own --logs-path or --log-dir, or else a folder next to `top`, the folder of
+    instance 0."""
     own, first = configs[instance], configs[0]
     if own["logs_path"] not in (None, first["logs_path"]):
         return Path(own["logs_path"]).absolute()
@@ -164,29 +173,35 @@ def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
-    """Return a resumed run with the folders of its instances, and this instance's folder. `given`: instance 0's folder, or
-    this instance's."""
+    """Return the resumed run with the folders of all instances, and the folder of this instance.
+
+    `given` is the folder that the call names. Only the value in instance 0 is used.
+    """
     listed = run_record.arguments(given).get("instance_folders") or []
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given
     top, listed = team.broadcast_json([str(given.absolute()), listed])
     if listed and Path(listed[0]).name != Path(top).name:
-        listed = []  # the run directory is a copy under another name: create new folders for the others
+        listed = []  # The run directory was copied or renamed, so create new folders for the other instances.
     everyone = [Path(top), *(_sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if writes(run):
         if not team.is_first and _holds_run(folder) and run_record.run_id(folder) != run.run_id:
             raise FolderError(
-                f"{folder}, the folder of instance {team.instance}, holds another run. Move that away, or let only "
-                "instance 0 write: --no-log-all-instances --no-ckpt-all-instances"
+                f"{folder}, the folder of instance {team.instance}, contains another run. Move that folder away, or give "
+                "--no-log-all-instances --no-ckpt-all-instances, so that only instance 0 writes"
             )
         folder.mkdir(parents=True, exist_ok=True)
-    added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # if there are more instances than before
+    added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # The run may have more instances than before.
     return replace(run, folders=(*listed, *added)), folder
 
 
 def _sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Path:
-    """Return an instance's folder: the recorded one, perhaps moved together with instance 0's, or a new one next to it."""
+    """Return the folder of an instance of a resumed run.
+
+    A recorded folder is also found if it was moved together with `top`, the folder of instance 0. An instance without a
+    recorded folder gets a new folder next to `top`.
+    """
     if instance < len(listed):
         beside = top.parent / Path(listed[instance]).name
         return Path(listed[instance]) if os.path.isabs(listed[instance]) and not beside.is_dir() else beside
@@ -196,7 +211,7 @@ def _sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pa
 
 
 def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders as a run records them: the name of those next to the first one, otherwise the full path."""
+    """Return the folders as a run records them: by name if they are next to the folder of instance 0, otherwise by path."""
     return tuple(each.name if each.parent == everyone[0].parent else str(each) for each in everyone)
 
 
@@ -205,10 +220,10 @@ def _tag(instance: int, source: str) -> str:
 
 
 def writes(run: Run) -> bool:
-    """Return whether this instance logs or saves."""
+    """Return whether this instance writes logs or checkpoints."""
     return run.cluster.instance == 0 or all_write(run)
 
 
 def all_write(run: Run) -> bool:
-    """Return whether every instance logs or saves."""
+    """Return whether every instance writes logs or checkpoints."""
     return run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances

@@ -1,8 +1,9 @@
-"""The heartbeat between the instances of a run: each repeatedly asks the others for their status over gRPC.
+"""Detect lost instances (processes) of a run: every instance repeatedly asks the TensorFlow servers of the others for their
+status, over gRPC.
 
-TensorFlow's server answers even while training keeps the process busy. No answer means that the process has ended or is
-suspended, or that the network is down. The answer contains random numbers that the server drew when it started, so it
-identifies the process.
+A server answers even while training keeps the process busy. If a server does not answer, the process has ended or is
+suspended, or the network is down. An answer contains random numbers that the server draws when it starts. If these numbers
+change, another process has replaced the instance.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from base.errors import Failure, OptionError
 from harness.cluster.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
-_MAX_FAILURES = 3  # An instance counts as lost after so many failed requests. A connection may break once.
-_TIMEOUT_SHARE = 0.7  # Report a loss after this share of the timeout, so that all instances report the same one.
-_OWN_PAUSE = 2.0  # If a round takes this many seconds longer than its timeouts, this process was suspended.
-_PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # in the device names of a server's answer
+_MAX_FAILURES = 3  # An instance is lost after this number of failed requests in a row, because a connection may break once.
+_TIMEOUT_SHARE = 0.7  # Report an instance as lost after this share of the timeout, before other instances end because of it.
+_OWN_PAUSE = 2.0  # If a round of requests takes this many seconds longer than its timeouts, this process was suspended.
+_PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # The device names in a server's answer contain job and task.
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
 class PeerError(Failure):
-    """Another instance did not start, ended or does not answer."""
+    """Raised if another instance did not start, has ended or does not answer."""
 
 
 class Heartbeat:
-    """Watches the other instances in a thread. Calls `lost` once, with the reason, if one is lost; calls `after_round` after
-    each round without a loss."""
+    """Watches the other instances in a thread.
+
+    If an instance is lost, the thread calls `lost` with the reason and ends. Otherwise it calls `after_round` whenever all
+    other instances have been asked.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class Heartbeat:
         self._peers = [k for k in range(cluster.size) if k != cluster.instance]
         addresses = dict(enumerate(cluster.addresses))
         own = addresses[cluster.instance].rpartition(":")[2]
-        addresses[cluster.instance] = f"localhost:{own}"  # this host may not be able to resolve its own public name
+        addresses[cluster.instance] = f"localhost:{own}"  # A host may be unable to resolve its own public name.
         channels = {k: grpc.insecure_channel(address, _DIRECT) for k, address in addresses.items()}
         self._ask = {k: channel.unary_unary(_STATUS) for k, channel in channels.items()}
         self._interval = min(2.0, timeout / 15)
@@ -53,8 +57,10 @@ class Heartbeat:
         self._first_replies: dict[int, bytes] = {}  # the first answer of each instance
 
     def wait_for_all(self) -> str:
-        """Wait until all instances have answered; return a digest of their processes. PeerError after the timeout,
-        OptionError if an address belongs to another instance or run."""
+        """Wait until all instances have answered. Return a digest of their answers, which identifies this set of processes.
+
+        Raise PeerError after the timeout, or OptionError if an address belongs to another instance or run.
+        """
         end, missing = time.monotonic() + self._timeout, list(range(self._cluster.size))
         while missing:
             self._first_replies |= self._replies(missing)
@@ -64,8 +70,8 @@ class Heartbeat:
             if missing and time.monotonic() > end:
                 names = " and ".join(self._cluster.name_of(k) for k in missing)
                 raise PeerError(
-                    f"{names} did not answer within {self._timeout:g} s (--worker-timeout). Start all instances, or correct "
-                    "the addresses"
+                    f"{names} did not answer within {self._timeout:g} s. Start all instances, correct the addresses, or "
+                    "give a larger --worker-timeout"
                 )
             time.sleep(0.05 if missing else 0)
         return hashlib.blake2b(repr(sorted(self._first_replies.items())).encode(), digest_size=8).hexdigest()
@@ -74,10 +80,10 @@ class Heartbeat:
         place = _PLACE.search(self._first_replies.get(instance, b""))
         if place and place.groups() != (b"worker", b"%d" % instance):
             job, task = (part.decode() for part in place.groups())
-            raise foreign_run_error(self._cluster, instance, f"there it is {job} {task}")
+            raise foreign_run_error(self._cluster, instance, f"the process there is {job} {task}")
 
     def watch(self) -> None:
-        """Start the thread that watches the other instances."""
+        """Start to watch the other instances in a thread."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
@@ -85,15 +91,15 @@ class Heartbeat:
         self._stopped.set()
 
     def responsive(self, instances: Sequence[int] | None = None) -> list[int]:
-        """Return the other instances, or those of `instances`, that answer now."""
+        """Return the indices of the instances that answer now: among `instances`, or else among all other instances."""
         return list(self._replies(self._peers if instances is None else instances))
 
     def _replies(self, instances: Sequence[int]) -> dict[int, bytes]:
-        """Return the answers of the instances that answer now."""
+        """Return the answer of each instance that answers now, by index."""
         return {k: call.result() for k, call in self._calls(instances).items() if call.exception() is None}
 
     def _calls(self, instances: Sequence[int]) -> dict[int, grpc.Future]:
-        """Send a request to each instance; return the pending answers."""
+        """Send a request to each instance. Return the pending answers by index."""
         return {k: self._ask[k].future(b"", timeout=max(self._interval, 0.5)) for k in instances}
 
     def _watch(self) -> None:
@@ -102,7 +108,7 @@ class Heartbeat:
         while not self._stopped.wait(self._interval):
             for k, call in self._calls(self._peers).items():
                 error, now = call.exception(), time.monotonic()
-                # this process was suspended meanwhile: start over
+                # This process was suspended, so the time since the last answers means nothing. Measure it from now.
                 if now - last_round > _OWN_PAUSE + 4 * self._interval:
                     last_reply, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)
                     break
@@ -127,8 +133,8 @@ class Heartbeat:
 
 
 def foreign_run_error(cluster: Cluster, instance: int, what: str) -> OptionError:
-    """Return the error for an address that a process of another run uses."""
+    """Return the error to raise if a process of another run uses an instance's address. `what` describes that process."""
     return OptionError(
-        f"{cluster.name_of(instance)} belongs to another run ({what}), which is not affected. Correct the addresses, or "
-        "wait until that run ends"
+        f"the address of {cluster.name_of(instance)} is used by another run ({what}). Correct the addresses, or wait until "
+        "that run ends"
     )

@@ -1,5 +1,5 @@
-"""The job token: a shared secret in the environment, by which the instances of a run authenticate each other when they
-start. The token itself is never sent, logged or recorded."""
+"""Authenticate the instances (processes) of a run when they start, by a shared secret in the environment variable
+HARNESS_JOB_TOKEN. The token itself is never sent, logged or recorded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ _MIN_LENGTH, _MAX_LENGTH = 8, 1024  # characters
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """OptionError for a token that is too short or too long. The message does not show the token."""
+    """Raise OptionError if the token is too short or too long. The message does not show the token."""
     length = len(environ.get(VARIABLE, ""))
     if VARIABLE in environ and not _MIN_LENGTH <= length <= _MAX_LENGTH:
         plural = "s" * (length != 1)
         raise OptionError(
-            f"{VARIABLE} has {length} character{plural}, but needs {_MIN_LENGTH} to {_MAX_LENGTH}. Change it, or unset it"
+            f"{VARIABLE} has {length} character{plural}, but needs {_MIN_LENGTH} to {_MAX_LENGTH}. Set another token, or "
+            "unset the variable"
         )
 
 
 def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:
-    """Return a proof that the instance knows the token: an HMAC, "" without a token. `identity`: digest of this start of the
-    servers, which contains random numbers, so that earlier proofs cannot be replayed."""
+    """Return a proof that the instance knows the token: an HMAC, or "" if no token is set.
+
+    `identity` is a digest of random numbers that the servers drew when they started, so an earlier proof cannot be replayed.
+    """
     token = environ.get(VARIABLE, "")
     if not token:
         return ""
@@ -34,10 +37,10 @@ def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:
 
 
 def refusal(environ: Mapping[str, str], identity: str, instance: int, given: object) -> str:
-    """Return the reason to reject an instance that sent the proof `given`; "" if the proof is right."""
+    """Return the reason to reject an instance that sent the proof `given`, or "" if the proof is correct."""
     wanted = proof(environ, identity, instance)
     if isinstance(given, str) and given.isascii() and hmac.compare_digest(given, wanted):
         return ""
     if not wanted:
         return f"has a {VARIABLE}, but this instance has none"
-    return f"has another {VARIABLE} than this instance" if given else f"has no {VARIABLE}, but this instance has one"
+    return f"has a different {VARIABLE}" if given else f"has no {VARIABLE}, but this instance has one"

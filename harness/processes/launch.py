@@ -1,4 +1,4 @@
-"""Distribute the instances of a program over hosts and start them: with mpirun, or directly if all run on this host."""
+"""Start the instances (processes) of a program for poprun: with mpirun, or directly if all run on this host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from harness.processes import job_token
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")
 _WITHOUT_OUTPUT = ("sh", "-c", 'exec "$@" > /dev/null', "sh")
-# environment variables to pass to every instance
+# mpirun passes these environment variables to every instance.
 _PASSED = (
     "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OPAL_PREFIX", "DATA_DIR", "DATASETS_DIR", "TF_POPLAR_FLAGS",
     "POPLAR_ENGINE_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_LOG_LEVEL", "POPRUN_LOG_LEVEL",
@@ -39,24 +39,25 @@ _PASSED = (
 )  # fmt: skip
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
-_GRACE = 5.0  # seconds for the other instances to end after a failure, and again after SIGTERM
-# programs whose instances notice the loss of another one, save and end
+_GRACE = 5.0  # After a failure, the other instances have this many seconds to end, and as many again after SIGTERM.
+# If an instance of these programs is lost, its other instances save and end by themselves.
 _WATCHING = ("train", "restore", "validation")
-# OpenMPI 4 kills the other instances after a second, before they could save
+# After a failure, OpenMPI 4 kills the other instances within a second, before they can save. Make it wait longer.
 _KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}
-# OpenMPI 5 has no such timeout: tell it not to kill the others. It then returns 0 if a signal killed an instance, so that
-# failure must be read from its error output
+# OpenMPI 5 has no such timeout, so tell it not to kill the other instances. Then mpirun returns 0 even if a signal killed an
+# instance, so _REPORT finds that failure in mpirun's error output.
 _KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verbose": "1"}
 _REPORT = re.compile(rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:\w+: for proc \[[^]\r\n]*,(\d+)\] state ([^\n]*)\n")
-# OpenMPI 5 also returns 0 after this message
+# mpirun of OpenMPI 5 prints this message if it lost a host, and returns 0.
 _LOST_HOST = b"has lost communication with a remote daemon"
-# session directories of OpenMPI 4 and 5. A killed mpirun leaves files there that break a later one with the same process id
+# These variables of OpenMPI 4 and 5 set the directory for mpirun's temporary files. Each call gets a separate directory,
+# because a killed mpirun leaves files that break a later mpirun with the same process id.
 _SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The placement of the instances. `hosts`, `ports`: host and listening port of each instance."""
+    """The placement of the instances: `hosts` and `ports` contain the host and the listening port of every instance."""
 
     replicas: int  # in all instances together
     ipus_per_replica: int
@@ -75,11 +76,12 @@ class Topology:
 
     @property
     def addresses(self) -> list[str]:
-        """host:port of each instance's server."""
+        """The host:port of every instance's server."""
         return [f"{host}:{port}" for host, port in zip(self.hosts, self.ports)]
 
     def variables(self, instance: int, only_output_from: int | None = None) -> dict[str, str]:
-        """Return the environment variables of an instance. `only_output_from`: the only instance whose output is shown."""
+        """Return the environment variables that poprun sets in an instance. If `only_output_from` is an instance's index,
+        only the output of that instance is shown."""
         replicas = self.replicas // self.instances
         host = self.hosts[instance]
         return {
@@ -104,15 +106,18 @@ class Topology:
 
 
 class Ending(NamedTuple):
-    """The end of instances, or of a command."""
+    """How the instances, or a command, ended."""
 
-    code: int  # the first exit code that is not 0; 128 + n for signal n
-    by_signal: bool = False  # whether this process got a signal
-    reason: str = ""  # which process failed first, and how
+    code: int  # The first exit code other than 0, or 128 + n if signal n ended a process.
+    by_signal: bool = False  # True if this process received a signal.
+    reason: str = ""  # The process that failed first, and how it failed.
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
-    """Distribute the instances over the hosts in contiguous blocks; the first hosts take the remainder."""
+    """Return a topology in which each host runs consecutive instances, and no host runs two more than another.
+
+    Raise OptionError if the numbers do not fit together.
+    """
     if replicas % instances:
         nearest = sorted((n for n in range(1, replicas + 1) if replicas % n == 0), key=lambda n: abs(n - instances))[:2]
         raise OptionError(
@@ -122,7 +127,7 @@ def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:
         raise OptionError(
-            f"--host names {len(names)} hosts, but --num-instances is {instances}; each host needs at least one"
+            f"--host names {len(names)} hosts, but --num-instances is {instances}. Each host needs at least one instance"
         )
     each, more = divmod(instances, len(names))
     placed = tuple(name for k, name in enumerate(names) for _ in range(each + (k < more)))
@@ -136,13 +141,13 @@ def free_ports(count: int) -> tuple[int, ...]:
     """Return ports that are free on this host now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:  # bind all of them at the same time, to get different ports
+        for probe in probes:  # All sockets stay bound until the end, so that every port is different.
             probe.bind(("", 0))
         return tuple(probe.getsockname()[1] for probe in probes)
 
 
 def mpi_command(mpirun: str, topology: Topology, args: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Return the mpirun command that starts all instances, with an app context for each. `args`: the result of
+    """Return the mpirun command that starts all instances, each with its own environment variables. `args` is the result of
     `poprun_options.parse`."""
     command = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
     if not any("bind-to" in word for word in (*args.mpi_global_args, *args.mpi_local_args)):
@@ -160,7 +165,7 @@ def mpi_command(mpirun: str, topology: Topology, args: argparse.Namespace, envir
 
 
 def run_mpirun(command: Sequence[str]) -> Ending:
-    """Run mpirun until it ends; forward signals to the instances."""
+    """Run an mpirun command until it ends, and forward signals to the instances."""
     settings = {**_KILL_LATE, **(_KILL_NONE if _watch_each_other(command) else {})}
     with tempfile.TemporaryDirectory(prefix=".poprun-mpirun-") as session:
         if not any("tmpdir_base" in word for word in (*command, *os.environ)):
@@ -169,21 +174,21 @@ def run_mpirun(command: Sequence[str]) -> Ending:
 
 
 def _watch_each_other(command: Sequence[str]) -> bool:
-    """Return whether the instances of a command end by themselves if one of them is lost."""
+    """Return whether a command runs a program whose instances end by themselves after one of them is lost."""
     names = [Path(word).name for word in command]
     called = (commands.COMMANDS.get(name) for before, name in pairwise(names) if before in ("cnn", commands.PACKAGE))
     return any(f"{module}.py" in names for module in _WATCHING) or any(each and each.module in _WATCHING for each in called)
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], through_mpirun: bool = False) -> Ending:
-    """Run a command until it ends; forward signals to it, or to mpirun's instances."""
+    """Run a command until it ends, and forward signals to it. If the command is mpirun, forward signals to its instances."""
     with _Children(through_mpirun) as children:
         children.start(command, environ, Path(command[0]).name)
         return children.wait()
 
 
 def run_directly(topology: Topology, program: Sequence[str], only_output_from: int | None = None) -> Ending:
-    """Run all instances on this host, without MPI. If one fails, end the others."""
+    """Run all instances on this host, without MPI. If an instance fails, end the other instances."""
     with _Children() as children:
         for k in range(topology.instances):
             variables = {**os.environ, **topology.variables(k, only_output_from), orphans.MARK: "1"}
@@ -193,22 +198,27 @@ def run_directly(topology: Topology, program: Sequence[str], only_output_from: i
 
 
 class _Children:
-    """Child processes, inside `with`. Signals that would end this process are forwarded to them. If this process is killed,
-    the kernel signals them. Each has a separate session, because a terminal would send them Ctrl-C a second time."""
+    """Child processes, used in a `with` statement.
+
+    Signals that would end this process are forwarded to the child processes. If this process is killed, the kernel sends a
+    signal to every child. Every child has a separate session. Otherwise a terminal would send Ctrl-C to the children, which
+    receive it from this process already.
+    """
 
     def __init__(self, through_mpirun: bool = False) -> None:
-        self._started: dict[str, subprocess.Popen] = {}  # by name
-        self._failure: tuple[int, str] | None = None  # exit code and reason of the first failure
-        self._received: list[int] = []
+        self._started: dict[str, subprocess.Popen] = {}  # The child processes by name.
+        self._failure: tuple[int, str] | None = None  # The exit code and the reason of the first failure.
+        self._received: list[int] = []  # The signals that this process received.
         self._through_mpirun = through_mpirun
         self._relay: threading.Thread | None = None
-        self._reported = False  # whether mpirun reported a failed instance; it may still wait for an unreachable host
-        self._lost = ""  # the instance or host that mpirun reported as lost
+        self._reported = False  # True after mpirun has reported a failed instance. mpirun may still wait for a lost host.
+        self._lost = ""  # A sentence about the instance or host that mpirun reported as lost.
 
     def __enter__(self) -> _Children:
-        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        # Signals that are ignored stay ignored, such as SIGHUP under nohup.
+        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
         self._earlier = {number: signal.signal(number, self._forward) for number in ending}
-        self._wakeup = signal.set_wakeup_fd(-1)  # its reader would end this process at the second Ctrl-C
+        self._wakeup = signal.set_wakeup_fd(-1)  # Otherwise the reader of this pipe ends this process at the second Ctrl-C.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -217,7 +227,7 @@ class _Children:
             signal.signal(number, handler)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], name: str, stdout: int | None = None) -> None:
-        """Start another process, unless a signal was received."""
+        """Start a child process, unless this process has received a signal."""
         if self._received:
             return
         child = self._started[name] = subprocess.Popen(
@@ -227,14 +237,16 @@ class _Children:
         if self._through_mpirun:
             self._relay = threading.Thread(target=self._relay_errors, args=(child.stderr,), daemon=True)
             self._relay.start()
-        for number in self._received:  # received during the start
+        for number in self._received:  # Forward the signals that arrived while the child was starting.
             child.send_signal(self._translated(number))
 
     def wait(self) -> Ending:
-        """Wait until all processes have ended. After a failure, end the others."""
+        """Wait until all child processes have ended. If one fails, end the other ones after a few seconds."""
         deadline, escalation = math.inf, [signal.SIGTERM, signal.SIGKILL]
         while self._running():
-            if self._received and len(escalation) > 1:  # the signal was forwarded, and they may be saving: skip SIGTERM
+            if (
+                self._received and len(escalation) > 1
+            ):  # The children may be saving after the forwarded signal: skip SIGTERM.
                 deadline, escalation = math.inf, escalation[1:]
             if (self._failure or self._reported) and deadline == math.inf:
                 deadline = time.monotonic() + (orphans.GRACE if self._received or self._reported else _GRACE)
@@ -243,16 +255,16 @@ class _Children:
                 deadline = time.monotonic() + _GRACE
             time.sleep(0.05)
         if self._relay:
-            self._relay.join(_GRACE)  # with a timeout, because a process that outlives mpirun may hold the pipe
+            self._relay.join(_GRACE)  # The timeout is needed because a process that outlives mpirun may keep the pipe open.
         code, reason = self._failure or (0, "")
         code, reason = code or int(bool(self._lost)), self._lost or reason
-        # after a signal, mpirun's exit code means little
+        # mpirun's exit code after a signal differs between versions, so it is replaced by the signal's exit code.
         if self._received and (not self._started or (code and self._through_mpirun)):
             return Ending(128 + self._received[0], True, reason)
         return Ending(code if code >= 0 else 128 - code, bool(self._received), reason)
 
     def _running(self) -> bool:
-        """Return whether a process is still running; store the first failure."""
+        """Return whether a child process is still running. Store the first failure."""
         running = False
         for name, child in self._started.items():
             code = child.poll()
@@ -263,7 +275,7 @@ class _Children:
         return running
 
     def _relay_errors(self, errors: IO[bytes]) -> None:
-        """Relay mpirun's standard error line by line, without its reports on failed processes."""
+        """Print mpirun's standard error line by line, without the reports on failed instances, which are evaluated here."""
         for line in errors:
             report = _REPORT.search(line)
             self._reported |= report is not None
@@ -271,7 +283,7 @@ class _Children:
                 self._lost = self._lost or f"instance {int(report[1])} was killed by a signal"
             if _LOST_HOST in line:
                 self._lost = "mpirun lost a host"
-            with suppress(OSError):  # the terminal may be closed
+            with suppress(OSError):  # The terminal may be closed.
                 os.write(2, _REPORT.sub(b"", line))
 
     def _forward(self, number: int, frame: object) -> None:
@@ -284,8 +296,11 @@ class _Children:
                 child.send_signal(number)
 
     def _translated(self, number: int) -> int:
-        """Return the signal to send. mpirun kills its instances a quarter of a second after most signals, before they could
-        save, but forwards SIGUSR1 unchanged."""
+        """Return the signal to send to the children if this process received the signal `number`.
+
+        mpirun kills its instances a quarter of a second after most signals, before they can save. Only SIGUSR1 and SIGUSR2
+        are forwarded unchanged.
+        """
         again = sum(earlier in URGENT for earlier in self._received) > 1
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
@@ -293,8 +308,10 @@ class _Children:
 
 
 def ending_with_this_process() -> Callable[[], None] | None:
-    """Return a function to call in a child before its program starts; None except on Linux. The kernel then sends the child
-    SIGUSR1 when this process ends, once for each of its threads."""
+    """Return a function to call in a child process before its program starts, or None if this system is not Linux.
+
+    After the call, the kernel sends SIGUSR1 to the child when this process ends, once for each thread of this process.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl, this = ctypes.CDLL(None).prctl, os.getpid()

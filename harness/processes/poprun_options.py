@@ -1,4 +1,4 @@
-"""The options of poprun: its command line, and YAML files that store options."""
+"""Parse poprun's command line, and read and write the YAML files that store poprun's options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from base.fields import short
 from base.process import command_line
 from harness.options import configs
 
-MAX_INSTANCES = 1024  # the environment of each instance holds all addresses
+MAX_INSTANCES = 1024  # The limit exists because the environment of every instance contains all addresses.
 DASHED = ("mpi_global_args", "mpi_local_args")
-# options about IPUs and V-IPU servers
+# poprun accepts these options of IPUs and V-IPU servers, but ignores them.
 WITHOUT_EFFECT = (
     "num-ilds", "vipu-server-host", "vipu-server-port", "vipu-server-timeout", "vipu-partition", "vipu-cluster",
     "vipu-allocation", "update-partition", "reset-partition", "remove-partition", "executable-cache-path", "sync-type",
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = (
 
 
 class _Parser(command_line.HelpParser):
-    """A parser that raises OptionError."""
+    """A parser that raises OptionError for invalid arguments."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(message)
@@ -40,32 +40,32 @@ def parser() -> argparse.ArgumentParser:
     count = command_line.int_between(1, 99_999)
     parser = _Parser(
         "poprun", "%(prog)s [option]... PROGRAM [argument]...", allow_abbrev=False,
-        description="Start a program as several instances that train together.",
+        description="Start a program as several instances (processes) that train together.",
         epilog=f"Accepted, but ignored without IPUs: {', '.join(f'--{name}' for name in WITHOUT_EFFECT)}.",
     )  # fmt: skip
     add = parser.add_argument
     add("-H", "--host", type=_hosts, default=(), help="hosts to run on, separated by commas (default: this host)")
-    add("--num-replicas", type=count, default=1, help="number of replicas in all instances together")
+    add("--num-replicas", type=count, default=1, help="total number of replicas of all instances")
     add("-n", "--num-instances", type=command_line.int_between(1, MAX_INSTANCES), default=1,
-        help="number of processes; the replicas are divided evenly among them")  # fmt: skip
+        help="number of instances; the replicas are divided evenly among the instances")  # fmt: skip
     add("--ipus-per-replica", type=count, default=1, help="number of IPUs per replica; must equal the program's --shards")
-    add("--numa-aware", type=_switch, default=True, help="bind instances to NUMA nodes, if there are several")
+    add("--numa-aware", type=_switch, default=True, help="bind instances to NUMA nodes if the host has several")
     add("--only-output-from-instance", type=command_line.int_between(0), help="show only this instance's standard output")
     add("--mpi-global-args", type=_words, default=(), help="additional arguments of mpirun")
-    add("--mpi-local-args", type=_words, default=(), help="arguments of mpirun for each instance, such as -x NAME")
-    add("--print-topology", type=_switch, default=False, help="print address and replicas of each instance")
+    add("--mpi-local-args", type=_words, default=(), help="additional arguments of mpirun for each instance, e.g. -x NAME")
+    add("--print-topology", type=_switch, default=False, help="print the address and the replicas of each instance")
     add(
         "--first-port",
         type=command_line.int_between(1, 65_535),
         help="instance k listens on this port + k (default: free ports)",
     )
     add("--max-restarts", type=command_line.int_between(0, 99_999), default=0,
-        help="how often to restart all instances if one is lost; the program resumes its run")  # fmt: skip
+        help="number of times to restart all instances after one is lost; train.py needs --autoresume")  # fmt: skip
     add("--export-config", help="write the options to this YAML file")
-    add("--import-config", help="read options from this YAML file; the command line overrides it")
+    add("--import-config", help="read options from this YAML file; options on the command line override the file")
     add("--overwrite-config", type=_switch, default=False, help="allow --export-config to replace a file")
     add("--dry-run", action="store_true", help="print the command that would start the instances, and exit")
-    add("-v", "-vv", "--verbose", "--vv", action="store_true", help="print the command")
+    add("-v", "-vv", "--verbose", "--vv", action="store_true", help="print the command that starts the instances")
     add("--version", action="version", version=version.line(), help="print the version")
     for name in WITHOUT_EFFECT:
         add(f"--{name}", help=argparse.SUPPRESS)
@@ -79,7 +79,8 @@ def flags() -> set[str]:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the options. `program`: the remaining arguments, from the first one that is not an option."""
+    """Return the options, including the options of --import-config. Their `program` is the program to start and its
+    arguments."""
     args = _parse(argv)
     if not args.import_config:
         return args
@@ -93,10 +94,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     words = list(argv)
-    for flag in (
-        "--mpi-global-args",
-        "--mpi-local-args",
-    ):  # argparse takes their values, which begin with a dash, for options
+    # The values of these two options begin with a dash. argparse mistakes such values for options unless they follow a "=".
+    for flag in ("--mpi-global-args", "--mpi-local-args"):
         if flag in words[:-1]:
             at = words.index(flag)
             words[at : at + 2] = [f"{flag}={words[at + 1]}"]
@@ -109,7 +108,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _imported(path: str) -> list[str]:
-    """Return the options in a YAML file as arguments."""
+    """Return the options in a YAML file as command-line arguments."""
     try:
         content = configs.ConfigFile(path).values()
     except OptionError as error:
@@ -121,7 +120,8 @@ def _imported(path: str) -> list[str]:
 
 
 def exported(args: argparse.Namespace) -> str:
-    """Return the content for --export-config. OptionError if the file exists and must not be overwritten."""
+    """Return the content of the file that --export-config writes. Raise OptionError if the file exists and
+    --overwrite-config is not given."""
     if Path(args.export_config).exists() and not args.overwrite_config:
         raise OptionError(
             f"--export-config {args.export_config}: the file exists. To replace it, give --overwrite-config yes"
@@ -143,11 +143,11 @@ def _switch(text: str) -> bool:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Split arguments of mpirun. Prefix long options with two dashes, because OpenMPI 5 requires that."""
+    """Split a string of arguments for mpirun. Prefix long options with two dashes, because OpenMPI 5 requires two."""
     try:
         words = shlex.split(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{short(text)} has an unclosed quote") from None
+        raise argparse.ArgumentTypeError(f"{short(text)} has a quotation mark that is not closed") from None
     older = re.compile("-(bind-to|map-by|rank-by|np|host|hostfile|tag-output|report-bindings)")
     return tuple(f"-{word}" if older.fullmatch(word) else word for word in words)
 

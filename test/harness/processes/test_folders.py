@@ -107,5 +107,5 @@ def test_resume_finds_folders_of_all_instances(tmp_path):
     branch = shutil.copytree(top, tmp_path / "moved/branch")
     assert resumed(branch, names) == ["branch", "branch_worker1"]
     record(tmp_path / "moved/branch_worker1", 1, [], "b")
-    with pytest.raises(folders.FolderError, match="branch_worker1.* holds another run"):
+    with pytest.raises(folders.FolderError, match="branch_worker1.* contains another run"):
         resumed(branch, names)

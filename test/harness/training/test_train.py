@@ -356,7 +356,7 @@ def test_logs_path_and_suffix_name_folder(tmp_path):
     assert exact.folder == tmp_path / "here"
     again = run("train", *SMALL, "--batch-size", 8, "--iterations", 1, "--logs-path", tmp_path / "here")
     assert again.code == 2
-    assert "holds a run already" in again.err
+    assert "contains a run already" in again.err
     named = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 1, "--log-dir", tmp_path, "--name-suffix", "try-1",
                     "--no-stochastic-rounding", "--no-validation")  # fmt: skip
     assert re.fullmatch(r"RN8_bs8_BN_32\.32_noSR_try-1_[A-Z0-9]{3}", named.folder.name)
