@@ -106,7 +106,7 @@ class Topology:
 
 
 class Ending(NamedTuple):
-    """How the instances, or a command, ended."""
+    """The exit code of the instances, or of a command, and the reason for it."""
 
     code: int  # The first exit code other than 0, or 128 + n if signal n ended a process.
     by_signal: bool = False  # True if this process received a signal.
