@@ -166,7 +166,7 @@ class Team:
     def _meet(self) -> None:
         """Wait until all instances have found each other and have proved that they know the job token.
 
-        Raise OptionError if an address belongs to another run. That run is not affected.
+        Raise OptionError if an address belongs to another run, which is not affected.
         """
         from harness.processes import heartbeat, job_token
 

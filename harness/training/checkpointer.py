@@ -1,4 +1,4 @@
-"""Save the checkpoints of a running training; decide when a safety checkpoint is due."""
+"""Save the checkpoints of a running training, and decide when to save a safety checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class CheckpointKind(Enum):
-    """Why a checkpoint is saved. The next checkpoint replaces a safety checkpoint. Only scheduled ones are validated."""
+    """The reason to save a checkpoint.
+
+    Safety checkpoints limit the work lost in a failure; the next checkpoint replaces them. Only scheduled checkpoints are
+    validated. The values appear in the log.
+    """
 
     SCHEDULED = "checkpoint"
     INITIAL = "initial checkpoint"
@@ -31,24 +35,24 @@ class CheckpointKind(Enum):
 
 
 class Checkpointer:
-    """Saves the program's variables and the run's state in a thread, while training continues."""
+    """Saves the program's variables and the run's state. A thread writes the files while training continues."""
 
     def __init__(
         self, context: TrainingContext, program: TrainingProgram, meter: Meter, divergence: Divergence,
         best: Callable[[], Mapping[str, Any] | None],
     ) -> None:  # fmt: skip
-        """`best`: function that returns the row of the best validation so far."""
+        """The function `best` returns the row of the best validation so far, or None."""
         self._context, self._program, self._meter = context, program, meter
         self._divergence, self._best = divergence, best
-        self.saved = -1  # number of updates in the newest checkpoint of this call
+        self.saved = -1  # The number of updates before the newest checkpoint of this call.
         self._unvalidated: tuple[Checkpoint, Tensors] | None = None
         self._saved_at = time.monotonic()
-        self._blocked_seconds: float | None = None  # how long the last checkpoint blocked training
+        self._blocked_seconds: float | None = None  # The time in seconds for which the last checkpoint blocked training.
 
     def begin(self, resumed: Checkpoint | None) -> None:
         """Save the initial weights of a new run.
 
-        For a resumed run, log the existing checkpoints, because scripts may wait for these lines.
+        For a resumed run, log the lines about the existing checkpoints again, because scripts may wait for these lines.
         """
         context = self._context
         if resumed is None:
@@ -72,12 +76,13 @@ class Checkpointer:
         return bool(interval and context.saves and context.team.is_first) and time.monotonic() - self._saved_at > interval
 
     def _safety_interval(self) -> float:
-        """Return the number of seconds between safety checkpoints, 0 for none."""
+        """Return the number of seconds between safety checkpoints, or 0 if none are saved."""
         options, addresses = self._context.run.options.checkpoint, self._context.team.cluster.addresses
         return checkpoint_interval.safety_interval(options, len({*map(host_of, addresses)}) or 1, self._blocked_seconds)
 
     def _note_blocked(self, seconds: float) -> None:
-        """Store how long a checkpoint blocked training. The first time, log the interval that follows from it."""
+        """Store for how many seconds a checkpoint blocked training. The first call also logs the time between safety
+        checkpoints, which depends on these seconds."""
         first, self._blocked_seconds = self._blocked_seconds is None, seconds
         options = self._context.run.options.checkpoint
         if first and options.safety_ckpt_minutes == AUTO and self._context.team.is_first:
@@ -87,12 +92,12 @@ class Checkpointer:
             )
 
     def pop_unvalidated(self) -> tuple[Checkpoint, Tensors]:
-        """Return the newest checkpoint and its tensors, and drop the reference to them."""
+        """Return the newest checkpoint and its tensors, and forget the tensors to free their memory."""
         newest, self._unvalidated = self._unvalidated, None
         return newest
 
     def save(self, updates: int, kind: CheckpointKind = CheckpointKind.SCHEDULED) -> None:
-        """Start to write a checkpoint in another thread."""
+        """Start to write a checkpoint after `updates` updates, in another thread."""
         context, started = self._context, time.perf_counter()
         checkpoint, values = Checkpoint.at(context.folder, updates), self._program.values()
         is_safety = kind is CheckpointKind.SAFETY
@@ -122,11 +127,11 @@ class Checkpointer:
         self._note_blocked(time.perf_counter() - started)
 
     def wait_until_finished(self) -> None:
-        """Wait until the previous checkpoint is written. With --keep-going, an error becomes a warning."""
+        """Wait until the previous checkpoint is written. On failure, raise an error, or log a warning with --keep-going."""
         self._tolerate_save_error(self._context.writer.wait_until_finished)
 
     def poll(self) -> None:
-        """Raise the error of the previous checkpoint, if any, without waiting. With --keep-going, log a warning."""
+        """Raise an error if writing the previous checkpoint has failed, or log a warning with --keep-going. Do not wait."""
         self._tolerate_save_error(self._context.writer.poll)
 
     def _tolerate_save_error(self, wait: Callable[[], None]) -> None:
@@ -138,15 +143,16 @@ class Checkpointer:
             self._context.log.note(f"warning: {error}")
 
     def save_last(self, done: int) -> None:
-        """Save the checkpoint to resume from if a run stops early, unless it exists."""
+        """Save a checkpoint after `done` updates if a run stops early, unless this checkpoint exists."""
         self.wait_until_finished()
         existing = [checkpoint.updates for checkpoint in find.numbered(self._context.folder)]
-        # the checkpoint of these updates may have been damaged and skipped
+        # The run may have resumed from an older checkpoint because this one was damaged. Then save it again.
         if self._context.writes and (done != self.saved or done not in existing):
             self.save(done)
 
     def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
-        """Save the averaged checkpoints of a run that ends after `done` updates; return them and their tensors."""
+        """Save the averages of checkpoints that the options request, after `done` updates. Return each average and its
+        tensors."""
         from harness.checkpoints import averages
 
         context, pairs = self._context, []
@@ -159,15 +165,16 @@ class Checkpointer:
                 )
                 for warning in damaged:
                     context.log.note(warning)
-                first = count ** (used - 1) if name.startswith("weight_avg_exp") else 0.0  # weight of the first one
-                mostly = f"; the first has a weight of {100 * first:.0f} %" if used > 1 and first > 0.1 else ""
+                # `first` is the weight of the oldest checkpoint in an exponential average.
+                first = count ** (used - 1) if name.startswith("weight_avg_exp") else 0.0
+                mostly = f"; the oldest has a weight of {100 * first:.0f} %" if used > 1 and first > 0.1 else ""
                 context.log.note(f"Saved the average of {used} checkpoint{'s' * (used > 1)} to {average.prefix}{mostly}")
                 values = read.tensors(average)
             pairs.append((average, context.team.broadcast(values)))
         return pairs
 
     def _sync_rows(self) -> None:
-        """Flush the CSV rows to the disk, before the checkpoint is written."""
+        """Flush the CSV files to the disk, so that their rows are never older than the checkpoint."""
         try:
             self._context.log.sync()
         except OSError as error:

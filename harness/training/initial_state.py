@@ -1,4 +1,4 @@
-"""The initial state of a training loop: that of a new run, or of a checkpoint."""
+"""Load the initial state of a training loop, for a new run or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from harness.training.start import LoadedCheckpoint
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
 
-_AUGMENTED_COPIES, _MOST_AUGMENTED = 4, 10_000  # to fit a classifier: augmented copies of each image, and in total
+# A classifier is fitted to at most 4 augmented copies of each image, and to at most 10,000 augmented images in total.
+_AUGMENTED_COPIES, _MOST_AUGMENTED = 4, 10_000
 
 
 @dataclass(frozen=True)
 class InitialState:
     """The state from which a training loop starts, in addition to the program's variables.
 
-    For a resumed run: the checkpoint, its tensors, and the rows of validation.csv by checkpoint name.
+    For a resumed run, `values` contains the tensors of the `checkpoint`, and `validated` the rows of validation.csv by
+    checkpoint name.
     """
 
     meter: Meter
@@ -45,12 +47,12 @@ class InitialState:
 
 
 def initial_state(context: TrainingContext, program: TrainingProgram, loaded: LoadedCheckpoint | None) -> InitialState:
-    """Load the program's variables in every instance; return the rest of the state."""
+    """Load the program's variables in every instance. Return the other parts of the initial state."""
     return _resumed_state(context, program, loaded) if loaded else _new_state(context, program)
 
 
 def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialState:
-    """Return the state of a new run, with random weights or those of --init-path."""
+    """Return the state of a new run, with random weights or the weights of --init-path."""
     run, team = context.run, context.team
     if run.options.training.init_path and team.is_first:
         _load_init_path(context, program)
@@ -60,7 +62,7 @@ def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialSta
 
 
 def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
-    """Load the weights of --init-path. A classifier for another number of classes keeps its initial weights."""
+    """Load the weights of --init-path. If they have another number of classes, the classifier keeps its random weights."""
     run = context.run
     source, values, damaged = read.load_init_path(Path(run.options.training.init_path))
     from harness.checkpoints import conversion
@@ -75,10 +77,10 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
 
 
 def _fit_classifier(run: Run, program: TrainingProgram) -> str:
-    """Fit the classifier to the features of the training images; return a line for the log.
+    """Fit the classifier to the features of the training images. Return a line for the log.
 
-    Each image is used once unchanged and a few times augmented. Unchanged and augmented images have the same total
-    weight. The penalty is chosen on the unchanged images; with augmented ones, the next weaker penalty is used.
+    Each image is used once unchanged and a few times augmented. Unchanged and augmented images have the same total weight.
+    Cross-validation on the unchanged images chooses the penalty. If augmented images are added, use the next weaker penalty.
     """
     from harness.checkpoints import conversion
     from harness.programs import build, linear_classifier
@@ -97,13 +99,17 @@ def _fit_classifier(run: Run, program: TrainingProgram) -> str:
     kernel, bias = linear_classifier.fit(features, labels, classes, penalty, weights)
     layer = conversion.classifier(run)
     fitted = {f"{layer}/kernel": kernel, f"{layer}/bias": bias}
-    copies = {f"{name}/{copy}": value for name, value in fitted.items() for copy in (EMA, FP32_COPY)}  # if there are any
+    # If the program has moving averages or FP32 copies of these weights, they get the same values.
+    copies = {f"{name}/{copy}": value for name, value in fitted.items() for copy in (EMA, FP32_COPY)}
     program.load_initial({**fitted, **copies})
     return f"Fitted the classifier to {images} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}"
 
 
 def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels, int [n], and features, float32 [n, features], of training images, in order or `augmented`."""
+    """Return the labels, int [n], and the features, float32 [n, features], of the training images.
+
+    Augmented images are read in the order of training, other images in the order of the data set.
+    """
     from harness.programs import build
 
     with build.feature_program(run, augmented) as features:
@@ -115,28 +121,30 @@ def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) 
 
 
 def _preprocessing_warnings(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each difference in preprocessing to the training of the weights. Each costs accuracy."""
+    """Return a warning for each difference between this run's preprocessing and the preprocessing with which the initial
+    weights were trained. Such differences cost accuracy."""
     used, lines = vars(run.options.dataset), []
     for name in ("symmetric_input", "normalise_input"):
         if recorded.get(name) not in (None, used[name]):
             given = flag(name if recorded[name] else f"no_{name}")
-            lines.append(f"the initial weights were trained on images normalised with {given}")
+            lines.append(f"the initial weights were trained with {given}. For better accuracy, give this option")
     for name in ("image_mean", "image_std"):
         if recorded.get(name) and tuple(recorded[name]) != used[name]:
-            lines.append(f"the initial weights were trained with {flag(name)} {' '.join(map(str, recorded[name]))}")
+            given = f"{flag(name)} {' '.join(map(str, recorded[name]))}"
+            lines.append(f"the initial weights were trained with {given}. For better accuracy, give this option")
     if other_class_names(recorded, run.data_source.spec):
-        lines.append("the initial weights were trained on classes with other names or another order")
+        lines.append("the initial weights were trained on classes with other names or in another order")
     size, stride = recorded.get("image_size"), run.trace.stride
     if size and size % stride != run.image_size % stride:
         lines.append(
-            f"the initial weights were trained at {size} px, this run uses {run.image_size} px. The sizes differ modulo "
-            f"{stride}, the network's stride: SAME padding falls on other sides, which costs accuracy"
+            f"the initial weights were trained at {size} px, but this run uses {run.image_size} px. To keep the padding and "
+            f"the accuracy, use a size that differs by a multiple of {stride} px (the network's stride)"
         )
     return [f"warning: {line}" for line in lines]
 
 
 def _resumed_state(context: TrainingContext, program: TrainingProgram, loaded: LoadedCheckpoint) -> InitialState:
-    """Return the state of a checkpoint: its weights, averages and rows."""
+    """Return the state of a resumed run: the checkpoint, the averages for the log and the rows of earlier validations."""
     run, team, log, checkpoint = context.run, context.team, context.log, loaded.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
     for line in loaded.notes:
@@ -148,6 +156,6 @@ def _resumed_state(context: TrainingContext, program: TrainingProgram, loaded: L
     state = team.broadcast_json(run_record.state(checkpoint) if team.is_first else None)
     log.resume_after(checkpoint.updates)
     meter = Meter(run.length, run.step_increment, run.learning_rate, state)
-    context.write_record()  # only after all checks that may reject the resume
+    context.write_record()  # Record this call only after all checks that may reject it.
     rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
     return InitialState(meter, checkpoint, values, rows)

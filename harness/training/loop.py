@@ -1,4 +1,5 @@
-"""The training loop: host steps, and the events between them: log rows, checkpoints, validation, broadcasts."""
+"""Run the training loop: host steps (several weight updates in one call of the device), and the events between host steps,
+such as log rows, checkpoints and validation."""
 
 from __future__ import annotations
 
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """An action after a host step. `due(first, done)`: whether to act after updates first..done-1; `act(done)`: the action,
-    given the number of finished updates."""
+    """An action after a host step.
+
+    `due(first, done)` returns whether the action is due after a host step of the updates first..done-1. `act(done)` performs
+    the action; `done` is the number of finished updates.
+    """
 
     due: Callable[[int, int], bool]
     act: Callable[[int], None]
 
 
 class TrainingLoop:
-    """The loop of one instance."""
+    """The training loop of one instance (process)."""
 
     def __init__(
         self,
@@ -50,14 +54,14 @@ class TrainingLoop:
         self._context, self._program, self._initial = context, program, initial
         self._validator, self._profiler = validator, profiler
         self._signals, self._mlperf, self._meter = context.signals, context.mlperf, initial.meter
-        self._done = initial.updates  # finished updates of the run
-        self._updates: list[tuple[int, float, float]] = []  # number, loss and accuracy of each update of the last host step
+        self._done = initial.updates  # The number of finished updates of the run.
+        self._updates: list[tuple[int, float, float]] = []  # Number, loss and accuracy of the last host step's updates.
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
         self._checkpointer = Checkpointer(context, program, initial.meter, self._divergence, lambda: validator.best)
         self._observer = Observer(context, program, initial.updates)
         length = context.run.length
-        # events run in this order; a signal is deferred past the first group, and ends the run before the second
+        # Events run in this order. If a signal arrives, the run ends after the first group and before the second one.
         self._events_before_stop = (
             Event(length.log_due, self._log_row),
             Event(length.checkpoint_due, self._save),
@@ -73,17 +77,17 @@ class TrainingLoop:
             context.signals.defer_until_agreed(self._stop)
 
     def run(self, last: int) -> int:
-        """Train up to update `last`, or until --patience ends the run; return the number of finished updates."""
+        """Train up to update `last`, or until --patience ends the run. Return the number of finished updates."""
         self._begin()
         self._mlperf.log_init_stop(self._initial.updates)
         self._left = TimeLeft(self._done, last)
         try:
             self._advance_to(last)
-        except StopRequest:  # raised between two host steps, or after the first group of events
+        except StopRequest:  # This is raised between two host steps or after the first group of events.
             self._save_unsaved()
             raise
         except Exception as error:
-            # these errors arise before the update changes a weight
+            # These errors arise before an update changes a weight, so the weights can be saved.
             if self._context.team.is_peer_failure(error) or tf_runtime.data_error(error) is not None:
                 self._save_unsaved()
             raise
@@ -93,7 +97,8 @@ class TrainingLoop:
         return self._done
 
     def _save_unsaved(self) -> None:
-        """Save the updates since the newest checkpoint, unless a host step failed midway: the rows lack its updates."""
+        """Save a checkpoint if there are updates since the newest one. Save nothing if a host step failed after some of its
+        updates, because the log lacks these updates."""
         if self._context.saves and self._done > self._checkpointer.saved and self._done == self._program.updates():
             self._checkpointer.save(self._done, CheckpointKind.SAFETY)
 
@@ -107,8 +112,8 @@ class TrainingLoop:
                 first = self._advance(first, end)
 
     def _begin(self) -> None:
-        """Save the initial checkpoint of a new run. Validate and observe the checkpoint of a resumed run, if the run was
-        killed before it could."""
+        """Save the initial checkpoint of a new run. For a resumed run, validate and observe the checkpoint if the earlier
+        process was killed before it did so."""
         resumed = self._initial.checkpoint
         with self._signals.deferred():
             self._checkpointer.begin(resumed)
@@ -122,7 +127,7 @@ class TrainingLoop:
 
     def _tensorboard(self) -> Board:
         """Return the writer of TensorBoard's events in the run directory."""
-        from harness.programs.build import first_training_images  # imports TensorFlow
+        from harness.programs.build import first_training_images
         from harness.reports import trackers
 
         run, start = self._context.run, self._initial.updates
@@ -131,15 +136,17 @@ class TrainingLoop:
         return trackers.Board(self._context.log.folder, start, trackers.hyperparameters(run), images)
 
     def _advance(self, first: int, end: int) -> int:
-        """Run updates first..end-1, or fewer after a signal or for a safety checkpoint, and the events that are due.
-        Return the number of finished updates."""
+        """Run a host step and then the events that are due. Return the number of finished updates.
+
+        The host step contains the updates first..end-1. A signal or a safety checkpoint ends the host step earlier.
+        """
         self._checkpointer.poll()
         with self._signals.deferred(self._stop):
             done = self._done = self._step(first, end)
             for event in self._events_before_stop:
                 if event.due(first, done):
                     event.act(done)
-            if self._signals.received is None:  # otherwise the next host step informs the other instances
+            if self._signals.received is None:  # After a signal, the next host step informs the other instances.
                 self._program.resume()
         for event in self._events_after_stop:
             if event.due(first, done):
@@ -147,7 +154,7 @@ class TrainingLoop:
         return done
 
     def _step(self, first: int, end: int) -> int:
-        """Run updates first..end-1, or fewer; return the number of finished updates."""
+        """Run the updates first..end-1, or fewer if the host step is ended early. Return the number of finished updates."""
         rates = [self._context.run.learning_rate(update) for update in range(first, end)]
         rows: list[tuple[float, float]] = []
         report, profiler = self._update_callback(first, rows), self._profiler
@@ -175,14 +182,14 @@ class TrainingLoop:
         return done
 
     def _stop(self) -> None:
-        """Stop the devices at their next pass."""
+        """Stop the running training or validation at its next micro-batch, without finishing the current update."""
         self._program.stop(drop_update=True)
         self._validator.stop()
 
     def _update_callback(self, first: int, rows: list[tuple[float, float]]) -> Progress:
-        """Return the function to call after each update.
+        """Return a function that the program calls after each update.
 
-        The function moves the progress bar, ends the host step early if necessary, and adds loss and accuracy to `rows`.
+        This function shows the progress, ends the host step early if necessary, and appends loss and accuracy to `rows`.
         """
         counter = itertools.count(first + 1)
 
@@ -234,7 +241,7 @@ class TrainingLoop:
             self._mlperf.block_begins(done)
 
     def _broadcast_due(self, first: int, done: int) -> bool:
-        """Return whether --syncs-per-epoch or --epochs-per-sync asks for a broadcast of the weights."""
+        """Return whether a broadcast of the weights is due, by --syncs-per-epoch or --epochs-per-sync."""
         training, per_epoch = self._context.run.options.training, self._context.run.length.iterations_per_epoch
         period = 0
         if training.syncs_per_epoch:
@@ -244,18 +251,18 @@ class TrainingLoop:
         return bool(self._context.team.group and period and done // period > first // period)
 
     def _broadcast(self, done: int) -> None:
-        """Copy the weights of instance 0 to all instances. Warn if this instance's weights differed."""
+        """Copy the weights of instance 0 to all instances. Warn if the weights of this instance were different."""
         own = self._program.values()
         received = self._context.team.broadcast(own)
         if write.fingerprint(own) != write.fingerprint(received):
             instance = self._context.team.instance
             self._context.log.warn(
-                f"warning: the weights of instance {instance} differed from those of instance 0, which replace them"
+                f"warning: the weights of instance {instance} were replaced by those of instance 0, because the two differed"
             )
         self._program.load(received)
 
     def _finish(self, done: int) -> None:
-        """Save and validate the last checkpoint and the averages. If one instance must stop, all stop together."""
+        """Save and validate the last checkpoint and the averages. If one instance receives a signal, all instances stop."""
         context, total = self._context, self._context.run.length.iterations
         complete = done == total or self._validator.ends_run
         self._profiler.finish()
@@ -269,7 +276,7 @@ class TrainingLoop:
             self._mlperf.log_run_stop("aborted")
             context.log.note(f"Stopped after {done} of {total} updates.")
             self._checkpointer.save_last(done)
-        elif not context.saves:  # a saved checkpoint has been validated already
+        elif not context.saves:  # Validate the last weights. If they were saved, an event has validated them already.
             self._mlperf.block_over()
             self._validator.validate(Checkpoint(UNSAVED, done), self._program.values())
         self._checkpointer.wait_until_finished()
@@ -282,14 +289,14 @@ class TrainingLoop:
 
 
 def _split_every(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
-    """Yield the host steps, split after every `every` updates."""
+    """Yield the host steps (first, end), split at every multiple of `every` updates."""
     for first, end in steps:
         inside = range(first - first % every + every, end, every) if every else ()
         yield from itertools.pairwise([first, *inside, end])
 
 
 def _isolate(steps: Iterable[tuple[int, int]], updates: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the host steps, split so that each of `updates` is a host step by itself."""
+    """Yield the host steps (first, end), split so that every update in `updates` is a separate host step."""
     cuts = sorted({cut for update in updates for cut in (update, update + 1)})
     for first, end in steps:
         inside = [cut for cut in cuts if first < cut < end]

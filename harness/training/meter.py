@@ -1,6 +1,6 @@
-"""Log rows from the metrics of weight updates: averages over a host step and over a window of host steps, and times.
+"""Compute log rows from the metrics of weight updates: averages over a host step and over several host steps, and times.
 
-A stopped and resumed run may do a host step in pieces, which does not change the row.
+If a run is stopped during a host step and resumed, the row contains the averages over the whole host step.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from harness.run.length import TrainingLength
 
 
 class Meter:
-    """Collects the metrics of updates. `row` describes the host step that has just ended."""
+    """Collects the metrics of updates. `row` returns the log row of the host step that has just ended."""
 
     def __init__(
         self, length: TrainingLength, step_increment: int, learning_rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
-        """`state`: the result of `state()` from the checkpoint, or empty."""
+        """`state` is the result of `state()` in the checkpoint of a resumed run, or {} for a new run."""
         self._length = length
         self._increment = step_increment
         self._learning_rate = learning_rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
         same_grid = state.get("updates_per_step") == length.updates_per_host_step
-        # if the host steps have another length, the averages start over
+        # If the length of host steps has changed, forget the earlier host steps, because averages cannot combine the two.
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
-        self._since_report: list[float] = [0, 0.0]  # updates, seconds
-        self._timed: list[float] = [0, 0.0]  # updates, seconds of the whole call
-        self._first = 0.0  # seconds per update in the first host step
+        self._since_report: list[float] = [0, 0.0]  # Number of updates and seconds since the last row.
+        self._timed: list[float] = [0, 0.0]  # Number of updates and seconds in this call.
+        self._first = 0.0  # Seconds per update in the first host step of this call.
         self._skip_time = True
 
     def state(self) -> dict[str, Any]:
-        """Return the meter's part of a checkpoint's training state."""
+        """Return the values that a checkpoint stores, so that a resumed run can continue the averages and times."""
         return {
             "host_steps": self._steps,
             "seconds": self._seconds,
@@ -45,10 +45,10 @@ class Meter:
         }
 
     def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float) -> None:
-        """Add the updates of one piece of a host step. `accuracy`: fractions."""
+        """Add the updates of a host step, or of a part of one. `accuracy` contains fractions from 0 to 1."""
         self._open += [(float(a), float(b)) for a, b in zip(loss, accuracy)]
         self._seconds += seconds
-        # exclude the first call of a process, which warms up caches
+        # Exclude the first host step of a process from the speed, because it warms up caches.
         if self._skip_time:
             self._skip_time, self._first = False, seconds / max(len(loss), 1)
         else:
@@ -58,19 +58,19 @@ class Meter:
 
     @property
     def images_per_second(self) -> float:
-        """Images per second in this call so far, excluding its first host step if there are others."""
+        """The number of images per second in this call. The first host step is excluded if others have followed."""
         updates, seconds = self._timed
         seconds_per_update = seconds / updates if updates else self._first
         return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
 
     def end_host_step(self) -> None:
-        """End the host step; add its mean to the window."""
+        """End the host step, and add its mean loss and accuracy to the window of averaged host steps."""
         self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
         self._open = []
         self._steps += 1
 
     def row(self, end: int) -> dict[str, Any]:
-        """Return the log row after `end` updates."""
+        """Return the log row of the host step that ended after `end` updates."""
         loss, accuracy = self._window[-1]
         loss_average, accuracy_average = (sum(column) / len(self._window) for column in zip(*self._window))
         updates, seconds = self._since_report
@@ -92,15 +92,17 @@ class Meter:
 
 
 class TimeLeft:
-    """Predicts the time until a call's last update, from the updates so far. Excludes the first one, which warms up caches,
-    if there are others."""
+    """Predicts the time until the last update of a call, from the speed of the updates so far.
+
+    The first update is excluded if others have followed, because it warms up caches.
+    """
 
     def __init__(self, done: int, last: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._last, self._clock = last, clock
         self._begun = self._first = (done, clock())
 
     def after(self, done: int) -> str:
-        """Return the time left after `done` updates as text, empty if it is less than a minute."""
+        """Return the remaining time after `done` updates as text, or "" if it is unknown or less than a minute."""
         now = self._clock()
         if self._first == self._begun and done > self._begun[0]:
             self._first = (done, now)

@@ -1,4 +1,4 @@
-"""Profile single updates of a call, each in a separate host step: --profile and --profile-compilation."""
+"""Profile single updates for --profile and --profile-compilation. A profiled update is run in a separate host step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from harness.training.run_dir import TrainingContext
 if TYPE_CHECKING:
     from ipu_utils import Metrics, TrainingProgram
 
-Progress = Callable[[float, float], None]  # takes loss and accuracy of each update
+Progress = Callable[[float, float], None]  # The function is called after each update, with its loss and accuracy.
 
 
 class UpdateProfiler:
-    """Times the first updates of a call and records one of them, as the options request."""
+    """Times the first updates of a call if --profile-compilation is given, and records one update if --profile is given."""
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, recorded: bool, first: int, last: int) -> None:
-        """`recorded`: whether any instance records an update; `first`, `last`: the call's first and last update."""
+        """`recorded` is True if any instance records an update. The call runs the updates first..last-1."""
         self._context, self._program, self._request = context, program, context.profile
-        # record the second update, because the first one warms up caches
+        # Record the second update, because the first one warms up caches.
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
         if context.run.options.device.profile_compilation:
@@ -40,7 +40,7 @@ class UpdateProfiler:
             self._first_updates.before_update(first)
 
     def after_update(self, first: int) -> None:
-        """Stop timing the host step that begins with update `first`; log the result."""
+        """Stop timing the host step that began with update `first`, and log the result."""
         self._note(self._first_updates.after_update(first) if self._first_updates else ())
 
     def records(self, update: int) -> bool:
@@ -48,7 +48,7 @@ class UpdateProfiler:
         return update == self._update and self._request is not None
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
-        """Run the update; write when its pipeline cells and operations ran."""
+        """Run the update, and write a profile: the times of its pipeline cells and operations. Return the metrics."""
         from harness.reports import training_chart
 
         run, request = self._context.run, self._request
@@ -58,7 +58,7 @@ class UpdateProfiler:
         return profiled.metrics
 
     def finish(self) -> None:
-        """Log the times of a call that had no second update."""
+        """Log the times that are still missing because the call had no second update."""
         self._note(self._first_updates.finished() if self._first_updates else ())
 
     def _note(self, lines: Sequence[str] | Iterator[str]) -> None:

@@ -1,4 +1,4 @@
-"""Open the run directory of a training: its lock, log, recorded options and checkpoint writer."""
+"""Open the run directory of a training: lock it, open the log, record the options and start the checkpoint writer."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _ignore(row: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks of a training, called in the main thread between host steps. An error in them ends the training.
+    """Callbacks of a training. They are called in the main thread between host steps. An error in them ends the training.
 
-    `on_step` takes each weight update once: {"iteration", "epoch", "lr", "loss", "accuracy"}; accuracy is in per cent.
-    `on_validation` takes each row of validation.csv, by column.
+    `on_step` is called once for each weight update, with {"iteration", "epoch", "lr", "loss", "accuracy"}. The accuracy is
+    in per cent. `on_validation` is called with each new row of validation.csv, as a dictionary by column.
     """
 
     on_step: Callable[[Mapping[str, Any]], None] = _ignore
@@ -57,8 +57,8 @@ class Listener:
 class TrainingContext:
     """The objects that all parts of a training share.
 
-    `writer`: writes checkpoints. `mlperf`: logs the lines of MLPerf. `profile`: the files in which this instance profiles
-    one update. `recorded`: the options of this call, for checkpoints and arguments.json.
+    `writer` writes checkpoints. `mlperf` logs lines in MLPerf's format. `profile` names the files in which this instance
+    profiles one update. `recorded` contains the options of this call, for checkpoints and arguments.json.
     """
 
     run: Run
@@ -83,7 +83,7 @@ class TrainingContext:
         return self.team.is_first or self.run.options.checkpoint.ckpt_all_instances
 
     def write_record(self) -> None:
-        """Write arguments.json, or arguments_restore.json if the run directory has one already."""
+        """Write arguments.json, or arguments_restore.json if the run directory contains arguments.json already."""
         if self.run.options.logging.logs and folders.writes(self.run):
             later = any((self.folder / name).exists() for name in ARGUMENTS)
             write_arguments(self.folder, self.recorded, restored=later)
@@ -91,8 +91,10 @@ class TrainingContext:
 
 @contextmanager
 def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, call: str) -> Iterator[TrainingContext]:
-    """Open the run directory. If the run ends early, log how to resume it. `call`: the command line that resumes a run that
-    has not saved a checkpoint yet."""
+    """Open the run directory in a `with` statement. If the run ends early, log the command that resumes it.
+
+    `call` is the command line to log if this process has saved no checkpoint.
+    """
     request = profile.requested(run.options.device, folder, os.environ) if team.is_first else None
     held = locks.lock_folder(folder) if folders.writes(run) else nullcontext()
     newest = resumed.name if resumed else None
@@ -135,7 +137,7 @@ def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, cal
 
 
 def _record(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
-    """Return the record of this call. A resumed run keeps the recorded digest of class names."""
+    """Return the options and other facts that this call records. A resumed run keeps the earlier digest of class names."""
     values = arguments(run, run_log.command_line(), {
         "checkpoint_path": str(folder / "ckpt"),
         "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -151,7 +153,7 @@ def _record(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any
 
 
 def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -> RunLog:
-    """Return the log, with its first lines and its trackers."""
+    """Return the log, after writing its first lines and connecting experiment trackers."""
     logging = run.options.logging
     has_log = team.is_first or logging.log_all_instances
     head = run_log.training_head(run)
@@ -162,7 +164,7 @@ def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -
 
 
 def _follow(lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapping[str, Any]) -> None:
-    """Send the log's rows to Weights & Biases and MLflow, as the options request."""
+    """Send the log's rows to Weights & Biases (--wandb) and MLflow (--mlflow)."""
     from harness.reports import trackers
 
     if logging.wandb:
@@ -175,7 +177,7 @@ def _follow(lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapp
 
 
 def _reason_to_stop(error: BaseException, team: Team) -> str | None:
-    """Return the reason for the log; None for wrong input, before anything started, and if the team reports the error."""
+    """Return the reason to log. Return None for wrong input, and for errors that `Team` reports."""
     if isinstance(error, _REPORTED_VERBATIM):
         return str(error)
     if isinstance(error, WrongInput) or not isinstance(error, Exception) or team.is_of_runtime(error):
@@ -186,5 +188,5 @@ def _reason_to_stop(error: BaseException, team: Team) -> str | None:
 
 
 def _skip_more_records(reason: str, run: Run) -> list[str]:
-    """Return --skip-bad-records with a larger number, if the reason names this option."""
+    """Return --skip-bad-records with a larger number if the reason for stopping mentions this option; otherwise []."""
     return [_SKIP, str(max(1, 2 * run.options.dataset.skip_bad_records))] if _SKIP in reason else []

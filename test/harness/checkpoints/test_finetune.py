@@ -40,7 +40,7 @@ def prepared(words: str) -> Run:
 
 def test_run_starts_at_zero_with_other_weights(trained, tmp_path):
     out = succeed("train", *BASE.split(), "--logs-path", tmp_path / "run", "--init-path", trained).out
-    assert f"Initial weights: {trained / 'ckpt-4'}" in out and "differ modulo" not in out
+    assert f"Initial weights: {trained / 'ckpt-4'}" in out and "by a multiple of" not in out
     source, start = variables(trained, 4), variables(tmp_path / "run", 0)
     assert start["global_step"] == 0
     assert all(source[name].tobytes() == start[name].tobytes() for name in source if name != "global_step")
@@ -108,11 +108,11 @@ def test_new_class_count_gets_new_classifier(trained, tmp_path):
 def test_weights_of_other_data_give_warning(trained, tmp_path):
     """The class names differ; so does the image size, which counts modulo the network's stride of 4."""
     for k, (words, warned) in enumerate({
-        "--dataset cifar-10 --generated-data": "other names", "--image-size 42": "differ modulo 4", "--image-size 40": "",
+        "--dataset cifar-10 --generated-data": "other names", "--image-size 42": "by a multiple of 4", "--image-size 40": "",
     }.items()):  # fmt: skip
         given = [*BASE.split(), *words.split(), "--iterations", 1, "--init-path", trained, "--logs-path", tmp_path / str(k)]
         out = succeed("train", *given).out
-        assert warned in out and ("differ modulo" in out) == ("modulo" in warned)
+        assert warned in out and ("by a multiple of" in out) == ("multiple" in warned)
 
 
 def test_unfit_or_missing_weights_are_errors(trained, tmp_path):
