@@ -16,19 +16,22 @@ if TYPE_CHECKING:
     from harness.export.network import TrainedNetwork
     from harness.export.predict import Runner
 
-CHECKED, CALIBRATED = 64, 128  # images
+CHECKED, CALIBRATED = 64, 128  # number of images for the comparison, and for the calibration of --int8
 _COARSE = 4  # coloured squares along each side of a generated image
 
 
 class ExportError(Exception):
-    """An export failed, or its predictions differ from the checkpoint's. The message is one line."""
+    """An export failed, or its predictions differ from those of the checkpoint. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The accepted difference of probabilities, relative to the mean probability of the top-1 classes. `largest`: of any
-    probability. `mean`: average over the images of each one's largest difference. `equal`: smallest share of images with
-    the same top-1 class. `why`: the reason for a difference."""
+    """The accepted differences between the probabilities of an export and of its checkpoint.
+
+    `largest` limits the difference of every probability. `mean` limits the largest difference in an image, averaged over the
+    images. Both limits are relative to the mean probability of the top-1 classes. `equal` is the smallest accepted share of
+    images with the same top-1 class. `why` explains the differences.
+    """
 
     largest: float = math.inf
     mean: float = math.inf
@@ -36,8 +39,9 @@ class Bound:
     why: str
 
 
-# Measured on trained and random networks of every kind: FP32 up to 2e-5; on average, FP16 0.009 and NARROW 0.11.
-FP32 = Bound(largest=1e-3, why="a different order of FP32 sums makes a much smaller difference")
+# Trained and random networks of every kind had these differences: at most 2e-5 in FP32; on average 0.009 in FP16 and 0.11 in
+# narrower formats.
+FP32 = Bound(largest=1e-3, why="FP32 rounding alone makes a much smaller difference")
 FP16 = Bound(mean=0.05, why="the checkpoint's program rounds to FP16, the export computes in FP32")
 NARROW = Bound(mean=0.25, equal=0.75, why="the checkpoint's program multiplies narrow formats, the export computes in FP32")
 INT8 = Bound(mean=0.25, equal=0.75, why="8 bits are too coarse for this network; export without --int8")
@@ -45,8 +49,11 @@ INT8 = Bound(mean=0.25, equal=0.75, why="8 bits are too coarse for this network;
 
 @dataclass(frozen=True)
 class Agreement:
-    """The differences of two arrays of probabilities [n, classes]: `largest` and `mean` as in `Bound`, but absolute.
-    `certainty`: mean probability of the top-1 classes. `same`: number of `count` images with the same top-1 class."""
+    """The differences between two arrays of probabilities [n, classes].
+
+    `largest` and `mean` are the same as in `Bound`, but not relative. `certainty` is the mean probability of the top-1
+    classes. `same` of the `count` images have the same top-1 class.
+    """
 
     largest: float
     mean: float
@@ -55,12 +62,12 @@ class Agreement:
     count: int
 
     def keeps(self, bound: Bound) -> bool:
-        """Return whether the differences are within a bound; False for NaN."""
+        """Return whether the differences are within a bound. False if there are NaNs."""
         near = self.largest <= bound.largest * self.certainty and self.mean <= bound.mean * self.certainty
         return near and self.same >= bound.equal * self.count
 
     def rule(self, bound: Bound) -> str:
-        """Return the differences that a bound accepts, and the reason for them."""
+        """Return a message about the differences that a bound accepts."""
         accepted = [f"at most {bound.largest * self.certainty:.3g}"] * math.isfinite(bound.largest)
         accepted += [f"{bound.mean * self.certainty:.3g} on average"] * math.isfinite(bound.mean)
         same = math.ceil(bound.equal * self.count)
@@ -75,23 +82,23 @@ class Agreement:
 
 
 def compare(expected: np.ndarray, given: np.ndarray) -> Agreement:
-    """Return the differences of two arrays of probabilities [n, classes]; ExportError if their shapes differ."""
+    """Return the differences between two arrays of probabilities [n, classes]. Raise ExportError if the shapes differ."""
     if given.shape != expected.shape:
-        raise ExportError(f"its output has shape {list(given.shape)} instead of {list(expected.shape)}")
+        raise ExportError(f"the output has shape {list(given.shape)} instead of {list(expected.shape)}")
     each = np.abs(given.astype(np.float64) - expected).max(axis=1)
     same = int((given.argmax(axis=1) == expected.argmax(axis=1)).sum())
     return Agreement(float(each.max()), float(each.mean()), float(expected.max(axis=1).mean()), same, len(expected))
 
 
 def answers(run: Runner, images: np.ndarray) -> np.ndarray:
-    """Return the probabilities of images. The first image is a batch of its own, to test two batch sizes."""
+    """Return the probabilities for images. The first image is a separate batch, so that two batch sizes are tested."""
     parts = [part for part in (images[:1], images[1:]) if len(part)]
     return np.concatenate([run(part) for part in parts])
 
 
 def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
-    """Return the probabilities of images, float64 [n, classes], from this harness: in the checkpoint's precision, by its
-    usual kernels."""
+    """Return the probabilities for images, float64 [n, classes], that this harness computes in the precision of the
+    checkpoint."""
     from harness.programs import build
     from ipu_utils import FrozenProgram
 
@@ -105,7 +112,7 @@ def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
 
 
 def bound(network: TrainedNetwork, quantised: bool) -> Bound:
-    """Return the accepted difference of an exported file from its checkpoint."""
+    """Return the accepted differences between an exported file and the checkpoint."""
     precision = network.run.plan.precision
     if quantised:
         return INT8
@@ -114,14 +121,15 @@ def bound(network: TrainedNetwork, quantised: bool) -> Bound:
 
 
 class Images(NamedTuple):
-    """Images and their origin."""
+    """Images, and a phrase about their origin for messages."""
 
     images: np.ndarray
     origin: str
 
 
 def checking(network: TrainedNetwork) -> Images:
-    """Return at most CHECKED images for the comparison: from the validation set, else the training set, else generated."""
+    """Return at most CHECKED images for the comparison. They are validation images if there are any, otherwise training
+    images, otherwise generated images."""
     from harness.programs import build
 
     run = network.run
@@ -135,22 +143,22 @@ def checking(network: TrainedNetwork) -> Images:
 
 
 def calibration(network: TrainedNetwork) -> np.ndarray:
-    """Return at most CALIBRATED training images, preprocessed as for validation."""
+    """Return at most CALIBRATED training images, with the preprocessing of validation."""
     from harness.programs import build
 
     return build.training_images_uint8(network.run, CALIBRATED)
 
 
 def check_calibration(network: TrainedNetwork) -> None:
-    """Raise OptionError if there are no images for the calibration."""
+    """Raise OptionError if there are no images for the calibration of --int8."""
     if not network.has_data:
         raise OptionError(
-            f"--int8 needs training images, but {network.without_data}; give their folder as --data-dir, or leave --int8 out"
+            f"--int8 needs training images, but {network.without_data}; give their folder as --data-dir, or leave out --int8"
         )
 
 
 def _generated(side: int) -> np.ndarray:
-    """Return images of coloured squares with noise, the same in every call."""
+    """Return images of coloured squares with noise. They are the same in every call."""
     draw = np.random.default_rng(0)
     coarse = draw.integers(0, 256, (CHECKED, _COARSE, _COARSE, 3))
     places = np.arange(side) * _COARSE // side

@@ -1,4 +1,4 @@
-"""The output folder of an export. Files are written to a temporary folder and moved once all of them pass the comparison."""
+"""Write the output folder of an export. The files go to a temporary folder first, and are moved when all are checked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from harness.export.network import LABELS, PREPROCESSING
 PROGRAM = Path(__file__).with_name("predict.py")  # classifies photos with the exported files
 _TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)
 FILES = (*_TEXTS, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
-_MAX_BYTES = 64 << 20  # in a text file
+_MAX_BYTES = 64 << 20  # maximum size of a text file
 
 
 def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
-    """Raise OptionError if the output is not a folder or, without `force`, contains an export of other weights."""
+    """Raise OptionError if `folder` is a file, or if it contains an export of other weights and `force` is false."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise OptionError(f"--output {folder} is not a folder; give another name")
     there = [name for name in FILES if os.path.lexists(folder / name)]
@@ -38,14 +38,14 @@ def _has(folder: Path, texts: Mapping[str, str]) -> bool:
 
 
 def staged(folder: Path) -> AbstractContextManager[Path]:
-    """Return a context manager for a temporary folder on the same disk."""
+    """Return a context manager for a temporary folder on the same disk as `folder`."""
     return locks.scratch_folder(files.nearest_folder(folder), ".unfinished-export-")
 
 
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the texts, then move them and the finished files into the folder. Remove files of another export.
+    """Write the text files, then move them and the exported files into the folder. Remove files of another export.
 
-    The texts are first: if the process is killed, `check` recognises this export by them.
+    The text files are moved first. If the process is then killed, `check` still recognises the export by the text files.
     """
     finished = [path.name for path in staging.iterdir()]
     written = {**texts, PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}

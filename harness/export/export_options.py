@@ -1,4 +1,4 @@
-"""The options of cnn export: network, formats and output folder."""
+"""Parse the command line of cnn export: network, formats and output folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from harness.checkpoints import find, weights_file
 from harness.export.file_formats import FORMATS
 from harness.options import sources
 
-SCRIPT = "validation"  # the command whose options describe network and data
-FOLDER = "export"  # default output folder, in the run directory
+SCRIPT = "validation"  # cnn export accepts the options of this command for network and data.
+FOLDER = "export"  # name of the default output folder in the run directory
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The options of cnn export. `path`: the weights, as for --restore-path. `words`: arguments for validation.py."""
+    """The parsed command line of cnn export. `path` names the weights in the same way as --restore-path. `words` are the
+    arguments for validation.py."""
 
     path: str
-    formats: tuple[str, ...]  # keys of FORMATS without duplicates
+    formats: tuple[str, ...]  # keys of FORMATS, without duplicates
     output: Path
     int8: bool
     force: bool
@@ -38,32 +39,37 @@ class ExportRequest:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of cnn export's own options."""
+    """Return the parser for the options of cnn export that validation.py does not have."""
     own = command_line.Parser(
         prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
         description="Export a trained network for other runtimes, and compare each file with the checkpoint.",
-        epilog="validation.py's options of data set and model are accepted, too, such as --data-dir. They override the "
-        "recorded ones.",
+        epilog="cnn export also accepts validation.py's options of data set and model, such as --data-dir. These options "
+        "override the recorded values.",
     )  # fmt: skip
     add = own.add_argument
-    add("path", nargs="?", metavar="RUN", help="a run directory (its newest checkpoint, or the best one if the run had "
-        "--keep-best-ckpt), a checkpoint such as "
-        f"RUN/ckpt-500, a .npz or .safetensors file, or {' or '.join(weights_file.BUNDLED)}")  # fmt: skip
+    add("path", nargs="?", metavar="RUN", help="a run directory, a checkpoint such as RUN/ckpt-500, a .npz or .safetensors "
+        f"file, or {' or '.join(weights_file.BUNDLED)}. A run directory means the newest checkpoint or, if the run had "
+        "--keep-best-ckpt, the best checkpoint")  # fmt: skip
     add("--to", action="append", default=[], metavar="FORMAT",
         help=f"one or more of {', '.join(FORMATS)}, separated by commas")  # fmt: skip
-    add("--output", metavar="DIR", help="output folder (default: export in the run directory)")
-    add("--int8", action="store_true", help="tflite and onnx: 8-bit weights and activations, calibrated on training images")
-    add("--force", action="store_true", help="replace an export of another network")
-    add("--restore-path", metavar="RUN", help="the same as RUN")
-    add("-h", "--help", action="store_true", help="show this text")
+    add("--output", metavar="DIR", help="output folder. Default: the folder export in the run directory")
+    add(
+        "--int8",
+        action="store_true",
+        help="tflite and onnx: write 8-bit weights and activations, calibrated on images",
+    )
+    add("--force", action="store_true", help="replace an export of another network in the output folder")
+    add("--restore-path", metavar="RUN", help="another way to give RUN")
+    add("-h", "--help", action="store_true", help="show this help and exit")
     return own
 
 
 def parse(argv: Sequence[str]) -> ExportRequest | None:
-    """Return the parsed request, or None for --help; OptionError for invalid options."""
+    """Return the parsed command line, or None for --help. Raise OptionError for invalid options."""
     known, rest = parser().parse_known_args(list(argv))
-    if known.help or "help" in sources.given_arguments(rest, SCRIPT):  # validation.py accepts abbreviations
+    # This also finds abbreviations such as --hel, which validation.py accepts.
+    if known.help or "help" in sources.given_arguments(rest, SCRIPT):
         return None
     path = _path(known.path, known.restore_path, rest)
     names = tuple(dict.fromkeys(_format(word) for words in known.to for word in words.split(",") if word.strip()))
@@ -85,16 +91,16 @@ def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
     path = first or flag
     if not path:
         bundled = " or ".join(weights_file.BUNDLED)
-        raise OptionError(f"nothing to export: give a run directory, a checkpoint, a .npz file or {bundled} first")
+        raise OptionError(f"nothing to export: give a run directory, a checkpoint, a file of weights or {bundled} first")
     if None not in (first, flag) and first != flag:
-        raise OptionError(f"{short(first)} and --restore-path {short(flag)} are two networks; export one at a time")
+        raise OptionError(f"{short(first)} and --restore-path {short(flag)} name two networks; give only one of them")
     if rest and not rest[0].startswith("-"):
-        raise OptionError(f"'{short(rest[0])}' is one argument too many: give one RUN, and separate formats by commas only")
+        raise OptionError(f"'{short(rest[0])}' is one argument too many: give one RUN, and no spaces between formats")
     return path
 
 
 def _format(word: str) -> str:
-    """Return a format's name; case, - and _ in the given word do not matter."""
+    """Return the name of a format. The case of letters, - and _ do not matter in `word`."""
     name = word.strip().lower().replace("_", "").replace("-", "")
     if name in FORMATS:
         return name
@@ -104,6 +110,6 @@ def _format(word: str) -> str:
 
 
 def _default_output(path: Path) -> Path:
-    """Return the default output folder: in the run directory or, for a weight file, in the working directory."""
+    """Return the default output folder: in the run directory or, for a file of weights, in the working directory."""
     file = weights_file.located(path)
     return Path(f"{path.stem}-{FOLDER}") if file else find.run_folder(path) / FOLDER

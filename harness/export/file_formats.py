@@ -1,4 +1,4 @@
-"""Export formats. Each has a file name, required packages, a converter from the frozen graph, and a runtime."""
+"""Write and run each export format. The frozen graph of the network is converted to the format."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ _OPSET = 17  # the newest ONNX opset in which tf2onnx can write all networks
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """A network to convert. `values`, `recorded`: weights by name, and the options of the network. `labels`: class names.
-    `texts`: labels and preprocessing by file name, for formats that can store them. `calibration`: uint8 images
-    [n, side, side, 3] for quantisation; None for FP32."""
+    """A network to convert.
+
+    `values` are the weights by name, `recorded` the options of the network, and `labels` the class names. `texts` are the
+    text files with labels and preprocessing, by file name; some formats store them. `calibration` are uint8 images [n, side,
+    side, 3] for quantisation; with None, the network stays in FP32.
+    """
 
     graph: tf.GraphDef
     values: Mapping[str, np.ndarray]
@@ -43,7 +46,7 @@ class Content:
 
 
 def _by_program(path: Path) -> Runner:
-    """Open a file as predict.py does, which is exported with it."""
+    """Open a file in the same way as predict.py, which is a part of every export."""
     from harness.export import predict
 
     return predict.opened(path)
@@ -51,17 +54,18 @@ def _by_program(path: Path) -> Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """An export format. `write` creates the file or folder at a path. `runner` opens it in the format's own runtime."""
+    """An export format. `write` creates the file or folder at a path. `runner` opens the file in the usual runtime of the
+    format."""
 
     file: str
     quantised: str = ""  # name of the file with --int8
     write: Callable[[Content, Path], None]
     runner: Callable[[Path], Runner] = _by_program
-    packages: tuple[str, ...] = ()  # in addition to TensorFlow
+    packages: tuple[str, ...] = ()  # required packages in addition to TensorFlow
 
 
 def check_packages(names: Sequence[str]) -> None:
-    """Raise OptionError, with the command to install them, if packages of these formats are missing."""
+    """Raise OptionError if a package for these formats is missing. The message shows how to install it."""
     wanted = [(package, name) for name in names for package in FORMATS[name].packages]
     missing = [(package, name) for package, name in wanted if importlib.util.find_spec(package) is None]
     if missing:
@@ -74,7 +78,7 @@ def check_packages(names: Sequence[str]) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings and standard error of converters and runtimes."""
+    """Suppress warnings and standard error, because converters and runtimes write a lot."""
     sys.stderr.flush()
     before, saved = logging.root.manager.disable, os.dup(2)
     logging.disable(logging.WARNING)
@@ -111,7 +115,7 @@ def _write_saved_model(content: Content, path: Path) -> None:
         builder = tf.saved_model.Builder(str(path))
         builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], {"serving_default": signature})
         builder.save()
-    extra = path / "assets.extra"  # the folder of a SavedModel for other files
+    extra = path / "assets.extra"  # TensorFlow reserves this folder for additional files.
     extra.mkdir()
     for name, text in content.texts.items():
         (extra / name).write_text(text, encoding="utf-8")
@@ -125,7 +129,7 @@ def _write_frozen(content: Content, path: Path) -> None:
 
 
 def _write_tflite(content: Content, path: Path) -> None:
-    """Write the model, followed by a zip archive of labels and preprocessing, where TensorFlow Lite's tools expect it."""
+    """Write the model. TensorFlow Lite's tools expect labels and preprocessing in a zip archive at the end of the file."""
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -139,8 +143,10 @@ def _write_tflite(content: Content, path: Path) -> None:
 
 
 def _quantised(converter: Any, calibration: np.ndarray) -> bytes:
-    """Return the model with 8-bit weights and activations, in ranges that fit the calibration images. Divisions of images by
-    their standard deviation stay in FP32, because a small deviation is 0 in 8 bits."""
+    """Return the model with 8-bit weights and activations. Their ranges come from the calibration images.
+
+    The division of an image by its standard deviation stays in FP32, because a small deviation would become 0 in 8 bits.
+    """
     import tensorflow as tf
 
     def images() -> Iterator[list[np.ndarray]]:
@@ -154,7 +160,7 @@ def _quantised(converter: Any, calibration: np.ndarray) -> bytes:
 
 
 def _named(model: bytes) -> bytes:
-    """Return the model with inputs and outputs named as in its signature, instead of TensorFlow's names."""
+    """Return the model with the names of its signature for inputs and outputs, instead of TensorFlow's internal names."""
     from tensorflow.lite.tools import flatbuffer_utils
 
     converted = flatbuffer_utils.read_model_from_bytearray(bytearray(model))
@@ -168,7 +174,7 @@ def _named(model: bytes) -> bytes:
 
 
 def _write_onnx(content: Content, path: Path) -> None:
-    """Write the model, with labels and preprocessing in its metadata."""
+    """Write the model with labels and preprocessing in the metadata."""
     import onnx
     import tf2onnx
 
@@ -177,7 +183,7 @@ def _write_onnx(content: Content, path: Path) -> None:
     model, _ = tf2onnx.convert.from_graph_def(
         content.graph, input_names=[f"{IMAGE}:0"], output_names=[f"{PROBABILITIES}:0"], opset=_OPSET
     )
-    own = {f"{name}:0": name for name in (IMAGE, PROBABILITIES)}  # TensorFlow's tensor names to ours
+    own = {f"{name}:0": name for name in (IMAGE, PROBABILITIES)}  # maps TensorFlow's tensor names to the names in the export
     for each in (*model.graph.input, *model.graph.output):
         each.name = own[each.name]
     for node in model.graph.node:
@@ -191,8 +197,8 @@ def _write_onnx(content: Content, path: Path) -> None:
 
 
 def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
-    """Return the model with 8-bit weights (per channel) and activations in its convolutions and products, in ranges that fit
-    the calibration images."""
+    """Return the model with 8-bit weights and activations in additions, convolutions and matrix products. Each channel of
+    the weights has its own range. The ranges of activations come from the calibration images."""
     import onnx
     from onnxruntime import quantization
 
@@ -214,7 +220,7 @@ def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
         return onnx.load(coarse)
 
 
-# Weights only, for this project
+# safetensors: the weights only, for this project and other tools
 
 
 def _write_safetensors(content: Content, path: Path) -> None:

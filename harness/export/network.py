@@ -1,4 +1,4 @@
-"""Open the network to export: its run as for validation, its newest intact weights, its class names."""
+"""Load the network to export: the weights of a checkpoint, the class names and the preprocessing."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _OWN = ("main", "dataset", "model")  # sections of options that cnn export accep
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedNetwork:
-    """A network with everything that an export needs. `values`: arrays by variable name. `names`: a name for each output.
-    `without_data`: why the data set cannot be read, or "". `notes`: messages for the user."""
+    """A network to export. `values` are the weights by variable name. `names` contains a name for each output.
+    `without_data` is the reason if the data set cannot be read, otherwise "". `notes` are messages for the user."""
 
     run: Run
     checkpoint: Checkpoint
@@ -57,7 +57,7 @@ class TrainedNetwork:
         return f"Exporting {self.checkpoint.prefix}: {run.name.split('_bs')[0]}, {size}"
 
     def texts(self, side: int) -> dict[str, str]:
-        """Return the text files that describe the network, by name. `side`: of its input images, in pixels."""
+        """Return the text files that describe the network, by name. `side` is the side of the input images in pixels."""
         described = preprocessing.described(self.run.data_source.spec, self.run.request(1))
         about = {
             "network": self.run.name.split("_bs")[0],
@@ -72,7 +72,7 @@ class TrainedNetwork:
         return {LABELS: class_names.text(self.names), PREPROCESSING: text}
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options that are stored with the weights: those of model, precision and preprocessing."""
+        """Return the options of model, precision and preprocessing, which are stored with the weights."""
         run, chosen = self.run, option_values(self.run)
         own = [each.name for each in fields(run.options.model)]
         names = inference_record.names(run, self.checkpoint)
@@ -93,8 +93,8 @@ class TrainedNetwork:
 
 
 def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
-    """Return the network at a path. `words`: arguments of validation.py, which override recorded options. No data are
-    needed."""
+    """Return the network at a path, even if the data set cannot be read. `words` are arguments of validation.py, which
+    override the recorded options."""
     selected, folder = find.select(Path(path), by_prefix=False), find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, list(words), SCRIPT)
     parsed = answers.parse(list(words), SCRIPT, recorded, folder)
@@ -107,8 +107,8 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
         raise CheckpointError(f"weights {checkpoint.prefix}: {fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
-    notes += [] if names else ["the class names are unknown, so labels.txt contains numbers"]
-    outputs = run.trace.operations[-1].result.channels  # more than the classes in SqueezeNet
+    notes += [] if names else ["the class names are unknown; labels.txt contains class numbers instead"]
+    outputs = run.trace.operations[-1].result.channels  # SqueezeNet has more outputs than classes.
     return TrainedNetwork(
         run=run,
         checkpoint=checkpoint,
@@ -124,14 +124,14 @@ def _check_given(parsed: cli.Parsed) -> None:
     for name, source in parsed.options.sources.items():
         if source.startswith(COMMAND_LINE) and parsed.catalogue.options[name].section not in _OWN:
             raise OptionError(
-                f"{flag(name)} is not an option of cnn export: exports compute in FP32, and only options of data set and "
-                "model apply"
+                f"{flag(name)} is not an option of cnn export. Leave it out: only options of data set and "
+                "model are accepted, and exports always compute in FP32"
             )
 
 
 def _prepared(options: RunOptions) -> tuple[Run, str]:
-    """Return the run and "" or, with generated data in place of missing ones, the run and the reason."""
-    environ = membership.without_others(os.environ)  # exports run in one process
+    """Return the run, and the reason if the data set cannot be read. The run then has generated data."""
+    environ = membership.without_others(os.environ)  # An export is always one process.
     try:
         generated = "the run has generated data" if options.dataset.random_data else ""
         return prepare(options, environ, training=False), generated

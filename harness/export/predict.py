@@ -2,7 +2,8 @@
 
     python predict.py PHOTO... [--model FILE]
 
-Requires NumPy, Pillow and a runtime for the file: onnxruntime, ai-edge-litert or TensorFlow.
+This program needs NumPy, Pillow and a runtime: onnxruntime for ONNX, ai-edge-litert or TensorFlow for TensorFlow Lite,
+TensorFlow for the other files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageOps
 
 Runner = Callable[[np.ndarray], np.ndarray]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
-_SHOWN = 5  # classes that are printed for each photo
+_SHOWN = 5  # number of classes to print for each photo
 
 
 def _onnx(model: Path) -> Runner:
@@ -30,7 +31,7 @@ def _onnx(model: Path) -> Runner:
 
 def _tflite(model: Path) -> Runner:
     try:
-        from ai_edge_litert.interpreter import Interpreter  # much smaller than TensorFlow
+        from ai_edge_litert.interpreter import Interpreter  # This package is much smaller than TensorFlow.
     except ImportError:
         from tensorflow.lite.python.interpreter import Interpreter
 
@@ -60,32 +61,32 @@ RUNTIMES = {
 
 
 def opened(model: Path) -> Runner:
-    """Open a file in its runtime; return a function from images to probabilities."""
+    """Open a model in its runtime. Return a function that takes images and returns probabilities."""
     return RUNTIMES[model.name](model)
 
 
 def prepared(photo: str | Path, about: dict[str, Any]) -> np.ndarray:
-    """Return a photo as input for the network, uint8 [side, side, 3]. `about`: the content of preprocessing.json."""
+    """Return a photo as input for the network, uint8 [side, side, 3]. `about` is the content of preprocessing.json."""
     image = ImageOps.exif_transpose(Image.open(photo))
-    if image.mode == "CMYK" and "adobe" not in image.info:  # Pillow assumes inverted inks, which only Adobe writes
+    if image.mode == "CMYK" and "adobe" not in image.info:  # Pillow assumes inverted colours, but only Adobe writes them.
         image = ImageChops.invert(image)
-    wide = image.mode.startswith("I")  # 16 bits; the network was trained with the upper 8
+    wide = image.mode.startswith("I")  # Pixels have 16 bits, and the network uses the upper 8.
     image = (Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if wide else image).convert("RGB")
     how, side = about["prepare"], about["input"]["shape"][1]
-    if "square" in how:  # networks for small images
+    if "square" in how:  # The network takes small images, such as those of CIFAR.
         square = ImageOps.fit(image, (how["square"], how["square"]), Image.Resampling.BOX)
         return np.asarray(ImageOps.expand(square, how["frame_of_zeros"]))
     shorter = min(image.size)
     width, height = ((length * how["shorter_side"] + shorter // 2) // shorter for length in image.size)
-    x, y = image.size[0] / width, image.size[1] / height  # pixels of the photo per pixel of the input
+    x, y = image.size[0] / width, image.size[1] / height  # number of photo pixels per input pixel
     place = (x, 0, (width - side) // 2 * x, 0, y, (height - side) // 2 * y)
     window = (side, side), Image.Transform.AFFINE, place, Image.Resampling.BILINEAR
-    bands = [np.asarray(band.convert("F").transform(*window)) for band in image.split()]  # integers would be rounded down
+    bands = [np.asarray(band.convert("F").transform(*window)) for band in image.split()]  # Pillow would round integers down.
     return np.rint(np.stack(bands, -1)).astype(np.uint8)
 
 
 def _prepared(photo: str, about: dict[str, Any]) -> np.ndarray:
-    """Return `prepared`, or exit with an error message if the photo cannot be read."""
+    """Return the same as `prepared`, but exit with an error message if the photo cannot be read."""
     try:
         return prepared(photo, about)
     except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for a broken PNG
@@ -93,7 +94,7 @@ def _prepared(photo: str, about: dict[str, Any]) -> np.ndarray:
 
 
 def main() -> None:
-    """Print the most probable classes of each photo, in per cent."""
+    """Print the most probable classes of each photo, with probabilities in per cent."""
     folder = Path(__file__).resolve().parent
     there = [name for name in RUNTIMES if (folder / name).exists()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

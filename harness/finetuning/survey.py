@@ -1,4 +1,4 @@
-"""Survey a folder of images before fine-tuning: classes, image sizes, duplicates, files that are skipped."""
+"""Check a folder of images before fine-tuning: count classes, compare image sizes, find duplicates and damaged files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from Datasets.sources.image_folder import BadFile, ImageFile, Listing
 if TYPE_CHECKING:
     from Datasets.pipeline import decoding
 
-MAX_READ = 20_000  # most images that are read, so that the survey takes seconds
-FEW = 10  # warn about classes with fewer images, because their validation accuracy means little
+MAX_READ = 20_000  # Only this number of images is read, so that the check takes seconds.
+FEW = 10  # Classes with fewer images cause a warning, because so few images give a poor estimate of the accuracy.
 _READ_TOGETHER = 16
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The images of a folder, and facts about the first MAX_READ of them. `sides`: (width, height) in pixels of the smallest
-    and the largest image, as stored. `turned`: number of images that are rotated as EXIF or XMP says. `copies`: groups of
-    identical files. `bad`: files that cannot be decoded."""
+    """The images of the folder `top`, and facts about the first MAX_READ images.
+
+    `read` is the number of images that were read. `sides` has the stored (width, height) of the smallest and the largest
+    image, in pixels. `turned` is the number of images whose EXIF or XMP data request a rotation. `copies` are groups of
+    identical files. `bad` are files that cannot be decoded.
+    """
 
     top: Path
     listing: Listing
@@ -45,7 +48,7 @@ class Survey:
 
     @property
     def lines(self) -> list[str]:
-        """The text that is printed before training, with the warnings."""
+        """The lines to print before training, including the warnings."""
         listing, count = self.listing, len(self.listing.train)
         per_class = Counter(each.label for each in listing.train).values()
         held_out = f", and {len(listing.validation):,} for validation" if listing.validation else ""
@@ -58,14 +61,14 @@ class Survey:
             (w, h), (wide, high) = self.sides
             lines.append(f"image sizes: {w} x {h}" + (f" to {wide} x {high}" if (w, h) != (wide, high) else "") + " pixels")
         if self.turned:
-            lines.append(f"rotated upright, as EXIF says: {self.turned} image{'s' * (self.turned > 1)}")
+            lines.append(f"rotated, because EXIF or XMP data say so: {self.turned} image{'s' * (self.turned > 1)}")
         if self.read < count:
             lines.append(f"only the first {self.read:,} images were checked")
         return lines + self.warnings
 
     @property
     def warnings(self) -> list[str]:
-        """Messages about skipped files, and about images that make the accuracy unreliable."""
+        """Warnings about skipped files, and about images that make the accuracy unreliable."""
         counts = Counter(each.label for each in self.listing.train)
         lines = list(self.listing.notes)
         few = [f"{name} ({counts[k]})" for k, name in enumerate(self.listing.classes, 1) if counts[k] < FEW]
@@ -76,12 +79,12 @@ class Survey:
             first, second = (os.path.relpath(path, self.top) for path in self.copies[0][:2])
             copies = f"{number} images are copies of others" if number > 1 else "1 image is a copy of another"
             lines.append(
-                f"warning: {copies} ({short(second)} of {short(first)}). Copies in the validation set make the accuracy "
-                "look better than it is"
+                f"warning: {copies} (for example, {short(second)} of {short(first)}). Delete the copies: in the validation "
+                "set, they make the accuracy look better than it is"
             )
         across = self._in_several_classes()
         if across:
-            lines.append(f"warning: {short(across)} is in more than one class")
+            lines.append(f"warning: {short(across)} is in more than one class; keep it in the right class only")
         return lines
 
     def _in_several_classes(self) -> Path | None:
@@ -94,10 +97,11 @@ class Survey:
 
 
 def scan_folder(top: Path, train: Path | None = None, validation: Path | None = None) -> Survey:
-    """Return the survey of a folder of classes, or of given splits.
+    """Check the images in a folder that contains a folder for each class, or that contains the splits `train` and
+    `validation`.
 
-    Raise DataError if nothing can be learnt: fewer than two classes, all images identical, or a class or the validation
-    set without a valid image.
+    Raise DataError if there are fewer than two classes, if all images are identical, or if a class or the validation set
+    has no valid image.
     """
     if not top.is_dir():
         raise DataError(f"{top} is not a folder; give a folder that contains a folder of images for each class")
@@ -127,8 +131,8 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
 
 
 class _Facts(NamedTuple):
-    """Facts about an image. `size`: (width, height) in pixels, as stored. `turned`: whether EXIF or XMP rotates it. `fault`:
-    why it cannot be decoded."""
+    """Facts about an image. `size` is the stored (width, height) in pixels. `turned` is true if EXIF or XMP data request a
+    rotation. `fault` is the reason if the image cannot be decoded."""
 
     file: Path
     digest: bytes
@@ -147,7 +151,7 @@ def _facts(file: Path, decoder: decoding.Decoder) -> _Facts:
 
 
 def _check_sound(listing: Listing, bad: Mapping[Path, str]) -> None:
-    """Raise DataError if a class or the validation set has no valid image. `bad`: the invalid files and why."""
+    """Raise DataError if a class or the validation set has no valid image. `bad` maps invalid files to reasons."""
     parts = {f"class {name}": [] for name in listing.classes} | {"the validation set": []}
     for each in listing.train:
         parts[f"class {listing.classes[each.label - 1]}"].append(each.file)
@@ -156,7 +160,7 @@ def _check_sound(listing: Listing, bad: Mapping[Path, str]) -> None:
         if files and bad.keys() >= set(files):
             count = f"all {len(files)} images" if len(files) > 1 else "the only image"
             why = f"{files[0]} {bad[files[0]]}"
-            raise DataError(f"{count} of {part} cannot be used ({why}); replace them, or remove the folder")
+            raise DataError(f"{count} of {part} cannot be used ({why}); replace the damaged files, or remove the folder")
 
 
 def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]:

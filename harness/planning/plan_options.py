@@ -1,4 +1,4 @@
-"""Parse the options of cnn plan, which are its own and train.py's, and prepare the plans to predict."""
+"""Parse the command line of cnn plan, which also accepts options of train.py, and prepare the plans to predict."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from harness.reports import output
 from harness.run import data, resolve, rules
 from harness.run.run import Run
 
-MAX_PROCESSES = 65536  # on the host
-TRAINING_ONLY = ("dry_run", "explain", "summary")
-RANDOM = "--generated-data"  # plans read no data, except:
-FOLDERS = "imagefolder"  # the number of classes depends on the data
+MAX_PROCESSES = 65536  # largest value of --processes
+TRAINING_ONLY = ("dry_run", "explain", "summary")  # options of train.py that cnn plan rejects
+RANDOM = "--generated-data"  # Plans use generated data, so that they read no files.
+FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The options of cnn plan. `calls`: for each configuration, its label and train.py's arguments."""
+    """The parsed command line of cnn plan. `calls` contains the name and the arguments for train.py of each
+    configuration."""
 
     systems: tuple[System, ...]
     json: str | None
@@ -45,32 +46,32 @@ class PlanRequest:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of cnn plan's own options."""
+    """Return the parser for the options of cnn plan that train.py does not have."""
     own = command_line.Parser(
         prog="cnn plan", add_help=False, allow_abbrev=False,
         description="Predict memory, rate and time of a training on an IPU system, without running it.",
-        epilog="All other options are those of train.py (see python train.py --help), except --dry-run, --explain, "
-        "--summary and --list-configs.",
+        epilog="cnn plan also accepts the options of train.py, except --dry-run, --explain, --summary and --list-configs. "
+        "To list them, run python train.py --help.",
     )  # fmt: skip
     own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16; with several, each gets the same "
-                     "global batch (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
+                     help="one or more systems: POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16. Several systems "
+                     "get the same global batch. Default: the smallest Mk2 POD with enough IPUs")  # fmt: skip
     own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="named configurations to compare")  # fmt: skip
-    own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - means standard output")
-    own.add_argument("--html", metavar="FILE", help="write one self-contained page with charts")
-    own.add_argument("--search", action="store_true", help="find the fastest plan that fits, for the same network and "
-                     "global batch, and print it as a block for configs.yml")  # fmt: skip
-    own.add_argument("--inference", action="store_true", help="plan only the forward pass, on one IPU, as in validation.py")
+                     help="one or more configurations to plan and compare")  # fmt: skip
+    own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; FILE - is standard output")
+    own.add_argument("--html", metavar="FILE", help="write the predictions to an HTML page with charts")
+    own.add_argument("--search", action="store_true", help="search for the fastest plan that fits in memory, with the same "
+                     "network and global batch, and print the plan as a configuration for configs.yml")  # fmt: skip
+    own.add_argument("--inference", action="store_true", help="predict a validation on one IPU instead of a training")
     own.add_argument("--processes", type=command_line.int_between(1, MAX_PROCESSES), metavar="N",
-                     help="number of host processes that feed the replicas (default: one for every two IPUs of the system)"
+                     help="number of host processes that send images. Default: one for every two IPUs of the system"
                      )  # fmt: skip
-    own.add_argument("-h", "--help", action="store_true", help="show this text")
+    own.add_argument("-h", "--help", action="store_true", help="show this help and exit")
     return own
 
 
 def parse(argv: Sequence[str]) -> PlanRequest:
-    """Return the parsed request; OptionError for invalid options."""
+    """Return the parsed command line. Raise OptionError for invalid options."""
     known, rest = parser().parse_known_args(list(argv))
     _check_training_only(rest)
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
@@ -81,18 +82,19 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
         raise OptionError(f"--json and --html both name {known.json}; give two different files")
     if known.inference and known.search:
-        raise OptionError("--search finds plans for training only; give --search or --inference, not both")
+        raise OptionError("--search finds plans for training only; leave out --search or --inference")
     names = list(dict.fromkeys(known.config))
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
-        help=known.help or "help" in sources.given_arguments(rest, "train"),  # train.py accepts abbreviations
+        # This also finds abbreviations such as --hel, which train.py accepts.
+        help=known.help or "help" in sources.given_arguments(rest, "train"),
     )  # fmt: skip
 
 
 def _check_training_only(words: list[str]) -> None:
-    """Raise OptionError for options that make train.py print something instead of training."""
+    """Raise OptionError for options with which train.py prints information instead of training."""
     given = sources.given_arguments(words, "train")
     for name in TRAINING_ONLY:
         if name in given:
@@ -101,9 +103,9 @@ def _check_training_only(words: list[str]) -> None:
 
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
-    """Return the run that train.py (validation.py without `training`) starts or resumes with these arguments.
+    """Return the run that train.py starts or resumes with these arguments, or validation.py if `training` is false.
 
-    No data are read. Base configurations may lack a data set or replicas for --BN-span; both are assumed, with a note.
+    No data are read. If the arguments have no data set, or too few replicas for --BN-span, a note says what is assumed.
     """
     alone = membership.without_others(environ)
     given, words, assumed = list(words), list(words), []
@@ -126,7 +128,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         words += ["--replicas", str(span)]
         assumed.append(f"--BN-span {span} needs {span} replicas; assuming --replicas {span}")
     rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
-    if rates == (None, None):  # neither time nor memory depends on the rate
+    if rates == (None, None):  # Any rate will do, because neither time nor memory depends on it.
         words += ["--abs-learning-rate", "0.1"]
     if words != given:
         parsed = cli.parse(words, "train", recorded)
@@ -135,15 +137,15 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         options = replace(options, sources={**options.sources, "generated_data": "plans read no data"})
     if options.training.distributed:
         options = replace(options, training=replace(options.training, distributed=False))
-        assumed.append("--distributed: planning one process only; to plan all, give the total of their --replicas")
+        assumed.append("--distributed is ignored: give the total number of replicas of all processes as --replicas")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
-    if training and generates:  # the check that generated data skip, but the planned training does not
+    if training and generates:  # Generated data skip this check, but the planned training will not.
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
     return replace(run, notes=(*notes, *assumed))
 
 
 def _recorded(words: list[str]) -> Mapping[str, Any]:
-    """Return the recorded options of the run that --restore-path names, if it is given."""
+    """Return the recorded options of the run in --restore-path, or {} without --restore-path."""
     path = sources.argument(words, "restore_path", "train")
     if not path:
         return {}
@@ -161,9 +163,10 @@ class Case(NamedTuple):
 
 
 def cases(request: PlanRequest) -> Iterator[Case]:
-    """Yield each configuration on each system, in the order of the call; OptionError for a system that is too small.
+    """Yield each configuration on each system, in the order of the command line. Raise OptionError for a system with too
+    few IPUs.
 
-    With several systems, each gets as many replicas as it holds, for the same global batch.
+    If there are several systems, each plan uses as many replicas as its system has room for, with the same global batch.
     """
     for label, words in request.calls:
         run = run_of(words, training=not request.inference)
@@ -180,4 +183,4 @@ def cases(request: PlanRequest) -> Iterator[Case]:
 def _too_small(system: System, work: Workload) -> OptionError:
     shards, span = work.plan.options.shards, work.plan.options.BN_span
     least = f"{shards} (--shards)" if span == 1 else f"{shards * span} (--shards x --BN-span)"
-    return OptionError(f"--system {system.name} has {system.ipus} IPUs, but the plan needs at least {least}; leave it out")
+    return OptionError(f"--system {system.name} has {system.ipus} IPUs, but the plan needs {least}; leave this system out")

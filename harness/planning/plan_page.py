@@ -1,4 +1,4 @@
-"""Predictions as one self-contained HTML page: charts first, numbers below."""
+"""Write predictions as a self-contained HTML page, with charts first and numbers below."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = {
     "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
 }  # fmt: skip
 STAGES = {1: PALE, 2: BLUE, 4: GREEN, 8: SAND, 16: PURPLE}
-SHOWN = 3  # micro-batches in a timeline, times the number of stages
+SHOWN = 3  # A timeline shows this number of micro-batches for each stage.
 
 
 def render(planned: Sequence[Planned]) -> str:
@@ -62,7 +62,7 @@ def _section(planned: Planned) -> str:
 
 
 def _frontier(planned: Planned, given: Prediction) -> Curves:
-    """Return a scatter plot of a search, rate over memory: the fastest plan for each number of stages and micro-batch."""
+    """Return a scatter plot of rate over memory. A dot is the fastest plan for a number of stages and a micro-batch size."""
     by_stages: dict[int, list[Prediction]] = {}
     for each in planned.frontier:
         by_stages.setdefault(len(each.workload.plan.stages), []).append(each)
@@ -75,14 +75,14 @@ def _frontier(planned: Planned, given: Prediction) -> Curves:
         Line(label, [(p.fullest.total / MIB, p.timing.images_per_second) for p in plans], colour, 0, size, last=False)
         for label, plans, colour, size in groups
     ]
-    title = f"Images per second: fastest of {planned.looked_at:,} plans for each number of stages and micro-batch"
+    title = f"Images per second: fastest of {planned.looked_at:,} plans for each number of stages and micro-batch size"
     limit, most = planned.prediction.capacity / MIB, max(y for line in lines for _, y in line.points)
     lines.insert(0, Line(f"limit: {limit:,.0f} MiB", [(limit, 0), (limit, most)], RED, last=False))
     return Curves(title, lines, (0, 1.03 * max(limit, given.fullest.total / MIB)), 0, "MiB on the fullest IPU")
 
 
 def _timeline(prediction: Prediction) -> Rows:
-    """Return the timeline of an update's first micro-batches, with predicted durations."""
+    """Return a timeline of the first micro-batches of a weight update, with predicted times."""
     timing, plan = prediction.timing, prediction.workload.plan
     count, names = min(plan.accumulation, SHOWN * len(prediction.memories)), _ipus(prediction)
     cells = [
@@ -97,7 +97,7 @@ def _ipus(prediction: Prediction) -> list[str]:
 
 
 def _memory(prediction: Prediction) -> Rows:
-    """Return a stacked bar of each IPU's memory, with the limit."""
+    """Return a stacked bar for the memory of each IPU, with a line at the limit."""
     marks, limit = [], prediction.capacity / MIB
     for row, memory in enumerate(prediction.memories):
         begin = 0.0
@@ -111,7 +111,7 @@ def _memory(prediction: Prediction) -> Rows:
 
 
 def _update(prediction: Prediction) -> Rows:
-    """Return bars of the parts of an update's time, or of a micro-batch's in inference."""
+    """Return a bar for each part of the time of an update, or in inference of a micro-batch."""
     rows = [
         (f"{name.replace('_', ' ')}: {1e3 * seconds:,.2f} ms", seconds, BLUE)
         for name, seconds in prediction.update_parts.items()
@@ -121,7 +121,7 @@ def _update(prediction: Prediction) -> Rows:
 
 
 def _schedules(prediction: Prediction) -> Rows:
-    """Return bars of the plan's rate with each schedule."""
+    """Return a bar for the rate with each pipeline schedule."""
     rows = []
     for schedule in SCHEDULES:
         workload, timing = variants.scheduled(prediction.workload, schedule), prediction.timing
@@ -133,7 +133,7 @@ def _schedules(prediction: Prediction) -> Rows:
 
 
 def _rates(planned: Sequence[Planned]) -> Rows:
-    """Return bars of each plan's rate; red if the plan does not fit."""
+    """Return a bar for the rate of each plan. The bar is red if the plan does not fit in memory."""
     rows = []
     for each in planned:
         p, rate = each.prediction, each.prediction.timing.images_per_second
@@ -143,7 +143,7 @@ def _rates(planned: Sequence[Planned]) -> Rows:
 
 
 def _bars(title: str, rows: Iterable[tuple[str, float, str]]) -> Rows:
-    """Return a bar for each (name, value, colour)."""
+    """Return a panel with a bar for each (name, value, colour)."""
     rows = list(rows)
     bars = [Box(0, value, colour, k) for k, (_, value, colour) in enumerate(rows)]
     return Rows(title, [words for words, _, _ in rows], bars, tick="", height=16)

@@ -12,11 +12,11 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 from harness.planning.planned_config import Planned, efficiencies
 from harness.reports.predicted_rate import MIB, duration
 
-NOTE = "The planner's model is fitted to published rates. To print its errors, run python tools/fit_planner.py."
+NOTE = "The planner is fitted to published rates. To see its errors, run python tools/fit_planner.py."
 
 
 def report(planned: Sequence[Planned]) -> str:
-    """Return the text on all plans, after a table that compares them if there are several. Notes and number formats appear
+    """Return a text on all plans. If there are several, a table compares them first. Notes and number formats appear only
     once for each configuration."""
     parts = ["\n".join(comparison(planned))] if len(planned) > 1 else []
     parts += [one(each, each.run is not before) for each, before in zip(planned, (None, *(p.run for p in planned)))]
@@ -42,12 +42,12 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
 
 
 def unit_of_work(prediction: Prediction) -> str:
-    """Return the unit to which a prediction's times refer."""
+    """Return "per update" for a training, "per micro-batch" for an inference."""
     return "per update" if prediction.workload.training else "per micro-batch"
 
 
 def one(planned: Planned, whole: bool = True) -> str:
-    """Return the text on a plan. `whole`: with notes and number formats, which all plans of a configuration share."""
+    """Return a text on a plan. If `whole` is true, it includes the notes and number formats of the configuration."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
     energy, unit = prediction.kilowatt_hours, unit_of_work(prediction)
@@ -78,8 +78,11 @@ def _fit(planned: Planned) -> list[str]:
     parts = sorted(asdict(prediction.fullest).items(), key=lambda part: -part[1])[:4]
     largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
     if prediction.fits:
-        return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB free on the fullest IPU (largest parts: {largest} MiB)"]
-    lines = [f"  DOES NOT FIT: {-room:,.0f} MiB above the {capacity:,.0f} of the fullest IPU (largest parts: {largest} MiB)"]
+        return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB free on the fullest IPU (largest parts in MiB: {largest})"]
+    lines = [
+        f"  DOES NOT FIT: {-room:,.0f} MiB too much for the fullest IPU with {capacity:,.0f} MiB "
+        f"(largest parts in MiB: {largest})"
+    ]
     return [*lines, *(f"    try {remedy}" for remedy in planned.remedies[:4])]
 
 
@@ -97,11 +100,11 @@ def _stages(prediction: Prediction) -> list[str]:
 
 
 def _found(planned: Planned) -> list[str]:
-    """Return lines on the search: its best plans, and the chosen one as a configuration."""
+    """Return lines on a search: the best plans, and the chosen plan as a configuration."""
     given, best = planned.given, planned.prediction
     ratio = best.timing.images_per_second / given.timing.images_per_second
     micro_batch_note = (
-        ["  the search keeps the micro-batch size, because batch norm depends on it"]
+        ["  the search does not change the micro-batch size, because batch norm depends on it"]
         if keeps_micro_batch(given.workload)
         else []
     )
@@ -111,7 +114,7 @@ def _found(planned: Planned) -> list[str]:
         *micro_batch_note,
         f"  fastest of {planned.looked_at:,} plans: {ratio:.2f} times the rate of {asked} "
         f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', does not fit'})",
-        "  fastest plans by number of stages and micro-batch:",
+        "  fastest plans by number of stages and micro-batch size:",
     ]
     for other in planned.frontier[:8]:
         plan = other.workload.plan

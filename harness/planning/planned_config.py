@@ -1,4 +1,4 @@
-"""Plans with their predictions, and the result of a search as a configuration for train.py."""
+"""Search for the fastest plans, and write a plan as a configuration for train.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan's prediction. After a search: `given`: the requested plan's prediction; `frontier`: the best plans'."""
+    """A plan with its prediction. After a search, `given` is the prediction for the requested plan, and `frontier` contains
+    the predictions for the best plans."""
 
     name: str
     prediction: Prediction
@@ -35,16 +36,16 @@ class Planned:
     given: Prediction | None = None
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
-    undivided: str = ""  # why a plan that is scaled to a system leaves IPUs unused
+    undivided: str = ""  # the reason if a plan that is scaled to a system leaves IPUs unused
 
     @cached_property
     def remedies(self) -> tuple[str, ...]:
-        """Options of train.py that reduce the memory of the fullest IPU; none if the plan fits."""
+        """Options of train.py that reduce the memory of the fullest IPU; () if the plan fits."""
         follows = self.run.options.training.global_batch_size is not None
         return remedies(self.prediction, None if follows else self.run.plan.accumulation)
 
     def values(self, efficiency: float | None) -> dict[str, Any]:
-        """Return the plan as values for JSON."""
+        """Return the prediction as values for JSON. `efficiency` is the scaling efficiency, if known."""
         found = {}
         if self.given:
             found = {"configuration": self.block, "looked_at": self.looked_at, "given": self.given.values()}
@@ -77,15 +78,15 @@ class Planned:
             "enable_recomputation": plan.options.enable_recomputation,
             "available_memory_proportion": list(plan.options.available_memory_proportion),
         }
-        values.pop("global_batch_size", None)  # follows from the accumulation count
-        values = drop_conflicting(values)  # a recorded run has values for options that exclude each other
+        values.pop("global_batch_size", None)  # The accumulation count already determines it.
+        values = drop_conflicting(values)  # A recorded run has values even for options that exclude each other.
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 
 
 def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
-    """Return each plan's scaling efficiency: its rate per IPU, relative to the smallest system with such IPUs. None for a
-    plan on one system only."""
+    """Return the scaling efficiency of each plan: its rate per IPU, divided by the rate per IPU on the smallest system with
+    the same type of IPU. The value is None if the configuration is planned on one system only."""
     found: list[float | None] = []
     for each in planned:
         similar = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
@@ -96,7 +97,7 @@ def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
 
 
 def fastest(request: PlanRequest) -> list[Planned]:
-    """Return the fastest plan for each configuration and system; OptionError if no plan fits."""
+    """Return the fastest plan for each configuration and system. Raise OptionError if no plan fits in memory."""
     planned = []
     for name, run, work, system in plan_options.cases(request):
         given, plans = predict(work, system), search.search(work, system)
@@ -111,13 +112,13 @@ def fastest(request: PlanRequest) -> list[Planned]:
 
 
 def _advice(run: Run) -> str:
-    """Return the advice if no plan fits."""
+    """Return what to try if no plan fits."""
     half = "" if run.plan.precision.compute.bytes <= FP16.bytes else ", or --precision 16.16"
     return f"give a smaller --image-size or --global-batch-size{half}"
 
 
 def _first_accepted(candidates: Sequence[Planned]) -> Planned:
-    """Return the first plan that train.py accepts; OptionError with the last error if it accepts none."""
+    """Return the first plan that train.py accepts. Raise OptionError with the last error if train.py accepts none."""
     for planned in candidates:
         rejection = _rejection(planned)
         if rejection is None:
@@ -129,7 +130,7 @@ def _first_accepted(candidates: Sequence[Planned]) -> Planned:
 
 
 def _rejection(planned: Planned) -> str | None:
-    """Return the error with which train.py rejects the plan's configuration, or None."""
+    """Return the error if train.py rejects the plan's configuration, otherwise None."""
     with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
         file.write(planned.block)
         file.flush()

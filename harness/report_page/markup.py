@@ -1,4 +1,4 @@
-"""HTML elements of a page. Every text is escaped, and the page loads no other file."""
+"""Build HTML pages. Text is escaped, and a page needs no other files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ th{font-weight: 600;overflow-wrap: break-word}td.n,th.n{text-align: right;white-
 pre{white-space: pre-wrap;font-size: 13px;background: var(--box);padding: 10px;border-radius: 6px;margin: .4em 0}
 .note{background: var(--box);border-left: 4px solid rgb(var(--bad));padding: 6px 10px;margin: .7em 0}
 """.replace("INVERTED", chart.INVERTED)
-Cell = str | tuple[str, str]  # text, or ("n", text) for a number
+Cell = str | tuple[str, str]  # text, or ("n", text) for a right-aligned number
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -54,17 +54,17 @@ def heading(level: int, text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Return a paragraph. `kind`: "soft", "note" or ""."""
+    """Return a paragraph. `kind` is a CSS class: "soft" (grey), "note" (framed) or ""."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return large values with their names below. `pairs`: (value, name)."""
+    """Return values in large type with their names below. `pairs` are (value, name)."""
     return f'<div class="facts">{"".join(f"<span><b>{escape(v)}</b>{escape(name)}</span>" for v, name in pairs)}</div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
-    """Return a table that scrolls horizontally if it is wider than the page. The first cell of a row is its heading."""
+    """Return a table that scrolls horizontally if it is wider than the page. The first cell of each row is a heading."""
     rows = [tuple(row) for row in rows]
     numbers = {k for row in rows for k, cell in enumerate(row) if isinstance(cell, tuple) and cell[0] == "n"}
     top = "".join(f'<th scope="col"{_class(k in numbers)}>{escape(text)}</th>' for k, text in enumerate(head))
@@ -105,7 +105,7 @@ def folded(summary: str, content: str) -> str:
 
 
 def image(content: bytes, alternative: str, small: bool) -> str:
-    """Return an embedded PNG or JPEG image. `small`: pixels are drawn as squares."""
+    """Return an embedded PNG or JPEG image. If `small` is true, it is enlarged without blurring."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
     data = base64.b64encode(content).decode()
     return f'<img{" class=small" if small else ""} alt="{escape(alternative)}" src="data:image/{kind};base64,{data}">'

@@ -1,4 +1,4 @@
-"""Read a run directory for a report: rows, and options that differ from the defaults or from those of other runs."""
+"""Read a run directory for a report. Find the options that differ from the defaults, or between runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from harness.reports import training_chart
 from harness.run import validations
 
 Row = Mapping[str, str]
-_DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # defaults of other options depend on these
-_OF_THE_DATA = "num_classes"  # a property of the data set, although every run records it
-_SHOWN = ("config", "data_dir", "init_path")  # shown although they belong to one call or one host
+_DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # The defaults of other options depend on these options.
+_OF_THE_DATA = "num_classes"  # Every run records this, but it is a property of the data set.
+_SHOWN = ("config", "data_dir", "init_path")  # These options are shown although they apply to one command or one host only.
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The content of a run directory. `arguments`: its newest arguments file; empty if missing. `options`: the options
-    among them. `notes`: messages about missing files."""
+    """The content of a run directory.
+
+    `arguments` is the content of arguments.json; it is empty if the file is missing. `options` are the options in it.
+    `training` and `validation` are the rows of the CSV files. `notes` are messages about missing files.
+    """
 
     path: Path
     arguments: Mapping[str, Any]
@@ -43,7 +46,7 @@ class RunFolder:
 
     @property
     def network(self) -> str:
-        """Model, size and data set for people; the directory's name if they were not recorded."""
+        """A title with model, size and data set; the directory's name if these were not recorded."""
         return training_chart.run_title(self.options) or self.name
 
     @property
@@ -58,13 +61,13 @@ class RunFolder:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether --patience ended the run, because the last validations did not improve."""
+        """Whether --patience ended the run because the last validations did not improve."""
         return validations.patience_is_over(validations.by_update(self.validation), self.arguments.get("patience") or 0)
 
 
 def read(path: Path) -> RunFolder:
-    """Return the run in a directory. Raise OptionError if it is no run directory or has no complete row, CheckpointError
-    if its arguments file is damaged."""
+    """Return the run in a directory. Raise OptionError if the directory contains no run or no complete row. Raise
+    CheckpointError if arguments.json is damaged."""
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise OptionError(f"{path} {what}; give a run directory, such as logs/<run>{find.existing_checkpoints(path)}")
@@ -74,15 +77,17 @@ def read(path: Path) -> RunFolder:
         )
     training, validation = (run_table(path, name).read() for name in TABLES)
     if not training and not validation:
-        raise OptionError(f"{path} has no rows yet: a report needs at least one row in training.csv or validation.csv")
+        raise OptionError(
+            f"{path} has no results yet: training.csv and validation.csv have no rows. Try again after the first row"
+        )
     arguments = run_record.arguments(path)
     missing = "arguments.json is missing, so the run's options, plan and environment are unknown"
     return RunFolder(path, arguments, run_record.options(path), training, validation, () if arguments else (missing,))
 
 
 def changed_options(run: RunFolder) -> list[tuple[str, str, str]]:
-    """Return (option, value, default) of the options that differ from the defaults of the run's model, data set, schedule
-    and optimiser; OptionError if these are unknown."""
+    """Return (option, value, default) for each option that differs from its default. Raise OptionError if the options are
+    unknown."""
     options = run.options
     if not options:
         raise OptionError("arguments.json is missing")
@@ -98,7 +103,7 @@ def changed_options(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def different_options(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
-    """Return each option in which runs differ, with its value in each run; "-" if a run did not record it."""
+    """Return each option that differs between runs, with a value for each run. The value is "-" if it was not recorded."""
     known = {option.name for option in every_option(None)}
     names = dict.fromkeys((*_DECIDING, *sorted({name for run in runs for name in run.options})))
     rows = []
@@ -110,7 +115,7 @@ def different_options(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
 
 
 def formatted(value: Any) -> str:
-    """Return a value as it is written on a command line."""
+    """Return a value as text for people, such as "on" for True."""
     if value is None or value in ([], ()):
         return "none"
     if isinstance(value, bool):
@@ -121,5 +126,5 @@ def formatted(value: Any) -> str:
 
 
 def _counts(name: str) -> bool:
-    """Return whether an option describes the run, not a call or a host."""
+    """Return whether an option describes the whole run, not one command or one host."""
     return name in _SHOWN or name not in {_OF_THE_DATA} | with_trait(ONE_CALL) | with_trait(PER_INSTANCE)

@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML page for one run, or for several runs side by side."""
+"""Write a report on one run, or on several runs side by side, as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.report_page.validation_results import Evaluation
 
 FILE = "report.html"
-MAX_RUNS = 16  # on one page
+MAX_RUNS = 16  # maximum number of runs on one page
 _AT_THE_END = "to add them, run cnn report; it needs the newest checkpoint and the data"
 _RECORDED = {
     "command": "command", "started": "datetime", "host": "hostname", "processes": "instances", "seed": "seed",
@@ -31,7 +31,7 @@ _RECORDED = {
 
 @dataclass(frozen=True)
 class Reported:
-    """A run on a page. `evaluation`: the predictions of a checkpoint; `missing`: why there are none."""
+    """A run on a page. `evaluation` contains the predictions of a checkpoint. `missing` is the reason if there are none."""
 
     run: RunFolder
     evaluation: Evaluation | None = None
@@ -39,7 +39,7 @@ class Reported:
 
 
 def write(folder: Path) -> Path:
-    """Write a run's report into its directory, from its tables alone, atomically."""
+    """Write a report to the run directory and return its path. The report has no validation results, which need the data."""
     target = folder / FILE
     files.write_atomically(target, render([Reported(run_folder.read(folder), missing=commands.as_invoked(_AT_THE_END))]))
     return target
@@ -87,7 +87,7 @@ def _several_runs(reported: Sequence[Reported]) -> str:
 
 
 def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
-    """Return the sections about one run. `level`: of their headings."""
+    """Return the sections about one run. `level` is the HTML level of the headings."""
     run, scored, summary = reported.run, reported.evaluation, reported.run.arguments.get("summary_str")
     missing = f"the validation results are missing: {reported.missing or 'no checkpoint was evaluated'}"
     notes = [*run.notes, *([] if scored else [missing])]
@@ -105,7 +105,7 @@ def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
 
 
 def _title(run: RunFolder) -> str:
-    """Return network, data set, best accuracy and its checkpoint."""
+    """Return a title with network, data set, best accuracy and best checkpoint."""
     result = _results(run)
     if "best checkpoint" in result:
         return f"{run.network}: {result['best validation accuracy']} validation accuracy at {result['best checkpoint']}"
@@ -114,7 +114,7 @@ def _title(run: RunFolder) -> str:
 
 
 def _state(run: RunFolder) -> str:
-    """Return a run's progress as a phrase."""
+    """Return a run's progress as text, such as "500 of 1,250 updates"."""
     total, epochs = run.arguments.get("total_iterations"), number(run.training[-1], "epoch") if run.training else math.nan
     state = (
         f"{run.done:,} "
@@ -128,7 +128,7 @@ def _state(run: RunFolder) -> str:
 
 
 def _results(run: RunFolder) -> Mapping[str, str]:
-    """Return the results of a run by name, without missing ones."""
+    """Return the available results of a run as text, by name."""
     best, trained = run.best or {}, run.training[-1] if run.training else {}
     last = next((row for row in reversed(run.validation) if number(row, "iteration") >= 0), {})
     rates = [rate for row in run.training if math.isfinite(rate := number(row, "img_per_sec"))]
@@ -147,14 +147,14 @@ def _results(run: RunFolder) -> Mapping[str, str]:
     results = {name: form.format(value) for name, value, form in figures if value >= 0}
     if best:
         name = best.get("name") or f"update {best['iteration']}"
-        averaged = number(best, "iteration") < 0  # without an epoch
+        averaged = number(best, "iteration") < 0  # Averaged weights belong to no epoch.
         epoch = "" if averaged else f" (epoch {number(best, 'epoch'):.4g})"
         results["best checkpoint"] = f"{name}{epoch}"
     return results
 
 
 def _averages(run: RunFolder) -> str:
-    """Return a table of the averaged weights, which the charts leave out because they belong to no epoch."""
+    """Return a table of the averaged weights. The charts leave them out, because they belong to no epoch."""
     rows = [
         (row.get("name") or "", ("n", f"{number(row, 'val_acc'):.2f}"), ("n", f"{number(row, 'loss'):.4g}"))
         for row in run.validation
@@ -164,7 +164,7 @@ def _averages(run: RunFolder) -> str:
 
 
 def _options(run: RunFolder) -> str:
-    """Return a table of the options that differ from the defaults, or the reason why they are unknown."""
+    """Return a table of the options that differ from their defaults, or a reason if the options are unknown."""
     try:
         changed = run_folder.changed_options(run)
     except OptionError as error:
@@ -173,13 +173,13 @@ def _options(run: RunFolder) -> str:
 
 
 def _environment(run: RunFolder) -> str:
-    """Return a table of what a run recorded about its command, host, time and data."""
+    """Return a table with the recorded command, host, time and data."""
     known = [(name, str(run.arguments[key])) for name, key in _RECORDED.items() if run.arguments.get(key) is not None]
     return markup.table(("", ""), known) if known else ""
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the directories' names, with as many parent directories as needed to make them unique."""
+    """Return the names of the run directories, with as many parent directories as needed to make the names unique."""
     paths = [run.path.resolve() for run in runs]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-depth:]) for path in paths]

@@ -1,4 +1,4 @@
-"""The predictions of a checkpoint for its validation set, and statistics of them."""
+"""Evaluate a checkpoint on the validation set: predictions, confusion matrix, scores by class."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ from log import RunLog
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
-_SMALL = 64  # pixels: images up to this side keep their size
-_SIDE = 160  # pixels: side of larger images on the page
-WRONG = 12  # number of mistakes that are shown
+_SMALL = 64  # Images up to this side, in pixels, are not scaled.
+_SIDE = 160  # Larger images are scaled to this side, in pixels.
+WRONG = 12  # maximum number of wrong predictions that the page shows
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for n images. `labels`, `records` [n]: integers. `answers`, `probabilities` [n, k]: the most probable
-    classes, in this order. `files`: known file names by place. `images`: PNG or JPEG by place, as the network sees them."""
+    """Predictions for n images.
+
+    `labels` [n] are the actual classes and `records` [n] the record numbers. `answers` [n, k] are the k most probable
+    classes in order of decreasing probability, and `probabilities` [n, k] their probabilities. `files` and `images` map the
+    index of an image, from 0 to n - 1, to its file name and to the network's input image as PNG or JPEG. Some images may be
+    missing.
+    """
 
     checkpoint: str
     classes: int
@@ -50,41 +55,44 @@ class Evaluation:
         return self.names[label] if label < len(self.names) else f"class {label}"
 
     def described(self, place: int) -> str:
-        """Return an image's file name, or its record number if that is unknown."""
+        """Return an image's file name, or its record number if the file name is unknown."""
         return self.files.get(place) or f"record {self.records[place]} of the validation set"
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return the confusion matrix: numbers of images [actual class, predicted class]."""
+        """Return the confusion matrix: the number of images for each [actual class, predicted class]."""
         pairs = self.labels * self.classes + self.answers[:, 0]
         return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
     def class_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return precision, recall and F1 [classes, 3], with 0 for 0/0, and the number of images [classes]."""
+        """Return precision, recall and F1 as an array [classes, 3], and the number of images [classes]. 0/0 counts as 0."""
         right = self.labels[self.labels == self.answers[:, 0]]
         both, answered, images = (np.bincount(of, minlength=self.classes) for of in (right, self.answers[:, 0], self.labels))
         parts = both / np.maximum(answered, 1), both / np.maximum(images, 1), 2 * both / np.maximum(answered + images, 1)
         return np.stack(parts, 1), images
 
     def most_confused(self, most: int) -> list[tuple[int, int, int]]:
-        """Return at most `most` triples (actual class, predicted class, count), in order of decreasing count."""
+        """Return the most frequent confusions: at most `most` triples (actual class, predicted class, number of images)."""
         wrong = self.labels != self.answers[:, 0]
         pairs = np.stack([self.labels[wrong], self.answers[wrong, 0]])
         pairs, count = np.unique(pairs, axis=1, return_counts=True)
         return [(int(pairs[0, k]), int(pairs[1, k]), int(count[k])) for k in np.argsort(-count, kind="stable")[:most]]
 
     def mistakes(self) -> list[int]:
-        """Return the places of the WRONG most confident mistakes, the most confident first."""
+        """Return the indices of at most WRONG images with wrong predictions, in order of decreasing probability."""
         order = np.argsort(-self.probabilities[:, 0], kind="stable")
         return [int(k) for k in order[self.labels[order] != self.answers[order, 0]][:WRONG]]
 
 
 class NoEvaluation(Exception):
-    """A checkpoint cannot be evaluated, because it or the data cannot be read. The message is one line."""
+    """The checkpoint or the data cannot be read, so there is no evaluation. The message is one line."""
 
 
 def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None = None) -> Evaluation:
-    """Return the predictions of a checkpoint; by default, of the run's newest intact one, or of its best one with
-    --keep-best-ckpt. Raise NoEvaluation if it or the data cannot be read. `say`: receives progress messages."""
+    """Return the predictions of a checkpoint. Raise NoEvaluation if the checkpoint or the data cannot be read.
+
+    The default is the newest intact checkpoint in `folder` or, if the run had --keep-best-ckpt, the best checkpoint.
+    Progress messages are passed to `say`.
+    """
     try:
         return _evaluate(folder, say, checkpoint)
     except WrongInput as error:
@@ -103,7 +111,7 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     recorded = entry.recorded_options(folder, words, "validation")
     run = entry.checked_run(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
     if run.options.dataset.random_data:
-        raise DataError("the run has random data, so predictions mean nothing")
+        raise DataError("the run was trained on random data, so predictions mean nothing")
     if not run.data_source.spec.validation_images:
         raise DataError(f"data set {run.data_source.spec.name} has no validation images")
     for line in entry.other_images(run, recorded):
@@ -114,7 +122,7 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
 
 
 def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
-    """Return the checkpoint's predictions, without images and file names."""
+    """Return the predictions of a checkpoint, without images and file names."""
     program_cache.import_tensorflow(run)
     from harness.programs import build
 
@@ -125,7 +133,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
         program.load(values)
         program.rewind()
         rows = _rows(program, local_micro_batches(run))
-    records = np.flatnonzero(rows[:, 0] >= 0)  # padding and unreadable images have no label
+    records = np.flatnonzero(rows[:, 0] >= 0)  # Padding and unreadable images have label -1.
     if not len(records):
         raise OptionError("no validation image can be read")
     rows = rows[records]
@@ -137,7 +145,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
 
 
 def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
-    """Return the program's output: a row for each image, in the order of the validation set."""
+    """Return the output of a program as an array with a row for each image, in the order of the validation set."""
     log, rows = RunLog(None), []
     for k in range(micro_batches):
         rows.append(program.step(k, k + 1)["answers"])
@@ -147,7 +155,7 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
 
 
 def _with_images(run: Run, scored: Evaluation) -> Evaluation:
-    """Return the predictions with file names and the images of the most confident mistakes."""
+    """Add file names, and the images with the most confident wrong predictions."""
     from harness.programs import build
 
     wrong = scored.mistakes()
@@ -158,13 +166,13 @@ def _with_images(run: Run, scored: Evaluation) -> Evaluation:
 
 
 def _short(name: str, run: Run) -> str:
-    """Return a file's path relative to the data set's folder."""
+    """Return a file's path relative to the data set's folder. Bytes that are not UTF-8 are escaped."""
     top = f"{run.data_dir}/" if run.data_dir else ""
     return name.removeprefix(top).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _encoded(image: np.ndarray) -> bytes:
-    """Return an image as PNG; if it is large, reduced and as JPEG."""
+    """Return a small image as PNG. Scale a large image down and return it as JPEG."""
     from PIL import Image
 
     drawn, content = Image.fromarray(image), io.BytesIO()

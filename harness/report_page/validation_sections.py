@@ -1,4 +1,4 @@
-"""The report's section "Validation results": scores by class, confusion matrix, most confident mistakes."""
+"""Build the section "Validation results" of a report: scores by class, confusion matrix, most confident mistakes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.report_page import markup
 if TYPE_CHECKING:
     from harness.report_page.validation_results import Evaluation
 
-_MATRIX = 25  # most classes for which the matrix is drawn
-_LISTED = 30  # most classes that are listed without a click
-_PAIRS = 12
+_MATRIX = 25  # With more classes, the confusion matrix is not drawn.
+_LISTED = 30  # With more classes, the table of classes is folded.
+_PAIRS = 12  # maximum number of pairs of confused classes
 _SCORES = "precision", "recall", "F1"
 
 
@@ -40,7 +40,7 @@ def section(scored: Evaluation) -> str:
 
 
 def _classes(scored: Evaluation) -> str:
-    """Return a table of the classes that have images, sorted by recall (the class's accuracy), the lowest first."""
+    """Return a table of the classes that have images, sorted by increasing recall."""
     scores, images = scored.class_scores()
     order = sorted(np.flatnonzero(images).tolist(), key=lambda k: (scores[k, 1], k))
     rows = [(scored.name(k), *(("n", f"{100 * x:.1f}") for x in scores[k]), ("n", f"{images[k]:,}")) for k in order]
@@ -52,7 +52,7 @@ def _classes(scored: Evaluation) -> str:
 
 
 def _confusions(scored: Evaluation) -> str:
-    """Return the pairs of classes that are confused most often, after the matrix if the classes are few."""
+    """Return the confusion matrix, if there are few classes, and a table of the most frequent confusions."""
     counts = Counter(scored.labels.tolist())
     rows = [
         (scored.name(label), scored.name(answer), ("n", f"{count:,}"), ("n", f"{100 * count / counts[label]:.1f}"))
@@ -65,7 +65,7 @@ def _confusions(scored: Evaluation) -> str:
 
 
 def _matrix(scored: Evaluation) -> str:
-    """Return the matrix with actual classes as rows. A deeper colour means a larger share of the class."""
+    """Return the confusion matrix with a row for each actual class. A stronger colour means a larger share of the row."""
     names = [scored.name(k) for k in range(scored.classes)]
     head = "".join(f'<th scope="col" title="{escape(name)}">{k}</th>' for k, name in enumerate(names))
     rows = []
@@ -87,7 +87,7 @@ def _cell(count: int, of: int, right: bool) -> str:
 
 
 def _mistakes(scored: Evaluation) -> str:
-    """Return the most confident wrong predictions, with their images if these are known."""
+    """Return the most confident wrong predictions, with their images if available."""
     figures = []
     for place in scored.mistakes():
         label, answer = int(scored.labels[place]), int(scored.answers[place, 0])

@@ -1,7 +1,7 @@
 """Break down the time before the first weight update (`--profile-compilation`): a table in the log and a Chrome trace.
 
-Python builds the graph and TensorFlow optimises it, while XLA compiles the norms. Without a cached program the first update
-waits for XLA, so the second update is timed too. A cached program is only loaded.
+XLA compiles the norms while Python builds the graph and TensorFlow optimises it. If no compiled program is cached, the first
+update waits for XLA, so the second update is timed for comparison.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from base.storage.files import write_atomically
 from emulator.plan.timings import PhaseEnd
 from harness.reports.profile import FOLDER_VARIABLE
 
-BEGAN = time.perf_counter()  # each command imports this module early
+BEGAN = time.perf_counter()  # about the start of the process, because every command imports this module early
 PREPARED, IMPORTED = "options, data and plan", "import of TensorFlow"
 STEM = "compilation"
 
 
 class Compilation:
-    """The consecutive phases of a call, up to its first update or micro-batch."""
+    """The phases of a command in order of time, up to the first update or micro-batch."""
 
     def __init__(self, marks: Iterable[PhaseEnd], target: Path | None = None) -> None:
-        """Start with the phases so far. `target`: path of the trace; None writes no trace."""
+        """`marks` are the phases that are already over. The trace is written to `target`, or not at all if it is None."""
         self._phase_ends, self._target, self._reported = list(marks), target, False
 
     def over(self, phase: str) -> None:
@@ -34,7 +34,7 @@ class Compilation:
         self._phase_ends.append(PhaseEnd(phase, time.perf_counter()))
 
     def again(self, seconds: float) -> list[str]:
-        """Record how long the last phase took when it ran again, with nothing to compile; return the report."""
+        """Record the time of a second run of the last phase, which compiles nothing, and return the report."""
         self._phase_ends.append(replace(self._phase_ends.pop(), note=f"the second took {seconds:.2f} s"))
         return self.report()
 
@@ -57,36 +57,37 @@ class Compilation:
                 self._target.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._target, json.dumps({"traceEvents": events}))
                 lines.append(f"Trace of the phases for chrome://tracing or ui.perfetto.dev: {self._target}")
-            except OSError as error:  # do not fail the run
+            except OSError as error:  # a missing profile is no reason to end the run
                 lines.append(f"The compilation profile was not written: {error.strerror}: {error.filename}")
         return lines
 
 
 class FirstUpdates:
-    """Time each of the first two updates of a call for its profile."""
+    """Times the first two updates of a command for the profile."""
 
     def __init__(self, profile: Compilation, first: int) -> None:
         self._profile, self._first = profile, first
-        self.apart = frozenset((first, first + 1))  # updates that need a host step each
+        self.apart = frozenset((first, first + 1))  # each of these updates must be a host step of its own
 
     def before_update(self, update: int) -> None:
-        """Record that a host step is about to run."""
+        """Record that an update is about to run."""
         if update == self._first:
             self._profile.over("restoring, first checkpoint")
         self._started = time.perf_counter()
 
     def after_update(self, update: int) -> list[str]:
-        """Record that an update has run; after the second one, return the lines to log."""
+        """Record that an update has run. Return the lines to log after the second update."""
         if update == self._first:
             self._profile.over("first update")
         return self._profile.again(time.perf_counter() - self._started) if update == self._first + 1 else []
 
     def finished(self) -> list[str]:
-        """Return the lines to log if the call ended before its second update."""
+        """Return the lines to log if the command ended before its second update."""
         return self._profile.report()
 
 
 def target(folder: Path | None, environ: Mapping[str, Any]) -> Path | None:
-    """Return the path of the trace, in gc-profile's directory or the run directory; None without either."""
+    """Return the path of the trace, in the directory given to gc-profile or else in the run directory `folder`; None if
+    there is no directory."""
     chosen = environ.get(FOLDER_VARIABLE) or folder
     return Path(chosen) / f"{STEM}.json" if chosen else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from xml.sax.saxutils import escape, quoteattr
 
-WIDTH, SIZE, EDGE = 440.0, 16, 14  # pixels: chart width, font size, margin
+WIDTH, SIZE, EDGE = 440.0, 16, 14  # chart width, font size and margin in pixels
 STEP = 21  # line height in pixels
 INK, SOFT, RULE, AXIS, PAPER = "#333", "#666", "#e4e4e4", "#888", "#fff"
 PALE, BLUE, ORANGE, GREEN, PURPLE, SAND, RED = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f", "#8a5a99", "#d9a37e", "#c1121f"
@@ -21,14 +21,14 @@ GREY, LIGHT = "#adb5bd", "#eef0f2"
 INVERTED = "filter:invert(.91) hue-rotate(180deg)"
 _DARK = f"<style>@media(prefers-color-scheme:dark){{:root{{{INVERTED}}}}}</style>"
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_MOST_POINTS = 500  # in a curve: about one per pixel
+_MOST_POINTS = 500  # A curve has at most about one point per pixel.
 Points = list[tuple[float, float]]
 Axis = tuple[float, float]
 
 
 def span(values: Sequence[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> Axis:
-    """Return the limits of an axis for all values. Move a limit out to the next tick if that is within `slack` tick
-    distances."""
+    """Return the limits of an axis that shows all values. A limit moves out to the next tick if the tick is closer than
+    `slack` times the distance between ticks."""
     finite = [v for v in values if math.isfinite(v)] + ([] if floor is None else [floor])
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if high - low <= 1e-9 * abs(high):
@@ -39,21 +39,22 @@ def span(values: Sequence[float], floor: float | None = None, count: int = 6, sl
 
 
 def _round_step(low: float, high: float, count: int) -> float:
-    """Return the smallest of 1, 2 and 5 × 10^n that divides the range into at most `count` intervals."""
+    """Return the smallest step of the form 1, 2 or 5 × 10^n that divides the range into at most `count` intervals."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Return round numbers from low to high, at most about `count` intervals."""
+    """Return equidistant round numbers from low to high, with at most about `count` intervals between them."""
     step = _round_step(low, high, count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
 
 
 def escaped(text: str) -> str:
-    """Return text escaped for XML. Characters that XML cannot represent (e.g. in a directory name) become escapes."""
+    """Return text escaped for XML. Characters that XML does not allow, for example in a directory name, become escapes such
+    as \\x00."""
     return escape(_shown(text))
 
 
@@ -74,7 +75,7 @@ def _text(
 
 
 def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fill: str = INK) -> tuple[list[str], float]:
-    """Return a text's lines, drawn below y, and the y below them. A word longer than a line is broken."""
+    """Return the SVG of a text, wrapped into lines below y, and the y below the last line."""
     most = int((WIDTH - 2 * EDGE) / text_width("x", size, weight))
     lines = textwrap.wrap(_shown(text), most, break_on_hyphens=False)
     parts = [_text(EDGE, y + STEP * k + 16, line, "start", fill, size, weight) for k, line in enumerate(lines)]
@@ -83,9 +84,12 @@ def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fi
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `width`: line width; 0 draws dots only. `dots`: relative size of the dots; 0 draws none. `trim`: the axis
-    ignores extreme points, so they may be outside of the panel. `ceiling`: the axis always ignores leading points above
-    it. `last`: the legend shows the last value."""
+    """A curve.
+
+    `width` is the line width; with 0, only dots are drawn. `dots` is the relative size of the dots; with 0, there are none.
+    If `trim` is true, the y axis may cut off the highest 2 % and the lowest 2 % of the points. The y axis may also cut off
+    the first points, as long as they are above `ceiling`. If `last` is true, the legend shows the last value.
+    """
 
     label: str
     points: Points
@@ -99,7 +103,7 @@ class Line:
 
     @property
     def words(self) -> str:
-        """The legend's text: the label, with the last value."""
+        """The text in the legend: the label and, if wanted, the last value."""
         if not self.last:
             return self.label
         last = next((y for _, y in reversed(self.points) if math.isfinite(y)), None)
@@ -117,11 +121,12 @@ class Line:
         return f'fill="none" stroke="{self.colour}" stroke-width="{self.width:g}"{dashes}'
 
     def _dot(self, x: float, y: float) -> str:
-        radius = (self.dots or 1) * max(4.0, self.width / 2 + 2.9)  # dots of a wide line stay visible below the next line's
+        # The dots of a wide line stay visible below the dots of the next line.
+        radius = (self.dots or 1) * max(4.0, self.width / 2 + 2.9)
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{self.colour}" stroke="{PAPER}"/>'
 
     def scaling(self) -> list[float]:
-        """Return the values that the axis must include, sorted."""
+        """Return the sorted values that the y axis must show."""
         finite = [y for _, y in self.points if math.isfinite(y)]
         values = sorted(list(dropwhile(lambda y: y > self.ceiling, finite)) or finite)
         cut = len(values) // 50 if self.trim else 0
@@ -141,7 +146,8 @@ class Line:
 
 
 def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
-    """Return at most about `most` points that draw the same curve: each piece's minimum and maximum, the ends, and gaps."""
+    """Return at most about `most` points that draw the same curve: its ends and gaps, and the minimum and maximum of each
+    short piece."""
     if len(points) <= most:
         return points
     size, kept = math.ceil(2 * len(points) / most), {0, len(points) - 1}
@@ -153,14 +159,17 @@ def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
     return [points[k] for k in sorted(kept)]
 
 
-ALL = -1  # row number that means every row
+ALL = -1  # A mark with this row number is drawn in every row.
 
 
 @dataclass(frozen=True)
 class Box:
-    """A bar from x0 to x1 in a row, or a line at x0. `label`: text in the legend. `tooltip`: text at the mouse pointer.
-    `text`: text inside the bar, if there is a tooltip and enough room. `thick`: height as a share of the row's. `least`:
-    minimum width in pixels."""
+    """A bar from x0 to x1 in a row, or a vertical line if x0 = x1.
+
+    `label` is the text in the legend, and `tooltip` the text at the mouse pointer. `text` is drawn inside the bar if the bar
+    has a tooltip and is wide enough. `thick` is the bar's height as a share of the row's height. `least` is the minimum
+    width in pixels.
+    """
 
     x0: float
     x1: float
@@ -212,12 +221,12 @@ class Dot:
 
     @property
     def x1(self) -> float:
-        """The value, as `Box` has it."""
+        """An alias of `x0`, so that the axis treats dots and boxes alike."""
         return self.x0
 
     @property
     def sample(self) -> str:
-        """The dot for the legend."""
+        """A sample of the dot for the legend."""
         return self.draw(lambda _: 12, -self.lift, 0)
 
     def draw(self, across: Callable[[float], float], top: float, height: float) -> str:
@@ -228,7 +237,8 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves over a shared x axis. `x`: name of that axis. `tick`: formats its numbers."""
+    """A panel of curves over a shared x axis. `x` is the name of the x axis, and `tick` formats the numbers on it. `floor`
+    is a value that the y axis must include."""
 
     title: str
     lines: Sequence[Line]
@@ -243,12 +253,13 @@ class Curves:
         return [(line.sample, line.words) for line in self.lines]
 
     def draw(self, top: float) -> tuple[list[str], float]:
-        """Return the SVG of axes and curves, drawn below y = `top`, and the y below them."""
+        """Return the SVG of axes and curves, drawn below y = `top`, and the y below the panel."""
         left, right, bottom, height = 64, WIDTH - 16, top + 161, 150
         values, (x0, x1) = [y for line in self.lines for y in line.scaling()], self.x_axis
         y0, y1 = span(values, self.floor, 5, slack=1)
 
-        def place(x: float, y: float) -> tuple[float, float]:  # in the nested <svg>, which extends 7 pixels beyond the axes
+        # coordinates in the nested <svg>, which extends 7 pixels beyond the axes
+        def place(x: float, y: float) -> tuple[float, float]:
             return 7 + (x - x0) / (x1 - x0) * (right - left), 7 + height - (y - y0) / (y1 - y0) * height
 
         parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, [(bottom - height, height)], self.tick)
@@ -256,7 +267,7 @@ class Curves:
             y = bottom - height - 7 + place(x0, tick)[1]
             parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
         parts.append(f'<path d="M{left},{bottom:.1f}H{right}" stroke="{AXIS}"/>')
-        # A nested <svg> clips the curves; a clip path would need an id, which could clash with others on a page.
+        # A nested <svg> clips the curves; a clip path would need an id that is unique on the page.
         frame = f'x="{left - 7}" y="{bottom - height - 7:.1f}" width="{right - left + 14}" height="{height + 14}"'
         parts += [f"<svg {frame}>", *(piece for line in self.lines for piece in line.draw(place)), "</svg>"]
         if not values:
@@ -266,8 +277,12 @@ class Curves:
 
 @dataclass(frozen=True)
 class Rows:
-    """A panel of rows with a shared x axis. Short names are left of their rows, longer ones above. `x`: name of the axis.
-    `tick`: format of its numbers; empty for none. `height`: of a row, in pixels."""
+    """A panel of rows over a shared x axis.
+
+    The names of the rows are left of the rows if all names are short, otherwise above. `x` is the name of the x axis. `tick`
+    is the format of the numbers on the x axis; if it is empty, the axis has no numbers. `height` is the height of a row in
+    pixels.
+    """
 
     title: str
     names: Sequence[str]
@@ -284,7 +299,7 @@ class Rows:
         return list({mark.label: (mark.sample, mark.label) for mark in reversed(self.marks) if mark.label}.values())[::-1]
 
     def draw(self, top: float) -> tuple[list[str], float]:
-        """Return the SVG of the rows, drawn below y = `top`, and the y below them."""
+        """Return the SVG of the rows, drawn below y = `top`, and the y below the panel."""
         names_left = all(len(name) <= 8 for name in self.names)
         left, right = EDGE + 62.0 * (names_left and any(self.names)), WIDTH - EDGE
         x0, x1 = self.x_axis or span([x for mark in self.marks for x in (mark.x0, mark.x1)])
@@ -301,7 +316,7 @@ class Rows:
             return left + (min(max(x, x0), x1) - x0) / (x1 - x0) * (right - left)
 
         parts = _x_axis(across, (x0, x1), y, bands, self.tick.format) if self.tick else []
-        plain: dict[str, str] = {}  # bars of one colour without a tooltip share a path
+        plain: dict[str, str] = {}  # All bars of a colour without a tooltip share one path, which keeps the file small.
         for mark in self.marks:
             if isinstance(mark, Box) and not mark.tooltip:
                 within = bands if mark.row == ALL else [bands[mark.row]]
@@ -319,7 +334,7 @@ class Rows:
 def _x_axis(
     across: Callable[[float], float], axis: Axis, bottom: float, bands: Sequence[Axis], tick: Callable[[float], str]
 ) -> list[str]:
-    """Return vertical grid lines through the bands, and their numbers below. `bands`: (top, height) each."""
+    """Return the SVG of vertical grid lines through the bands, with numbers below. A band is (top, height)."""
     parts = []
     for value in ticks(*axis):
         x, name = across(value), tick(value)
@@ -330,7 +345,7 @@ def _x_axis(
 
 
 def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], float]:
-    """Return the SVG of (sample, text) pairs, wrapped to the chart's width, and the y below them."""
+    """Return the SVG of a legend, wrapped to the chart's width, and the y below it. An entry is (sample, text)."""
     parts: list[str] = []
     x = right = WIDTH - EDGE
     for sample, words in entries:
@@ -345,7 +360,8 @@ def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], fl
 
 
 def figure(panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str] = (), alone: bool = True) -> str:
-    """Return panels, stacked vertically, as one SVG. `alone`: a file with a background, not a part of an HTML page."""
+    """Return panels, stacked vertically, as one SVG. If `alone` is true, the SVG is a file with a background; otherwise it
+    is a part of an HTML page."""
     parts, y = _paragraph(title, 12.0 * bool(title), 18, "bold")
     for note in notes:
         lines, y = _paragraph(note, y, fill=SOFT)

@@ -1,4 +1,4 @@
-"""The network as a table: its layers by stage, each with its output shape and cost."""
+"""A text table of the network: a row for each layer with output shape and cost, grouped by pipeline stage."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Row = tuple[str, ...]
 
 
 def layer_table(trace: Trace, plan: ExecutionPlan) -> str:
-    """Return the table of layers with sums for each stage and for the network.
+    """Return the table of layers, with sums for each stage and for the network.
 
-    Multiply-adds and activations (FP32 bytes) are for the forward pass of one image. Moving: moving statistics of batch
-    norm, which no gradient trains.
+    The columns "multiply-adds" and "activations" (bytes in FP32) refer to the forward pass of one image. The column "moving"
+    counts the moving statistics of batch norm, which are not trained by gradients.
     """
     rows: list[Row] = [HEAD]
     for number, segments in enumerate(plan.stages):
@@ -49,7 +49,7 @@ def _kind(operation: Operation) -> str:
 
 
 def _counts(operations: Iterable[Operation]) -> Row:
-    """Return the columns trained parameters, moving statistics, multiply-adds and bytes of activations; empty for 0."""
+    """Return the last four columns for some operations. The first three of these columns are empty instead of 0."""
     counted = list(operations)
     variables = [variable for operation in counted for variable in operation.variables]
     trained = sum(variable.elements for variable in variables if variable.trainable)

@@ -1,6 +1,7 @@
-"""Log lines for MLPerf Training's compliance checker: `:::MLLOG {...}` for each event, in log.txt and result_<seed>.txt.
+"""Write log lines for the compliance checker of MLPerf Training (`--mlperf-logging`).
 
-Source of the keys: MLCommons' mlperf-logging package, rules of the open division.
+Each event becomes a line `:::MLLOG {...}` in log.txt and in result_<seed>.txt. The keys are those of MLCommons' package
+mlperf-logging, with the rules of the open division.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 class Events:
-    """Writes the events of a run with --mlperf-logging; of other runs, none."""
+    """Writes the events of a run. Writes nothing without --mlperf-logging."""
 
     def __init__(self, run: Run, log: RunLog) -> None:
         self._run, self._log = run, log if run.options.logging.mlperf_logging else None
         self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
         self._block = -1  # first weight update of the current block
-        self._over = True  # until run_start: a run without it has no run_stop
-        self._zero = time.time() - time.monotonic()  # read once, so that times never decrease if the clock is changed
+        self._over = True  # False between run_start and run_stop
+        # The clock is read once, so that times never decrease if somebody sets it back.
+        self._zero = time.time() - time.monotonic()
 
     def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
         if self._log is None:
@@ -38,19 +40,19 @@ class Events:
             try:
                 with files.append(self._results) as results:
                     results.write(f"{line}\n".encode())
-            except OSError as error:  # do not fail the run: log.txt has the lines, too
+            except OSError as error:  # not an error of the run, because log.txt has the same lines
                 self._log.note(f"warning: writing {self._results} stops here ({error.strerror}); log.txt has all events")
                 self._results = None
 
     def log_init_start(self) -> None:
-        """Write the events before training, among them the run's settings."""
+        """Write the events at the start of initialisation, including the run's settings."""
         self._event("cache_clear", True)
         self._event("init_start", kind=START)
         for key, value in _settings(self._run).items():
             self._event(key, value)
 
     def log_init_stop(self, update: int) -> None:
-        """Write that initialisation is complete and training begins at weight update `update`."""
+        """Write the end of initialisation, and the start of training at weight update `update`."""
         self._event("init_stop", kind=STOP)
         self._event("run_start", kind=START)
         self._over = False
@@ -75,7 +77,10 @@ class Events:
             self._block = -1
 
     def evaluated(self, update: int, score: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Run a validation and write its events. Averages are validated after the run, without events."""
+        """Call `score`, which validates a checkpoint, and write the events of the validation.
+
+        Averaged weights have a negative `update`. No events are written for them, because they are validated after the run.
+        """
         if update < 0:
             return score()
         epoch = self._epoch(update)
@@ -86,7 +91,7 @@ class Events:
         return row
 
     def log_run_stop(self, status: str) -> None:
-        """Write the end of the run, once. `status`: "success" or "aborted"."""
+        """Write the end of the run. `status` is "success" or "aborted". Later calls do nothing."""
         if not self._over:
             self.block_over()
             self._event("run_stop", kind=STOP, status=status)
@@ -94,7 +99,7 @@ class Events:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Return the settings that the rules require before training."""
+    """Return the settings that the MLPerf rules require in the log before training."""
     training, plan = run.options.training, run.plan
     lars = training.optimiser == "LARS"
     decay = training.lars_weight_decay if lars else training.weight_decay

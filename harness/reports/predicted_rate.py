@@ -1,4 +1,4 @@
-"""The planner's prediction for a run, as log lines."""
+"""Log lines with the rate and memory that the planner predicts for a run on a POD."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MIB = 2**20
 
 
 def on_smallest_system(run: Run) -> Prediction | None:
-    """Return the prediction for the smallest Mk2 system that holds the run's plan; None if there is none, or if
-    --num-io-tiles leaves no tile to compute."""
+    """Return the prediction for the smallest Mk2 POD with enough IPUs for the run. Return None if no POD has enough, or if
+    --num-io-tiles leaves no tile for computing."""
     from emulator.cost_model import systems
     from emulator.cost_model.prediction import check_tiles, predict
 
@@ -29,7 +29,7 @@ def on_smallest_system(run: Run) -> Prediction | None:
 
 
 def lines(run: Run) -> list[str]:
-    """Return the prediction as lines for the beginning of a log. They name the POD: it is not this machine's rate."""
+    """Return lines with the prediction for the start of a log. They name the POD, because this machine is slower."""
     prediction = on_smallest_system(run) if run.trains else None
     if prediction is None:
         return []
@@ -43,7 +43,7 @@ def lines(run: Run) -> list[str]:
 
 
 def compared(run: Run, host_throughput: float) -> list[str]:
-    """Return the host's measured rate and the POD's predicted rate, on separate lines, for the end of a log."""
+    """Return two lines for the end of a log: the measured rate of this host, and the predicted rate of the POD."""
     prediction = on_smallest_system(run)
     if prediction is None or not host_throughput:
         return []
@@ -52,7 +52,7 @@ def compared(run: Run, host_throughput: float) -> list[str]:
 
 
 def duration(hours: float) -> str:
-    """Return a duration in hours, minutes or seconds."""
+    """Return a duration as text, in hours, minutes or seconds."""
     if hours >= 1:
         return f"{hours:,.1f} hours"
     number, unit = (round(60 * hours), "minute") if hours >= 1 / 60 else (round(3600 * hours), "second")

@@ -1,11 +1,12 @@
-"""The profile of one weight update: a Chrome trace (profile.json) and a timeline of the stages (profile.svg).
+"""Profile one weight update: write a Chrome trace (profile.json) and a timeline of the pipeline stages (profile.svg).
 
-Requested by `--profile [FILE]`, `--gc-profile [TYPE]`, or `gc-profile -d DIR -- command` (an environment variable). The
-files are in the run directory, in DIR, or at FILE. Except `--profile` alone, all also write the files of the IPU's tool:
+There are three ways to request a profile: `--profile [FILE]`, `--gc-profile [TYPE]`, and `gc-profile -d DIR -- command`,
+which sets an environment variable. The files are written to FILE, to DIR, or else to the run directory. The last two ways
+also write files in the style of Graphcore's profiler:
 
-- `execution.json`: the measurements as numbers;
-- `archive.a`: all these files in an `ar` archive;
-- `stdout.txt`: what the command printed.
+- `execution.json` contains the measured times.
+- `stdout.txt` contains the output of the command.
+- `archive.a` is an `ar` archive of the trace, the timeline and `execution.json`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from harness.reports import timeline
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
 STEM = "profile"
-OWN_NAMES = (f"{STEM}.json", f"{STEM}.svg")  # the default names
+OWN_NAMES = (f"{STEM}.json", f"{STEM}.svg")  # the default file names
 EXECUTION, PRINTED, ARCHIVE = "execution.json", "stdout.txt", "archive.a"
-STAGES_PROCESS = 10_000  # process number in the trace, above those of TensorFlow's devices
+STAGES_PROCESS = 10_000  # The stages' process number in the trace. TensorFlow's devices have smaller numbers.
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """A requested profile. `target`: path of the trace and the timeline without suffix. `reports`: whether to write
-    execution.json, archive.a and stdout.txt, too."""
+    """A requested profile. `kind` is a value of --gc-profile. `target` is the path of the trace and the timeline without
+    suffix. If `reports` is true, execution.json, archive.a and stdout.txt are written too."""
 
     kind: str
     target: Path
@@ -50,12 +51,12 @@ class ProfileRequest:
 
     @property
     def operations(self) -> bool:
-        """True if single operations are to be recorded, not only the stages' cells."""
+        """Whether to record every TensorFlow operation, not only the passes of each stage."""
         return self.kind != DEVICE
 
 
 def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> ProfileRequest | None:
-    """Return the profile that the options or the environment request, or None. `folder`: the run directory."""
+    """Return the profile that the options or the environment request, or None. `folder` is the run directory."""
     around = environ.get(FOLDER_VARIABLE)
     if options.gc_profile == NONE or (options.gc_profile is None and options.profile is None and not around):
         return None
@@ -68,7 +69,7 @@ def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) 
 
 
 def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
-    """Create the folder of the files that --profile names; OptionError if they cannot be written."""
+    """Create the folder for the files that --profile names. Raise OptionError if the files cannot be written."""
     request = requested(options, Path(), environ)
     if request is None or options.profile in (None, AUTO):
         return
@@ -97,8 +98,8 @@ def write(
     operations: Sequence[Mapping[str, Any]] = (),
     most_alive: int | None = None,
 ) -> list[str]:
-    """Write all files and return log lines about them. `operations`: events of a Chrome trace, in microseconds.
-    `most_alive`: peak memory of live tensors, in bytes."""
+    """Write all files and return log lines about them. `operations` are events of a Chrome trace, in microseconds.
+    `most_alive` is the peak memory of live tensors, in bytes."""
     trace, drawing = (request.target.with_name(name) for name in _names(request))
     measures = _measures(plan, cells, most_alive)
     texts = {
@@ -117,19 +118,19 @@ def write(
     if most_alive is not None:
         lines.append(f"Peak memory of tensors, without the weights: {most_alive / 1e6:.1f} MB")
     if request.kind == TILE:
-        lines.append("TILE_PROFILE: tiles are not emulated, so the profile is that of IPU_PROFILE")
+        lines.append("TILE_PROFILE: tiles are not emulated, so the profile is the same as with IPU_PROFILE")
     return lines
 
 
 def write_operations(request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
-    """Write the trace of a program without stages and return a log line about it."""
+    """Write the trace of a program that has no stages, such as a validation, and return a log line about it."""
     trace = request.target.with_name(_names(request)[0])
     failure = _write_all(request, title, {trace: json.dumps({"traceEvents": list(operations)})}, operations, {})
     return failure or f"Trace of the operations of one micro-batch for chrome://tracing or ui.perfetto.dev: {trace}"
 
 
 def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:
-    """Return the stages' measurements, with times in milliseconds since the first cell began."""
+    """Return the measured times of the stages, in milliseconds since the first pass began."""
     began = min(cell.begin for cell in cells)
     return {
         "schedule": plan.schedule,
@@ -166,7 +167,7 @@ def _write_all(
             members[EXECUTION] = json.dumps(content, indent=1) + "\n"
             write_atomically(request.target.with_name(EXECUTION), members[EXECUTION])
             write_atomically(request.target.with_name(ARCHIVE), _archive(members))
-    except OSError as error:  # do not fail the run
+    except OSError as error:  # a missing profile is no reason to end the run
         return f"The profile was not written: {error.strerror}: {error.filename}"
     return ""
 
@@ -183,23 +184,23 @@ def _totals(operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str
 
 
 def _archive(members: Mapping[str, str]) -> bytes:
-    """Return an `ar` archive. Members have no owner and no date, so the bytes are reproducible."""
+    """Return an `ar` archive of files. The files have no owner and no date, so the archive is reproducible."""
     parts = [b"!<arch>\n"]
     for name, text in members.items():
         content = files.encoded(text)
         header = f"{name + '/':<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
-        parts += [header.encode(), content, b"\n" * (len(content) % 2)]  # each member begins at an even byte
+        parts += [header.encode(), content, b"\n" * (len(content) % 2)]  # Each file begins at an even offset.
     return b"".join(parts)
 
 
 class _Copied:
-    """A stream that copies its text to a file and ignores errors of the copy."""
+    """A text stream that also writes to a second stream. Errors of the second stream are ignored."""
 
     def __init__(self, stream: TextIO, copy: TextIO) -> None:
         self._stream, self._copy = stream, copy
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # log.txt has the text too
+        with contextlib.suppress(OSError):
             self._copy.write(text)
         return self._stream.write(text)
 
@@ -209,14 +210,14 @@ class _Copied:
 
 @contextlib.contextmanager
 def copied_output(request: ProfileRequest | None) -> Iterator[None]:
-    """Copy standard output to stdout.txt in the profile's folder, if the request includes it."""
+    """Copy standard output to stdout.txt in the profile's folder, if the request has `reports`."""
     if request is None or not request.reports:
         yield
         return
     path = request.target.with_name(PRINTED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, "")  # replaces a link or a pipe instead of writing through it
+        files.write_atomically(path, "")  # If the path is a link or a pipe, replace it instead of writing through it.
         copy = io.TextIOWrapper(files.append(path), encoding="utf-8", errors="replace", line_buffering=True)
     except OSError as error:
         print(f"Standard output is not copied to {path}: {error.strerror}")
@@ -231,7 +232,7 @@ def copied_output(request: ProfileRequest | None) -> Iterator[None]:
 
 
 def _cell_events(cells: Sequence[CellTiming], stages: int) -> list[dict[str, Any]]:
-    """Return the cells as events of one process with a thread for each stage."""
+    """Return the passes of all stages as events of one process, with a thread for each stage."""
     named = [_name("process_name", 0, "stages"), *(_name("thread_name", j, f"stage {j}") for j in range(stages))]
     events = [
         {

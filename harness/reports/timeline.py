@@ -1,4 +1,4 @@
-"""Timelines of one weight update, scheduled and measured: a row for each stage, with its forward and backward passes."""
+"""Draw timelines of one weight update. Each stage has a row that shows its forward and backward passes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
-MAX_CLOCKS = 64  # of a longer schedule only this many are drawn; the rest repeats them
-Cell = tuple[Action, float, float, str]  # an action, its begin and end, and its tooltip
+MAX_CLOCKS = 64  # Only the start of a longer schedule is drawn, because the rest repeats the same pattern.
+Cell = tuple[Action, float, float, str]  # a pass, its start, its end, and its tooltip
 
 
 def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
@@ -34,7 +34,7 @@ def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) 
     ]
     scheduled_idle = schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
     idle = [scheduled_idle, timings.idle_fraction(ran, len(plan.stages))]
-    # Stages on one device share it, so they are never idle.
+    # With one device, all stages share it, so there is no idle time.
     shares = [f": {100 * share:.0f} % idle" if plan.options.shards > 1 else "" for share in idle]
     names = [f"stage {stage}" for stage in range(len(plan.stages))]
     panels = (
@@ -45,7 +45,7 @@ def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) 
 
 
 def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) -> Rows:
-    """Return a row for each stage, with a numbered bar for each pass."""
+    """Return a panel with a row for each stage and a numbered bar for each pass."""
     from harness.reports.chart import LIGHT, Box, Rows
 
     bars = [
@@ -67,11 +67,13 @@ def _about(plan: ExecutionPlan, cores: int) -> str:
 
 
 def _scheduled(timeline: schedules.Timeline) -> Iterator[Cell]:
-    """Yield the timeline's cells. Actions of the same clock divide it between them."""
+    """Yield the passes of a schedule, with start and end in clocks. If a stage can have two passes in a clock, each pass
+    takes half of the clock."""
     places = max(len(cell) for row in timeline for cell in row)
     for clock, row in enumerate(timeline):
         for cell in row:
             for place, action in enumerate(cell):
-                place += places - len(cell) if action.kind == BACKWARD else 0  # a backward is always in the last part
+                # A backward pass is always at the end of the clock.
+                place += places - len(cell) if action.kind == BACKWARD else 0
                 width = 1 / places
                 yield action, clock + place * width, clock + (place + 1) * width, f"clock {clock}"

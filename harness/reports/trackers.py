@@ -17,17 +17,18 @@ from base.fields import ONE_CALL, PER_INSTANCE
 from harness.options.sections import LoggingOptions, with_trait
 from harness.run.run import Run
 
-_ALWAYS = ("model", "dataset", "optimiser", "lr_schedule", "precision")  # logged even if they have their defaults
-_MLFLOW_LIMITS = {  # by default it retries for minutes
+# These options are logged even if they have their default values.
+_ALWAYS = ("model", "dataset", "optimiser", "lr_schedule", "precision")
+_MLFLOW_LIMITS = {  # By default, MLflow tries for minutes to reach its server.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-_SUCCESS, _FAILURE = 1, 2  # status of a session in TensorBoard's HParams plug-in
-_LONGEST = 500  # MLflow's limit for the characters of a parameter's value
+_SUCCESS, _FAILURE = 1, 2  # status codes of a session in TensorBoard's HParams plug-in
+_LONGEST = 500  # MLflow rejects parameter values with more characters.
 
 
 def check_installed(logging: LoggingOptions) -> None:
-    """Raise OptionError, with the command to install it, if the package of a requested service is missing."""
+    """Raise OptionError if the package of a requested service is missing. The message shows how to install the package."""
     for name, distribution in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
         if getattr(logging, name) and sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
             raise OptionError(
@@ -37,16 +38,17 @@ def check_installed(logging: LoggingOptions) -> None:
 
 
 class Board:
-    """TensorBoard's events in a run directory."""
+    """Writes events for TensorBoard to a run directory."""
 
     def __init__(
         self, folder: Path, iteration: int, hyperparameters: Mapping[str, Any], images: Mapping[str, bytes] | None = None
     ) -> None:
-        """Start a file of events, which supersede those of earlier calls after `iteration`. `images`: PNG files by name."""
+        """Create an event file. TensorBoard then hides older events of steps after `iteration`. `images` are PNG files by
+        name."""
         import tensorflow.compat.v1 as tf
 
         with tf.Graph().as_default():
-            # TensorFlow appends to an existing file, even through a link. Nobody can prepare one with a random name.
+            # TensorFlow appends to an existing file, even through a link. With a random name, there is no existing file.
             self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
         self._write_hparams("session_start_info", _session_start(hyperparameters))
@@ -67,12 +69,12 @@ class Board:
         self._writer.flush()
 
     def close(self, complete: bool) -> None:
-        """Close the file and end the HParams session."""
+        """Record whether the run is complete, and close the file."""
         self._write_hparams("session_end_info", _session_end(complete))
         self._writer.close()
 
     def _write_hparams(self, name: str, content: bytes) -> None:
-        """Write a message of the HParams plug-in."""
+        """Write a message for TensorBoard's HParams plug-in."""
         import tensorflow.compat.v1 as tf
 
         data = tf.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
@@ -97,7 +99,7 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=step)
 
     def close(self, complete: bool) -> None:
-        """Do nothing: wandb itself finishes the run when the process ends."""
+        """Do nothing, because wandb itself ends the run when the process ends."""
 
 
 class MLflow:
@@ -121,12 +123,12 @@ class MLflow:
         self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self, complete: bool) -> None:
-        """End the run; mark it as killed if it is not complete."""
+        """End the run. Mark it as killed if it is not complete."""
         self._mlflow.end_run("FINISHED" if complete else "KILLED")
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Return the options to log, by name: those with a source other than their default, and the most important ones."""
+    """Return the values of the options to log, by name: all options that were set, and the most important other options."""
     values, sources = run.options.values(), run.options.sources
     hidden = with_trait(PER_INSTANCE) | with_trait(ONE_CALL)
     names = dict.fromkeys((*_ALWAYS, *(name for name in values if name in sources and name not in hidden)))
@@ -134,8 +136,11 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 
 def _session_start(values: Mapping[str, Any]) -> bytes:
-    """Return a HParamsPluginData message with session_start_info (field 3). In it, field 1 maps names to values, encoded
-    like a Struct, and field 5 is the time in seconds."""
+    """Return the protocol buffer HParamsPluginData with session_start_info (field 3).
+
+    Field 1 of session_start_info maps names to values and has the same encoding as a Struct. Field 5 is the start time in
+    seconds.
+    """
     from google.protobuf.struct_pb2 import Struct
 
     plain = {
@@ -148,8 +153,8 @@ def _session_start(values: Mapping[str, Any]) -> bytes:
 
 
 def _session_end(complete: bool) -> bytes:
-    """Return a HParamsPluginData message with session_end_info (field 4). In it, field 1 is the status and field 2 the time
-    in seconds."""
+    """Return the protocol buffer HParamsPluginData with session_end_info (field 4). Field 1 of session_end_info is the
+    status, and field 2 is the end time in seconds."""
     from google.protobuf.internal import encoder
 
     status = _SUCCESS if complete else _FAILURE

@@ -1,7 +1,4 @@
-"""Charts of a run: loss, accuracy and learning rate as SVG, and the learning rate as text.
-
-They show the columns of the CSV files as they are, without a plotting library.
-"""
+"""Draw charts of a run from its CSV files: loss, accuracy and learning rate as SVG, and the learning rate as text."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from harness.run import validations
 from LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
-# Names for people; plug-ins that are not listed keep their own.
+# Names in titles. Networks and data sets of plug-ins are not in these tables and keep their option values.
 _NETWORKS = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
 _DATA = {
     "fashion-mnist": "Fashion-MNIST", "fashion-mnist-full": "all of Fashion-MNIST", "cifar-10": "CIFAR-10",
     "cifar-100": "CIFAR-100", "imagenet": "ImageNet", "imagefolder": "a folder of images",
 }  # fmt: skip
 BLOCKS = " ▁▂▃▄▅▆▇█"
-# Colour and line width of each run in a chart. The first is wide, so it shows below the others.
+# Colour and line width of each run in a chart. The first line is wide, so it stays visible below the other lines.
 PENS = ((PALE, 6.0), *((colour, 2.2) for colour in (BLUE, ORANGE, GREEN, PURPLE, SAND, RED, "#00808a")))
-# title, column of training.csv, column of validation.csv, lower limit of the axis
+# title, column of training.csv, column of validation.csv, value that the y axis must include
 _COMPARED = (
     ("Training loss", "loss_batch", "", None),
     ("Validation loss", "", "loss", None),
@@ -39,7 +36,7 @@ _COMPARED = (
 
 
 def run_title(options: Mapping[str, Any]) -> str:
-    """Return network, size and data set of a run with these options; "" if they are unknown."""
+    """Return a title such as "ResNet-14 on Fashion-MNIST" for a run with these options; "" if the network is unknown."""
     model, data, size = (options.get(name) for name in ("model", "dataset", "model_size"))
     if not model:
         return ""
@@ -54,7 +51,7 @@ def text_curve(
     edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
     columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
 
-    def rate(update: int) -> float:  # 0 for values that no axis can show
+    def rate(update: int) -> float:  # 0 for values that an axis cannot show, such as infinity
         return value if 0 < (value := learning_rate(update)) <= 1e30 else 0.0
 
     tops = [max(map(rate, column)) for column in columns]
@@ -80,7 +77,7 @@ def _text_axis(epochs: float, width: int) -> list[str]:
 
 
 def run_svg(training_rows: Rows, validation_rows: Rows, title: str, name: str = "") -> str:
-    """Return the chart of a run as SVG. The rows have the columns of training.csv and validation.csv."""
+    """Return the chart of a run as SVG. The rows are those of training.csv and validation.csv."""
     notes = filter(None, (_best(points(training_rows, "train_acc_avg"), validation_rows), name))
     return chart.figure(run_panels(training_rows, validation_rows), title, list(notes))
 
@@ -101,7 +98,7 @@ def run_panels(training: Rows, validation: Rows) -> list[Curves]:
 
 
 def comparison_panels(runs: Sequence[tuple[str, Rows, Rows]]) -> list[Curves]:
-    """Return a panel for each metric that at least one run has. `runs`: (label, training rows, validation rows) each."""
+    """Return a panel for each metric that at least one run has. A run is (label, training rows, validation rows)."""
     panels: list[tuple[str, float | None, Sequence[Line]]] = []
     for title, trained, validated, floor in _COMPARED:
         lines = []
@@ -115,19 +112,19 @@ def comparison_panels(runs: Sequence[tuple[str, Rows, Rows]]) -> list[Curves]:
 
 
 def _ceiling(training: Rows) -> float:
-    """Return the loss above which the axis ignores a run's first validations: batch norm's statistics are still rough, and
-    such a loss would flatten all curves."""
+    """Return the loss above which the axis ignores the first validations. Early in a run, the moving statistics of batch
+    norm are inaccurate, and the resulting high validation loss would flatten all curves."""
     return 1.5 * max((y for _, y in points(training, "loss_avg") if math.isfinite(y)), default=math.inf)
 
 
 def _panels(*panels: tuple[str, float | None, Sequence[Line]]) -> list[Curves]:
-    """Return panels with a shared axis of epochs. `panels`: (title, lower limit of the y axis, lines) each."""
+    """Return panels with the same x axis of epochs. A panel is (title, value that the y axis must include, lines)."""
     epochs = chart.span([x for _, _, lines in panels for line in lines for x, _ in line.points], floor=0)
     return [Curves(title, lines, epochs, floor) for title, floor, lines in panels]
 
 
 def _best(training: Points, validation: Rows) -> str:
-    """Return the best accuracy of a run and its epoch as a phrase; "" without rows."""
+    """Return a note on the best accuracy of a run and its epoch; "" without rows."""
     placed = [row for row in validation if validation_points([row])]
     if placed:
         ((epoch, value),) = validation_points(validations.ranked(placed)[:1])
@@ -136,14 +133,15 @@ def _best(training: Points, validation: Rows) -> str:
 
 
 def whole_steps(rows: Rows) -> Rows:
-    """Return the rows without the last one if it covers less than half the updates of the one before. The mean of so few
-    batches would be a misleading last value in a legend."""
+    """Return the rows, without the last row if it covers less than half as many updates as the row before. A mean over so
+    few batches would be a misleading last value in the legend."""
     ends = [number(row, "iteration") for row in rows[-3:]]
     return rows[:-1] if len(ends) == 3 and ends[2] - ends[1] < (ends[1] - ends[0]) / 2 else rows
 
 
 def write_run_svg(folder: Path, title: str = "") -> Path:
-    """Write the chart of a run to training.svg in its directory. `title`: above the directory's name."""
+    """Write the chart of a run to training.svg in its directory, and return the path. Without a title, the directory's name
+    is the title; otherwise it is below the title."""
     target, names = folder / "training.svg", [*[title] * bool(title), folder.resolve().name]
     files.write_atomically(target, run_svg(*tables(folder), *names))
     return target
@@ -156,12 +154,12 @@ def tables(folder: Path) -> tuple[Rows, Rows]:
 
 
 def validation_points(rows: Rows, column: str = "val_acc") -> Points:
-    """Return a validation metric over the epochs, without averaged weights, whose epoch is negative."""
+    """Return (epoch, value) of a validation metric. Averaged weights belong to no epoch and are left out."""
     return sorted(p for p in points(rows, column) if p[0] >= 0 and math.isfinite(p[1]))
 
 
 def points(rows: Rows, column: str) -> Points:
-    """Return (epoch, value) for a column; the value may be nan. Rows without an epoch are left out."""
+    """Return (epoch, value) for each row that has an epoch. The value is nan if the cell is empty."""
     pairs = [(number(row, "epoch"), number(row, column)) for row in rows]
     return [(x, y) for x, y in pairs if math.isfinite(x)]
 

@@ -245,7 +245,7 @@ HEAD = ",".join(tables.TRAINING_COLUMNS) + "\n"
 BAD = {
     "missing": (shutil.rmtree, "does not exist"),
     "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is not a run directory"),
-    "no rows": (lambda f: [(f / "training.csv").write_text(HEAD), (f / "validation.csv").unlink()], "has no rows yet"),
+    "no rows": (lambda f: [(f / "training.csv").write_text(HEAD), (f / "validation.csv").unlink()], "has no results yet"),
     "arguments": (lambda folder: (folder / "arguments.json").write_text("{"), "arguments.json"),
 }
 
@@ -273,7 +273,7 @@ def test_help_and_rows_need_no_tensorflow(plain):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("{run} --html {run}/training.csv", "is a run directory"),
+        ("{run} --html {run}/training.csv", "choose another name"),
         ("{run} {other}", "give --html FILE"),
         ("{run} --htlm x", "--htlm"),
     ],

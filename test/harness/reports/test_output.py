@@ -29,7 +29,7 @@ def test_own_files_of_run_are_kept(through, a_run, tmp_path):
     target = {"name": a_run / "training.csv", "link": tmp_path / "link", "linked folder": tmp_path / "other/training.csv"}
     (tmp_path / "link").symlink_to(a_run / "training.csv")
     (tmp_path / "other").symlink_to(a_run)
-    with pytest.raises(OptionError, match="is a run directory"):
+    with pytest.raises(OptionError, match="choose another name"):
         output.write_atomically(str(target[through]), "replaced", output.ANY)
     assert (a_run / "training.csv").read_text() == "kept"
 
@@ -39,7 +39,7 @@ def test_every_file_of_run_is_recognised(a_run):
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
     for name in run_files.NAMES:
-        with pytest.raises(OptionError, match="is a run directory"):
+        with pytest.raises(OptionError, match="choose another name"):
             output.write_atomically(str(a_run / name), "replaced", output.ANY)
         assert output.check(str(a_run / name), output.ANY, may_replace=(name,))
         assert output.check(str(a_run.parent / name), output.ANY)
@@ -75,7 +75,7 @@ def test_file_of_another_kind_is_kept(command, words, earlier, tmp_path, monkeyp
     theirs.write_text("of a user's own")
     call = [*words.format(run=folder).split(), theirs]
     result = run(command, *call)
-    assert result.code == 2 and f"{theirs} exists and is a file of another kind" in result.err
+    assert result.code == 2 and f"{theirs} already exists" in result.err
     assert theirs.read_text() == "of a user's own"
     for begin in ("", earlier) if earlier else ():  # an empty file, as from mktemp, and an earlier one of this kind
         theirs.write_text(begin)
