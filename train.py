@@ -44,7 +44,7 @@ def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
     If a signal or an error stops the run, print the command that repeats or resumes it. `listener` receives the
     results of each update and validation.
     """
-    with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
+    with hints.repeatable("train", argv, "The run saved no checkpoint.", "Start again"):
         folder, autoresumed = _run_to_resume(argv)
         if folder is None:
             return run_training(argv, "train", FreshStart(), listener)

@@ -143,7 +143,7 @@ def test_same_call_starts_resumes_and_finishes(tmp_path):
     refused = run("train", *words, "--autoresume")
     assert refused.code == 2 and "--autoresume needs --logs-path" in refused.err
     refused = run(*call[:-2], tmp_path / "none", "--autoresume", "--no-logs")
-    assert refused.code == 2 and "--no-logs: --autoresume needs the logs in --logs-path" in refused.err
+    assert refused.code == 2 and "--autoresume needs logs" in refused.err
     with locks.lock_folder(folder):
         assert "is writing the run in" in run(*call, "--iterations", 15).err
 
@@ -158,7 +158,7 @@ def test_same_call_completes_run_without_checkpoints(validation, tmp_path, monke
     said = f"The run in {folder} is complete (3 updates, no checkpoint). To train longer, give another --logs-path.\n"
     assert succeed(*call, 3).out == said
     longer = run(*call, 6)
-    assert longer.code == 2 and "holds a complete run of 3 updates that saved no checkpoint" in longer.err
+    assert longer.code == 2 and "contains a complete run of 3 updates" in longer.err
     cluster = {"worker": ["localhost:1", "localhost:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
     # no wait for the other instance
@@ -177,10 +177,10 @@ def test_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
         assert "was computed with" not in succeed(*resumed).out
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-        assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1. From here on" in succeed(*resumed).out
+        assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1. From now on" in succeed(*resumed).out
     monkeypatch.setattr(machine, "cores", lambda: 77)
     out = succeed(*resumed).out
-    assert "ckpt-1 was computed with " in out and "77 cores. From here on" in out
+    assert "ckpt-1 was computed with " in out and "77 cores. From now on" in out
     out = succeed(*resumed[:-1]).out
-    assert "77 cores. From here on" in out and out.count("was computed with") == 1
-    assert "77 cores. From here on" in (tmp_path / "run/log.txt").read_text()
+    assert "77 cores. From now on" in out and out.count("was computed with") == 1
+    assert "77 cores. From now on" in (tmp_path / "run/log.txt").read_text()

@@ -21,7 +21,7 @@ LEFT = {  # what each walk leaves: files, and rows of validation.csv
              {"tuned-validation": 3, "two-validation": 3}),
     "installed": (("run/ckpt-3.index", "two/ckpt-2.index", "exported/frozen.pb", "predicted.csv", "report.html", "compared.svg"),
                   {"validation": 2, "again": 1}),
-    "pictures": (("own/classifier/training.svg", "exported/model.tflite", "exported/labels.txt"), {"own/network": 3}),
+    "photos": (("own/classifier/training.svg", "exported/model.tflite", "exported/labels.txt"), {"own/network": 3}),
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_walk_of_recipes_matches_docs():
     assert [command for command in printed if command not in [line.replace(" --stop-after 20", "") for line in walked]] == []
 
 
-@pytest.mark.parametrize("walk", [walk for walk in LEFT if walk not in ("pictures", "installed")])
+@pytest.mark.parametrize("walk", [walk for walk in LEFT if walk not in ("photos", "installed")])
 def test_training_commands_of_walks_are_valid(walk, tmp_path):
     """All of them, including the walk that takes minutes; weights that do not exist yet are left out."""
     trainings = [line for line in commands((ROOT / f"test/walks/{walk}.sh").read_text()) if "train.py" in line]
@@ -56,7 +56,7 @@ def test_training_commands_of_walks_are_valid(walk, tmp_path):
     "walk",
     [
         "quickstart",
-        "pictures",
+        "photos",
         "mini",
         pytest.param("meme", marks=pytest.mark.slow),
         pytest.param("installed", marks=pytest.mark.slow),

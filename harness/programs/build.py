@@ -1,4 +1,4 @@
-"""Build the programs of a run: pass its data stream, loss and update rule to the device layer."""
+"""Build the programs of a run from its network, data stream, loss and optimiser."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def training_program(
 ) -> TrainingProgram:
     """Return the training program.
 
-    `first_update`: the update at which its data stream starts. `recording`: record the times of its pipeline cells.
-    `group`: the instances that train together. `cache_entry`: the program's entry in the program cache.
+    The data stream starts at update `first_update`. If `recording` is True, the program records the times of its pipeline
+    cells. `group` connects the instances (processes) that train together. `cache_entry` is the program's entry in the
+    program cache, or None.
     """
     stream = _stream(run, run.training_request(first_update), training=True)
     return ipu_utils.compile_training(training_spec(run, recording, group), stream, cache_entry)
@@ -85,7 +86,7 @@ def _loss_scale(training: TrainingOptions) -> LossScale:
 
 
 def observing_program(run: Run) -> ObservingProgram:
-    """Return a program that observes the network's numbers on the images of the first training pass."""
+    """Return a program that observes the network's activations and gradients on the first images of the training."""
     return ipu_utils.ObservingProgram(
         ipu_utils.ObservationSpec(
             segments=run.segments,
@@ -102,8 +103,11 @@ def observing_program(run: Run) -> ObservingProgram:
 
 
 def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
-    """Return the validation program, which sums correct samples, top-5 hits, losses and real (not filling) samples."""
-    # probabilities averaged over mirror images use cross entropy, regardless of the training's loss
+    """Return the validation program, which counts samples, correct samples and top-5 hits, and adds up the losses.
+
+    Samples that only fill the last micro-batch are not counted.
+    """
+    # If probabilities are averaged over an image and its mirror image, the loss is cross entropy, whatever --loss is.
     loss = Loss("cross-entropy" if run.mirrors else run.options.training.loss)
     score = Score(("correct", "samples", "top5", "loss"), partial(_validation_metrics, loss))
     return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run), cache_entry)
@@ -112,8 +116,8 @@ def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> Infer
 def top_k_program(run: Run, most: int) -> InferenceProgram:
     """Return a program that gives the `most` most probable classes of each validation image.
 
-    step(k, k + 1) returns "answers" [batch, 1 + 2 * most] of micro-batch k: in each row the label (negative for filling),
-    the classes, and their probabilities.
+    step(k, k + 1) returns "answers" [batch, 1 + 2 * most] of micro-batch k. Each row contains the label, then the classes,
+    then the probabilities of these classes. The label is negative if the row only fills the micro-batch.
     """
 
     def answers(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -126,10 +130,11 @@ def top_k_program(run: Run, most: int) -> InferenceProgram:
 
 
 def feature_program(run: Run, augmented: bool) -> InferenceProgram:
-    """Return a program that gives the features of each training image, the input of the classifier.
+    """Return a program that gives the features of each training image. The features are the input of the classifier.
 
-    step(k, k + 1) returns "rows" [batch, 1 + features] of micro-batch k: in each row the label (negative for filling) and
-    the features. Images come in order, or `augmented` as in training.
+    step(k, k + 1) returns "rows" [batch, 1 + features] of micro-batch k. Each row contains the label, then the features. The
+    label is negative if the row only fills the micro-batch. If `augmented` is True, images are augmented and ordered as in
+    training; otherwise they are unchanged, in the order of the data set.
     """
     features_of_image = conversion.classifier_shape(run)[0]
 
@@ -143,7 +148,7 @@ def feature_program(run: Run, augmented: bool) -> InferenceProgram:
 
 
 class _WithoutClassifier:
-    """Layers without the classifier: the dense layer returns its input."""
+    """Layers in which the dense layer returns its input, so that the network ends before the classifier."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -160,12 +165,13 @@ def _without_classifier(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
-    """Return some images of the validation set as the network sees them, but not normalised: uint8 [side, side, 3]."""
+    """Return the images with these indices in the validation set, resized and cropped, but not normalised: uint8
+    [side, side, 3]."""
     size = run.data_source.spec.validation_images
     request = replace(run.validation_request(), batch_size=1, eight_bit_io=True)
     images = []
     with tf.Graph().as_default(), tf.Session() as session:
-        for record in records:  # a stream with a single micro-batch
+        for record in records:  # Build a data stream that contains only this image.
             only = replace(request, start=record, shard_block=1, shard_stride=size)
             iterator = tf.data.make_initializable_iterator(run.data_source.validation(only))
             session.run(iterator.initializer)
@@ -174,10 +180,10 @@ def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
 
 
 def first_training_images(run: Run, start: int, most: int) -> dict[str, bytes]:
-    """Return the first images of this instance's training from update `start` on, augmented and mixed, as PNG files by
-    number and class.
+    """Return the first images of this instance's training after `start` updates, augmented and mixed, as PNG files.
 
-    A separate stream produces them. Random draws are keyed, so the images equal those of the training.
+    The keys of the result are the number and the class name of each image. A separate data stream produces the images. They
+    equal the images of the training, because random numbers depend only on seed and position.
     """
     request, names = run.training_request(start), class_names.for_spec(run.data_source.spec)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -195,7 +201,8 @@ def first_training_images(run: Run, start: int, most: int) -> dict[str, bytes]:
 
 
 def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:
-    """Return a frozen program that takes uint8 images. `values`: the weights; None for the initial ones."""
+    """Return a frozen program (a file's content) that takes uint8 images. `values` contains the weights; if it is None, the
+    initial weights are used."""
     request = replace(run.validation_request(), eight_bit_io=True)
     return ipu_utils.freeze(
         run.segments,
@@ -210,7 +217,7 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
 
 
 def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
-    """Return the network with the weights `values` as a graph for other runtimes. The graph normalises uint8 images."""
+    """Return the network with the weights `values` as a graph for other runtimes. The graph takes uint8 images."""
     request = replace(run.validation_request(), eight_bit_io=True)
 
     def prepare(images: tf.Tensor) -> tf.Tensor:
@@ -223,8 +230,8 @@ def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
 
 
 def training_images_uint8(run: Run, count: int) -> np.ndarray:
-    """Return the first `count` training images, or all if there are fewer, with the preprocessing of validation: uint8
-    [count, side, side, 3]."""
+    """Return the first `count` training images, or all if there are fewer: uint8 [count, side, side, 3]. The images are not
+    augmented."""
     count = min(count, run.data_source.spec.train_images)
     request = replace(run.request(count), eight_bit_io=True, augment=False)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -249,8 +256,10 @@ def validation_batches_uint8(run: Run, count: int) -> Batches:
 
 
 def prediction_program(run: Run, request: ReadRequest, images: Iterable[np.ndarray]) -> InferenceProgram:
-    """Return a program whose step(k, k + 1) gives the probabilities of image k. `images`: [side, side, 3] each, read from
-    the start after each rewind."""
+    """Return a program whose step(k, k + 1) gives the class probabilities of image k.
+
+    Each of `images` has the shape [side, side, 3]. `images` is iterated again after each rewind of the program.
+    """
     side = request.image_size
 
     def single() -> Iterator[dict[str, np.ndarray]]:
@@ -272,7 +281,7 @@ def prediction_program(run: Run, request: ReadRequest, images: Iterable[np.ndarr
 
 
 def _inference_spec(run: Run, score: Score) -> InferenceSpec:
-    """Return everything that determines the results of a run's validation."""
+    """Return everything that determines the results of an inference program, except the images."""
     return InferenceSpec(
         segments=run.segments,
         trace=run.trace,
@@ -285,12 +294,12 @@ def _inference_spec(run: Run, score: Score) -> InferenceSpec:
 
 
 def _loss(run: Run) -> Loss:
-    """Return the loss function of the training."""
     return Loss(run.options.training.loss, run.options.training.label_smoothing or 0.0, class_weights(run))
 
 
 def class_weights(run: Run) -> tuple[float, ...]:
-    """Return the loss weight of each class, as scikit-learn's "balanced"; () without --class-weights."""
+    """Return the loss weight of each class, or () without --class-weights. The formula is that of scikit-learn's "balanced"
+    class weights."""
     counts = run.data_source.spec.class_images if run.options.training.class_weights else ()
     return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
@@ -304,7 +313,7 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
     on_host = run.options.dataset.hostside_image_mixing
 
     def prepare(seed: Seed, features: Features) -> Features:
-        """Return features prepared on the device: normalised, and mixed unless the host mixes."""
+        """Return the features after the device has normalised the images and, unless the host does so, mixed them."""
         features = {**features, "image": run.data_source.on_device(features["image"], request, features.get("moments"))}
         return _mixing(run, seed)(features) if mixes and not on_host else features
 
@@ -318,7 +327,6 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
 
 
 def _mixing(run: Run, seed: Seed) -> Mixing:
-    """Return the function that applies mixup and cutmix."""
     options = run.options.dataset
     return Mixing(
         mixup_alpha=options.mixup_alpha,
@@ -332,7 +340,7 @@ def _mixing(run: Run, seed: Seed) -> Mixing:
 def _synthetic_stream(
     run: Run, request: ReadRequest, training: bool, prepare: Callable[[Seed, Features], Features]
 ) -> Stream:
-    """Return a stream of data generated on the device. Samples past the end of the validation set are marked as filling."""
+    """Return a stream of data that the device generates. Samples after the end of the validation set get the label -1."""
     limit = None if training else run.data_source.spec.validation_images
     of_run = replace(request, start=run.training_request(0).start) if training else request
 

@@ -1,4 +1,4 @@
-"""Build a run's programs or load them from the program cache, and log which."""
+"""Build a run's programs or load them from the program cache. Log whether a program was built or loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ AnyProgram = TypeVar("AnyProgram", "TrainingProgram", "InferenceProgram")
 def training_program(
     run: Run, log: RunLog, update: int = 0, recording: bool = False, group: WorkerGroup | None = None
 ) -> TrainingProgram:
-    """Return the compiled training program. `update`, `recording`, `group`: as of `build.training_program`."""
+    """Return the compiled training program. The arguments `update`, `recording` and `group` are passed to
+    `build.training_program`."""
 
     def built(entry: Entry) -> TrainingProgram:
         from harness.programs import build
@@ -48,12 +49,14 @@ def validation_program(run: Run, log: RunLog) -> InferenceProgram:
 def _ready(
     run: Run, log: RunLog, kind: str, built: Callable[[Entry], AnyProgram], line: str, recording: bool = False
 ) -> AnyProgram:
-    """Return a compiled program. `built`: function that builds it, given its cache entry. `line`: format of the log line,
-    with the seconds since the imports."""
+    """Return a compiled program, and log the seconds that this took with the format string `line`.
+
+    The function `built` builds the program, or loads it from the cache entry that it receives.
+    """
     with progress.waiting("Building the program"):
         prepared = PhaseEnd(build_time.PREPARED, time.perf_counter())
         program_cache.import_tensorflow(run)
-        from harness.programs import build  # noqa: F401  # import it here, to measure the time of the imports
+        from harness.programs import build  # noqa: F401  # This import is here so that its time is measured separately.
 
         imported = PhaseEnd(build_time.IMPORTED, time.perf_counter())
         entry = program_cache.cache_entry(run, kind, recording=recording)

@@ -1,4 +1,4 @@
-"""Inference with a frozen program, which is built once and stored in a file: file name, identity, and timed calls."""
+"""Run inference with a frozen program: a network with fixed weights that is built once and stored in a file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from ipu_utils import FrozenProgram
 
 SUFFIX = ".frozen.pb"
-MAX_BYTES = 2**31 - 1  # of a program file: the largest message that protobuf reads
-MAX_BATCHES = 64  # micro-batches of images kept in memory; longer runs repeat them
-_SHOWN = (("", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))  # other programs parse these
+MAX_BYTES = 2**31 - 1  # A larger program file cannot be read, because protobuf reads no larger message.
+MAX_BATCHES = 64  # At most this many micro-batches of images are kept in memory. Longer runs repeat these micro-batches.
+# These names appear in the log, where other programs may parse them.
+_SHOWN = (("", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Micro-batches in host memory: uint8 images [batch, side, side, 3] and labels [batch], negative for filling."""
+    """Micro-batches in host memory: uint8 images [batch, side, side, 3] and labels [batch].
+
+    The label is negative if an image only fills the last micro-batch.
+    """
 
     images: tuple[np.ndarray, ...]
     labels: tuple[np.ndarray, ...]
@@ -44,12 +48,12 @@ class Batches:
 class Served:
     """The results of the timed calls of all threads."""
 
-    latencies: tuple[float, ...]  # Seconds.
-    seconds: float  # From the first timed call to the end of the last one.
-    inferred: int  # Number of inferred images, including repetitions.
-    correct: int  # Number of correct ones among `samples`.
-    samples: int  # Number of different images inferred.
-    micro_batches: tuple[int, ...] = ()  # Indices of the micro-batches with these samples.
+    latencies: tuple[float, ...]  # The latency of each call in seconds.
+    seconds: float  # The time from the start of the first timed call to the end of the last one.
+    inferred: int  # The number of inferred images, including repetitions.
+    correct: int  # The number of different images whose class was predicted correctly.
+    samples: int  # The number of different images.
+    micro_batches: tuple[int, ...] = ()  # The indices of the inferred micro-batches.
 
     def latency(self, percentile: float) -> float:
         """Return a percentile of the latencies of the calls, in milliseconds."""
@@ -63,14 +67,15 @@ class Served:
         return 1000 * sum(self.latencies) / len(self.latencies)
 
     def lines(self, words: str) -> list[str]:
-        """Return log lines: the mean, labelled with a release's `words`, and some percentiles."""
+        """Return log lines with the mean and some percentiles of the latency. `words` is the name of the mean, which differs
+        by release."""
         values = (self.mean if percentile is None else self.latency(percentile) for _, percentile in _SHOWN)
         shown = ", ".join(f"{name or words}: {value:.3f} ms" for (name, _), value in zip(_SHOWN, values))
         return [shown, f"Median latency: {self.latency(50.0):.3f} ms"]
 
 
 def check(run: Run) -> None:
-    """OptionError for options that a frozen program does not support."""
+    """Raise OptionError for options that a frozen program does not support."""
     device = run.options.device
     refused = {
         "--profile": device.profile, "--gc-profile": device.gc_profile not in (None, "NO_PROFILE"),
@@ -78,13 +83,13 @@ def check(run: Run) -> None:
         "--distributed": run.options.training.distributed,
     }  # fmt: skip
     for flag in (flag for flag, on in refused.items() if on):
-        raise OptionError(f"{flag} is for training and validation; leave it out")
+        raise OptionError(f"{flag} works only in training and validation; leave the option out")
     if run.options.dataset.synthetic_data:
-        raise OptionError("--synthetic-data provides no images on the host; give --generated-data")
+        raise OptionError("--synthetic-data generates images on the device, not on the host; give --generated-data instead")
 
 
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
-    """Return the program's file name, from model, size, batch, checkpoint and whether labels are available."""
+    """Return the name of the program's file, which contains the model, its size, the batch size and the checkpoint."""
     size = getattr(run.options.model, "model_size", None) or ""
     parts = (
         f"model_{run.options.main.model}{size}", f"bs_{run.validation_batch}", f"bps_{run.options.device.batches_per_step}",
@@ -94,7 +99,7 @@ def file_name(run: Run, checkpoint: Checkpoint) -> str:
 
 
 def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
-    """Return everything that the program depends on, as JSON: network, images, precision, weights and code."""
+    """Return everything on which the program depends, as JSON: network, images, precision, weights and code."""
     digest = hashlib.sha256()
     for name in sorted(values or {}):
         digest.update(name.encode() + values[name].tobytes())
@@ -113,20 +118,24 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
             dataset.normalise_input, dataset.symmetric_input, dataset.image_mean, dataset.image_std,
         ],
         "precision": repr(run.plan.precision),
-        "seed": run.options.device.seed if values is None else None,  # a random seed does not identify a program
+        "seed": run.options.device.seed if values is None else None,  # The seed matters only for random weights.
         "weights": digest.hexdigest(),
     }  # fmt: skip
     return json.dumps(described, sort_keys=True, default=str)
 
 
 def shape(run: Run) -> tuple[int, int, int, int]:
-    """Return the shape of a micro-batch of images as they are sent to the program."""
+    """Return the shape of a micro-batch of images that is sent to the program."""
     side = 32 if run.data_source.spec.standardised else run.image_size
     return (run.validation_batch, side, side, 3)
 
 
 def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
-    """Return the program in a file if it has this identity. Otherwise return None and the reason, "" if there is no file."""
+    """Return the program in a file, and "".
+
+    If the program has another identity or cannot be read, return None and the reason to rebuild it. If the file does not
+    exist, return None and "".
+    """
     from ipu_utils import FrozenProgram
 
     try:
@@ -134,7 +143,7 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
-        return None, f"cannot use {path}, rebuilding it: {bounds.reason(error)}"
+        return None, f"rebuilding {path}, because it cannot be read: {bounds.reason(error)}"
     if program.identity == identity:
         return program, ""
     program.close()
@@ -143,17 +152,20 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
 
 @dataclass(frozen=True)
 class _Thread:
-    """The results of one thread: times, and the micro-batches in their order."""
+    """The results of one thread."""
 
     started: float
     ended: float
     latencies: tuple[float, ...]
-    correct: Mapping[int, int]  # number of correct images by micro-batch
-    order: Sequence[int]
+    correct: Mapping[int, int]  # The number of correctly predicted images by micro-batch.
+    order: Sequence[int]  # The micro-batches in the order of the calls.
 
 
 def serve(program: FrozenProgram, batches: Batches, calls: int, threads: int) -> Served:
-    """Run `calls` timed calls in each thread, after an untimed one. Each thread starts at a different micro-batch."""
+    """Make one untimed and then `calls` timed calls in each thread. Return the results of the timed calls.
+
+    The threads start at different micro-batches.
+    """
     ready = threading.Barrier(threads)
     results: list[_Thread] = []
     failures: list[BaseException] = []
@@ -201,12 +213,13 @@ def _timed(program: FrozenProgram, batches: Batches, order: Sequence[int]) -> _T
 
 
 def labelled(run: Run) -> bool:
-    """Return whether the labels are real, not random."""
+    """Return whether the data have real labels. Random data have none."""
     return not run.options.dataset.random_data
 
 
 def scores(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int]) -> tuple[float, float]:
-    """Return the top-5 accuracy in per cent and the mean loss over some micro-batches, filling excluded. Not timed."""
+    """Return the top-5 accuracy in per cent and the mean loss over some micro-batches. Images that only fill the last
+    micro-batch are excluded."""
     import numpy as np
 
     top5, loss, samples = 0, 0.0, 0
@@ -214,7 +227,7 @@ def scores(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int
         real = batches.labels[k] >= 0
         logits, labels = program.logits(batches.images[k])[real].astype(np.float64), batches.labels[k][real]
         own = np.take_along_axis(logits, labels[:, None], axis=1)
-        # if logits are equal, the first one counts as larger, as in validation
+        # If two logits are equal, the one with the lower index counts as larger, as in validation.
         before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
         top5 += int((before.sum(axis=1) < 5).sum())
         largest = logits.max(axis=1, keepdims=True)

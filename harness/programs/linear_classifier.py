@@ -1,8 +1,8 @@
 """Fit a linear classifier on fixed features: multinomial logistic regression with an L2 penalty.
 
-The loss is mean_i w_i * CE(softmax(x_i W + b), y_i) + penalty / 2 * |W|^2 on standardised features. This is convex, so the
-result does not depend on a learning rate, a batch size or the order of the samples. Stratified cross-validation chooses the
-penalty with the lowest held-out loss.
+The loss is mean_i w_i * CE(softmax(x_i W + b), y_i) + penalty / 2 * |W|^2 on standardised features. The loss is convex, so
+its minimum does not depend on a learning rate, a batch size or the order of the samples. Stratified cross-validation chooses
+the penalty with the lowest loss on the held-out samples.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-PENALTIES = tuple(10.0**k for k in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4))  # from strong to weak
+PENALTIES = tuple(10.0**k for k in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4))  # The order is from strong to weak.
 FOLDS = 5
-MAX_SEARCHED = 4096  # maximum number of samples for the cross-validation
-TOLERANCE = 1e-4  # on the largest component of the gradient at the optimum
-_MEMORY = 10  # number of pairs that L-BFGS keeps
-_STEPS = 200  # maximum number of steps of L-BFGS
+MAX_SEARCHED = 4096  # Cross-validation uses at most this many samples.
+TOLERANCE = 1e-4  # L-BFGS stops if no component of the gradient is larger than this.
+_MEMORY = 10  # L-BFGS keeps this many recent steps and the changes of the gradient in these steps.
+_STEPS = 200  # L-BFGS takes at most this many steps.
 
 
 def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weights: np.ndarray) -> tuple[float, float]:
-    """Return the penalty with the lowest loss on the held-out folds, and the accuracy there in per cent. The accuracy is NaN
-    if there are too few samples for folds. Arguments: see `fit`."""
+    """Return the penalty with the lowest loss on the held-out folds, and the accuracy on these folds in per cent.
+
+    If no class has two samples, cross-validation is impossible and the accuracy is NaN. The arguments are the same as in
+    `fit`.
+    """
     if np.bincount(labels, minlength=classes).max() < 2:
         return 1.0, float("nan")
-    searched = np.argsort(labels, kind="stable")[:: -(-len(labels) // MAX_SEARCHED)]  # class by class
+    # Samples are sorted by class, so that every fold has about the same number of samples of each class.
+    searched = np.argsort(labels, kind="stable")[:: -(-len(labels) // MAX_SEARCHED)]
     x, labels, weights = _coordinates(features[searched])[0], labels[searched], weights[searched]
     fold = np.arange(len(x)) % FOLDS
     solutions: list[np.ndarray | None] = [None] * FOLDS
@@ -37,7 +41,7 @@ def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weigh
             logits = x[held_out] @ found[:-1] + found[-1]
             loss += _loss(logits, labels[held_out], weights[held_out])[0].sum()
             right += int((logits.argmax(1) == labels[held_out]).sum())
-        if loss > 1.05 * best[0]:  # weaker penalties would only overfit more
+        if loss > 1.05 * best[0]:  # A weaker penalty would only overfit more.
             break
         best = min(best, (loss, penalty, 100 * right / len(x)))
     return best[1:]
@@ -48,28 +52,31 @@ def fit(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return kernel and bias, float32 [features, classes] and [classes], so that logits are `features @ kernel + bias`.
 
-    `features`: [samples, features]. `labels`: int [samples], from 0 on. `weights`: sample weights, [samples].
+    `features` has the shape [samples, features]. `labels` contains the class of each sample, int [samples], counted from 0.
+    `weights` contains the weight of each sample in the loss, [samples].
     """
     x, axes = _coordinates(features)
     solution = None
-    for each in (p for p in PENALTIES if p >= penalty):  # warm start: the optimum of a stronger penalty is near
+    # Start each minimisation from the optimum of the next stronger penalty, because the two optima are close.
+    for each in (p for p in PENALTIES if p >= penalty):
         solution = _minimise(x, labels, weights, classes, each, solution)
     kernel = axes @ solution[:-1]
     return kernel.astype(np.float32), (solution[-1] - features.mean(0, dtype=np.float64) @ kernel).astype(np.float32)
 
 
 def weaker(penalty: float) -> float:
-    """Return the next weaker penalty, to use with additional, augmented samples."""
+    """Return the next weaker penalty, which suits a larger training set, for example with augmented samples."""
     return PENALTIES[min(PENALTIES.index(penalty) + 1, len(PENALTIES) - 1)]
 
 
 def _coordinates(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standardised features as coordinates in the space that the samples span, and the axes.
+    """Return the standardised features as coordinates [samples, coordinates] in the space that the samples span, and axes.
 
-    The space may have fewer dimensions than the features. The axes [features, coordinates] convert a solution into a kernel.
+    This space has fewer dimensions than the features if there are few samples. The axes [features, coordinates] convert
+    weights of coordinates into weights of features.
     """
     x, deviation = features - features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
-    deviation[deviation < 1e-6 * max(1.0, deviation.max(initial=0))] = np.inf  # ignore constant features
+    deviation[deviation < 1e-6 * max(1.0, deviation.max(initial=0))] = np.inf  # Ignore constant features.
     u, s, axes = np.linalg.svd(x / deviation, full_matrices=False)
     return u * s, axes.T / deviation[:, None]
 
@@ -89,7 +96,7 @@ def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[
 def _minimise(
     x: np.ndarray, labels: np.ndarray, weights: np.ndarray, classes: int, penalty: float, start: np.ndarray | None
 ) -> np.ndarray:
-    """Return the optimum, [features + 1, classes]: the kernel, with the bias as its last row."""
+    """Return the weights that minimise the loss, [coordinates + 1, classes]. The last row is the bias."""
     scale = 1 / weights.sum()
 
     def objective(solution: np.ndarray) -> tuple[float, np.ndarray]:
@@ -115,7 +122,7 @@ def _lbfgs(objective: Callable[[np.ndarray], tuple[float, np.ndarray]], point: n
             if moved_value <= value + 1e-4 * step * slope:
                 break
             step /= 2
-        else:  # the value cannot decrease further in float64
+        else:  # The value cannot decrease further in float64.
             break
         change, turn = step * direction, moved_gradient - gradient
         if np.vdot(change, turn) > 1e-12 * np.vdot(turn, turn):
@@ -125,7 +132,11 @@ def _lbfgs(objective: Callable[[np.ndarray], tuple[float, np.ndarray]], point: n
 
 
 def _inverse_hessian_times(gradient: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the L-BFGS direction by the two-loop recursion (algorithm 7.4 there). `pairs`: (step, change of gradient)."""
+    """Return the product of L-BFGS's inverse Hessian and the gradient, by the two-loop recursion.
+
+    Each of `pairs` contains a step and the change of the gradient in this step. Source: Nocedal and Wright 2006,
+    algorithm 7.4.
+    """
     q, factors = gradient.copy(), []
     for s, y in reversed(pairs):
         alpha = np.vdot(s, q) / np.vdot(y, s)

@@ -1,4 +1,4 @@
-"""Loss and accuracy of each sample of a micro-batch."""
+"""Compute loss and accuracy of each sample of a micro-batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 class Loss:
     """The loss function of a training or validation.
 
-    `kind`: a key of LOSSES. `class_weights`: a factor on the loss for each class, as Keras' `class_weight`; () for none. A
-    mixed image has the mean of the factors of its parts.
+    `kind` is a key of LOSSES. `class_weights` contains a factor on the loss for each class, like Keras' `class_weight`, or
+    nothing. The factor of a mixed image is the mean of its classes' factors, weighted by the share of each class.
     """
 
     kind: str
@@ -21,7 +21,10 @@ class Loss:
     class_weights: tuple[float, ...] = ()
 
     def __call__(self, logits: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Return the loss of each sample, [batch]. `features`: "label" [batch], or "labels" and "shares" [batch, n]."""
+        """Return the loss of each sample, [batch].
+
+        `features` contains "label" [batch]. For mixtures of n images, it also contains "labels" and "shares" [batch, n].
+        """
         labels, shares = features.get("labels", features["label"]), features.get("shares")
         loss = LOSSES[self.kind](logits, labels, self.smoothing, shares)
         if not self.class_weights:
@@ -33,8 +36,10 @@ class Loss:
 def cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0, shares: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Return the softmax cross entropy of each sample, [batch]. `labels`: [batch], or [batch, n] for mixtures of n images
-    with the `shares` [batch, n]."""
+    """Return the softmax cross entropy of each sample, [batch].
+
+    `labels` has the shape [batch]. For mixtures of n images, `labels` and `shares` have the shape [batch, n].
+    """
     if not smoothing and shares is None:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     return tf.nn.softmax_cross_entropy_with_logits_v2(labels=_targets(logits, labels, smoothing, shares), logits=logits)
@@ -45,8 +50,8 @@ def binary_cross_entropy(
 ) -> tf.Tensor:
     """Return the binary cross entropy of each sample, [batch]: the mean over the classes, as in Keras and PyTorch.
 
-    Each class is an independent yes/no decision (Wightman et al., "ResNet strikes back", arXiv 2110.00476). The targets of
-    a mixture are its shares. Arguments: see `cross_entropy`.
+    Each class is an independent yes/no decision (Wightman et al., "ResNet strikes back", arXiv 2110.00476). The targets of a
+    mixed image are the shares of the classes in it. The arguments are the same as in `cross_entropy`.
     """
     targets = _targets(logits, labels, smoothing, shares)
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), -1)
@@ -63,11 +68,12 @@ def _targets(logits: tf.Tensor, labels: tf.Tensor, smoothing: float, shares: tf.
 
 
 def correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return 1.0 if the largest logit is that of the label, else 0.0; [batch] float32."""
+    """Return 1.0 for each sample whose largest logit belongs to the label's class, otherwise 0.0; float32 [batch]."""
     return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
 
 
 def top_5_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return 1.0 if the label is among the 5 largest logits, else 0.0; [batch] float32. Negative labels give 0.0."""
+    """Return 1.0 for each sample whose label is among the 5 classes with the largest logits, otherwise 0.0; float32 [batch].
+    Negative labels give 0.0."""
     best = tf.math.top_k(logits, min(5, logits.shape[-1])).indices
     return tf.cast(tf.reduce_any(tf.equal(best, labels[:, None]), axis=-1), tf.float32)

@@ -1,4 +1,4 @@
-"""Optimisers (update rules). They compute in the precision of their arguments."""
+"""Define the optimisers (update rules of the weights). Each computes in the precision of its arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Named = Callable[[str], bool]
 
 
 class SGD(Optimiser):
-    """w -= rate * g."""
+    """Stochastic gradient descent: w -= rate * g."""
 
     slots = UPDATE_RULES["SGD"].slots
 
@@ -31,8 +31,11 @@ class SGD(Optimiser):
 
 @dataclass(frozen=True)
 class Momentum(Optimiser):
-    """a = momentum * a + g; w -= rate * a. With `nesterov`, w -= rate * (g + momentum * a), as in PyTorch's SGD (Sutskever
-    et al., ICML 2013, but with the rate outside of a)."""
+    """SGD with momentum: a = momentum * a + g; w -= rate * a.
+
+    With `nesterov`: w -= rate * (g + momentum * a), as in PyTorch's SGD. This is the rule of Sutskever et al., ICML 2013,
+    except that `a` does not contain the learning rate.
+    """
 
     momentum: float
     nesterov: bool = False
@@ -57,8 +60,10 @@ class Momentum(Optimiser):
 
 @dataclass(frozen=True)
 class RMSprop(Optimiser):
-    """ms += (g^2 - ms) * (1 - decay); mom = momentum * mom + rate * g / sqrt(ms + epsilon); w -= mom. Not centred; ms starts
-    at 1, as in TensorFlow."""
+    """RMSprop: ms += (g^2 - ms) * (1 - decay); mom = momentum * mom + rate * g / sqrt(ms + epsilon); w -= mom.
+
+    The mean of the gradients is not subtracted (not centred). The mean square `ms` starts at 1, as in TensorFlow.
+    """
 
     decay: float
     momentum: float
@@ -85,7 +90,7 @@ class RMSprop(Optimiser):
 
 
 def _of_all(moves: Sequence[Move], learning_rate: tf.Tensor) -> dict[str, Any]:
-    """Return the arguments of a native operation that updates all variables, without slots."""
+    """Return the arguments of a native operation that updates all variables, except the optimiser's slots."""
     return {
         "weights": [move.w for move in moves], "gradients": [move.gradient for move in moves], "rate": learning_rate,
         "decays": tf.cast(tf.stack([move.decay for move in moves]), tf.float32), "divisor": moves[0].divisor,
@@ -96,7 +101,8 @@ def _of_all(moves: Sequence[Move], learning_rate: tf.Tensor) -> dict[str, Any]:
 class LARS(Optimiser):
     """Layer-wise adaptive rates (You et al., arXiv 1708.03888): a = momentum * a + rate * trust * (g + decay * w); w -= a.
 
-    trust = eeta * |w| / (|g| + decay * |w| + epsilon), or 1 if a norm is 0. Skipped variables: a = momentum * a + rate * g.
+    trust = eeta * |w| / (|g| + decay * |w| + epsilon), or 1 if |w| or |g| is 0. Variables in --lars-skip-list have
+    a = momentum * a + rate * g instead.
     """
 
     momentum: float
@@ -123,7 +129,7 @@ class LARS(Optimiser):
 class LAMB(Optimiser):
     """Layer-wise adaptive moments (You et al., arXiv 1904.00962), with bias correction: w -= rate * |w| / |u| * u.
 
-    u = m / (sqrt(v) + epsilon) + decay * w. Skipped variables have no decay, and the ratio |w| / |u| is 1 for them.
+    u = m / (sqrt(v) + epsilon) + decay * w. For variables in --lamb-skip-list, decay is 0 and |w| / |u| is replaced by 1.
     """
 
     beta1: float
@@ -150,11 +156,12 @@ class LAMB(Optimiser):
 
 @dataclass(frozen=True)
 class Adam(Optimiser):
-    """m += (g - m) * (1 - beta1); v += (g^2 - v) * (1 - beta2); w -= rate * m / (sqrt(v) + epsilon) * sqrt(1 - beta2^t) /
-    (1 - beta1^t).
+    """Adam, or AdamW with `decoupled_decay` (Loshchilov and Hutter, arXiv 1711.05101).
 
-    This is the order of operations in section 2 of Kingma and Ba (arXiv 1412.6980), as in Keras: epsilon is added to the
-    uncorrected root. With decoupled decay: AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+    m += (g - m) * (1 - beta1); v += (g^2 - v) * (1 - beta2);
+    w -= rate * m / (sqrt(v) + epsilon) * sqrt(1 - beta2^t) / (1 - beta1^t).
+
+    As in Keras and in section 2 of Kingma and Ba (arXiv 1412.6980), epsilon is added to sqrt(v) before the bias correction.
     """
 
     beta1: float
@@ -174,7 +181,7 @@ class Adam(Optimiser):
 
 
 def _corrections(done: tf.Tensor, dtype: tf.DType, *decays: float) -> list[tf.Tensor]:
-    """Return the bias correction of each decay after one more update: 1 - decay^t."""
+    """Return the bias correction 1 - decay^t for each decay. t is the number of updates, including the current one."""
     t = tf.cast(done + 1, tf.float64)
     return [tf.cast(1 - tf.pow(tf.constant(decay, tf.float64), t), dtype) for decay in decays]
 
@@ -185,12 +192,12 @@ def _where_both(one: tf.Tensor, other: tf.Tensor, value: tf.Tensor) -> tf.Tensor
 
 
 def _or_one(x: tf.Tensor) -> tf.Tensor:
-    """Return x if it is positive, otherwise 1, to divide by."""
+    """Return x if it is positive, otherwise 1. The result is a divisor."""
     return tf.where_v2(x > 0, x, tf.ones_like(x))
 
 
 def make(options: TrainingOptions, global_batch: int) -> Optimiser:
-    """Return the optimiser of --optimiser, with its options."""
+    """Return the optimiser that --optimiser names, configured by the other options."""
     momentum, rule = options.momentum, UPDATE_RULES[options.optimiser]
     adam = partial(Adam, options.adam_beta1, options.adam_beta2, options.adam_epsilon, rule.decoupled_decay)
     return {

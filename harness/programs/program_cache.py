@@ -1,11 +1,11 @@
-"""The program cache (--executable-cache-path) stores compiled programs for later runs.
+"""Store compiled programs for later runs in the program cache (--executable-cache-path).
 
-An entry is a ZIP file with the optimised graph, the names in it, the kernels that XLA compiled, and the key. The key is
-everything that the program depends on; the file name is a digest of it. Entries are written atomically, so several processes
-may share a folder. The checksums of ZIP detect damage.
+An entry of the cache is a ZIP file with the optimised graph, the names in the graph, the kernels that XLA compiled, and the
+key: everything on which the program depends. The file name is a digest of the key. Entries are written atomically, so
+several processes may share a cache folder. The checksums of ZIP detect damage.
 
-TensorFlow reads the folder for XLA's kernels from the environment, once, when it is imported. Each process has a separate
-folder.
+XLA also reads and writes its kernels in a folder. Every process has a separate temporary folder for kernels, and copies
+kernels from and to the cache entry. TensorFlow reads the name of this folder from the environment when it is imported.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from emulator.program.optimised_graph import OptimisedGraph
 
 SUFFIX, _KERNELS, _KEY = ".program", "passes/", "described.json"
-MAX_BYTES = 1 << 30  # of an entry
+MAX_BYTES = 1 << 30  # Larger entries are not read.
 _XLA_FLAGS = "TF_XLA_FLAGS"
 _FOLDER = f"{tf_runtime.KERNELS_FLAG}directory="
-_STALE = 86400  # Folders of kernels older than so many seconds are left over from killed processes.
-_ROOM = 256 << 20  # The kernels of any network fit into so many bytes.
-_POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # The original finds its cache folder here.
+_STALE = 86400  # Folders of kernels that are older than this number of seconds were left by killed processes.
+_ROOM = 256 << 20  # The kernels of any network fit into this number of bytes.
+_POPLAR_FLAGS = "TF_POPLAR_FLAGS"  # On IPUs, this environment variable sets the cache folder.
 _POPLAR_PATH = re.compile(r"(?<!\S)--executable_cache_path(?:=|\s+(?!--))(\S+)")
-_OF_STREAM = (  # fields of a request that affect the stream, but not the graph
+_OF_STREAM = (  # These fields of a read request change the images, but not the compiled program.
     "seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache",
     "policy", "magnitude", "colour_jitter", "random_erasing",
 )  # fmt: skip
@@ -62,22 +62,26 @@ _SECTIONS = ("dataset", "training", "device", "model")
 
 
 def import_tensorflow(run: Run) -> None:
-    """Import TensorFlow for a run. If its programs are cached, set XLA's folder of kernels, and hide TensorFlow's messages
-    about loading them (they mention a failed attempt and processor features, both harmless)."""
+    """Import TensorFlow for a run.
+
+    If the run's programs are cached, first set the folder of XLA's kernels. Also hide TensorFlow's messages about loading
+    kernels: they look like errors, but are harmless.
+    """
     imported = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"
     if folder(run, os.environ) is None or imported:
         tf_runtime.import_tensorflow()
         return
-    if _FOLDER not in os.environ.get(_XLA_FLAGS, ""):  # unless a folder is set already
-        with suppress(OSError):  # without a temporary folder, XLA compiles the kernels each time
+    if _FOLDER not in os.environ.get(_XLA_FLAGS, ""):  # Keep a folder that is set already.
+        with suppress(OSError):  # If there is no temporary folder, XLA compiles the kernels in every run.
             os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_kernels()}".strip()
     tf_runtime.import_tensorflow("3")
 
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder in which the run's programs are cached; None if they are not.
+    """Return the folder in which the run's programs are cached, or None if they are not cached.
 
-    Programs for several instances, for GPUs and with other XLA flags, which may change the compiled code, are not cached.
+    Programs for several instances and for GPUs are not cached. Programs are not cached either if other XLA flags are set,
+    because these may change the compiled code.
     """
     device = run.options.device
     other_flags = not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split())
@@ -91,8 +95,10 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
 
 
 def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
-    """Return the cache entry of a program; None if it is not cached. `kind`: "training" or "validation". `more`: everything
-    else that the program depends on."""
+    """Return the cache entry of a program, or None if the run's programs are not cached.
+
+    `kind` is "training" or "validation". `more` contains other values on which the program depends.
+    """
     place = folder(run, os.environ)
     return (
         DiskCacheEntry(place, _cache_key(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
@@ -100,58 +106,60 @@ def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
 
 
 class DiskCacheEntry:
-    """The cache entry of a program."""
+    """The entry of a program in the program cache."""
 
     def __init__(self, place: Path, key: Mapping[str, Any], limit: int) -> None:
-        """`place`: the cache folder. `key`: everything that the program depends on. `limit`: bytes of all entries."""
+        """`place` is the cache folder. `key` contains everything on which the program depends. All entries together have at
+        most `limit` bytes."""
         text = json.dumps(key, sort_keys=True, default=str)
         self._place, self._text, self._limit = place, text, limit
         self.path = place / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
         self.warnings: list[str] = []
-        self.hit = False  # whether the entry exists and is used
+        self.hit = False  # True if the program was loaded from the entry.
         self._files: dict[str, bytes] = {}
-        self._kernels: frozenset[str] = frozenset()  # names of the kernels in the entry
+        self._kernels: frozenset[str] = frozenset()  # The names of the kernels in the entry.
         self._begun = time.perf_counter()
-        self.warn: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)  # for warnings after the program ran
+        # Warnings that arise after the program ran are passed to this function.
+        self.warn: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if XLA has a folder of kernels."""
+        """True if XLA stores its kernels in a folder."""
         return _FOLDER in os.environ.get(_XLA_FLAGS, "")
 
     def load(self) -> OptimisedGraph | None:
-        """Return the program and provide its kernels to XLA; None if it is not in the cache."""
+        """Return the program after copying its kernels to XLA's folder, or None if the program is not in the cache."""
         from emulator.program.optimised_graph import OptimisedGraph
 
         try:
             members = _unpacked(input_files.content(self.path, MAX_BYTES), self._text)
             kernels = {Path(name).name: members.pop(name) for name in list(members) if name.startswith(_KERNELS)}
             executable, self._files = OptimisedGraph.of(members), members
-            with suppress(OSError):  # then XLA compiles the kernels again
+            with suppress(OSError):  # If the kernels cannot be written, XLA compiles them again.
                 for name, content in kernels.items():
                     (_kernels() / name).write_bytes(content)
             with suppress(OSError):
-                os.utime(self.path)  # `_trim` reads the time of the last use
+                os.utime(self.path)  # Set the time of the last use, which `_trim` reads.
         except FileNotFoundError:
             return None
-        except Exception as error:  # damaged bytes may raise any error; the program is then built again
+        except Exception as error:  # A damaged file may raise any error. Then the program is built again.
             self.reject(error)
             return None
         self.hit, self._kernels = True, frozenset(kernels)
         return executable
 
     def reject(self, error: Exception) -> None:
-        """Discard the entry because of an error, with a warning."""
-        self.warnings.append(f"warning: cannot use {self.path}, rebuilding the program: {bounds.reason(error)}")
+        """Discard the entry because of an error, and add a warning."""
+        self.warnings.append(f"warning: rebuilding the program, because {self.path} cannot be used: {bounds.reason(error)}")
         self.hit = False
 
     def save(self, executable: OptimisedGraph) -> None:
-        """Write the entry. Kernels that XLA compiles later are added by `ran`."""
+        """Write the entry. Kernels that XLA compiles later are added when `ran` is called."""
         self._files = executable.files()
         self._write()
 
     def ran(self) -> None:
-        """Write the entry again if XLA has compiled kernels since."""
+        """Write the entry again if XLA has compiled more kernels. To be called after the program ran."""
         if self._files and not self._there() <= self._kernels:
             earlier = len(self.warnings)
             self._write()
@@ -160,7 +168,7 @@ class DiskCacheEntry:
         self._files = {}
 
     def report(self) -> list[str]:
-        """Return log lines: warnings, whether the program was loaded or built, and the time that took."""
+        """Return log lines: the warnings, and whether the program was loaded or built in how many seconds."""
         how = f"loaded from {self.path}" if self.hit else "built"
         return [*self.warnings, f"The program was {how} in {time.perf_counter() - self._begun:.1f} s."]
 
@@ -170,7 +178,7 @@ class DiskCacheEntry:
         return frozenset()
 
     def _write(self) -> None:
-        """Write or replace the entry. If that fails, add a warning: the run can continue without it."""
+        """Write or replace the entry. If writing fails, add a warning, because the run can continue without the entry."""
         try:
             self._kernels = self._there()
             kernels = {_KERNELS + name: (_kernels() / name).read_bytes() for name in self._kernels}
@@ -181,14 +189,16 @@ class DiskCacheEntry:
             self._files = {}
             self.warnings.append(
                 f"warning: cannot write the program cache: {error.strerror}: {error.filename}. Give another folder with "
-                "--executable-cache-path, or --no-executable-cache"
+                "--executable-cache-path, or turn the cache off with --no-executable-cache"
             )
 
 
 @cache
 def _kernels() -> Path:
-    """Return this process's folder of kernels, which is removed when the process ends. OSError if there is too little space,
-    because XLA aborts a run if it cannot write a kernel."""
+    """Return the folder of kernels of this process. The folder is deleted when the process ends.
+
+    Raise OSError if there is too little space on the disk, because XLA aborts a run if it cannot write a kernel.
+    """
     longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < _ROOM or (longest != resource.RLIM_INFINITY and longest < _ROOM):
@@ -203,7 +213,7 @@ def _kernels() -> Path:
 
 
 def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cache key of a program: everything that it depends on, as JSON values."""
+    """Return the cache key of a program: everything on which the program depends, as JSON values."""
     left_out = with_trait(NOT_IN_GRAPH)
     options = {
         f"{section}.{name}": value
@@ -235,7 +245,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _processor() -> list[Any]:
-    """Return the features of the processor that XLA compiles for."""
+    """Return the features of the processor for which XLA compiles."""
     return [platform.machine(), os.cpu_count(), machine.cores(), library.features()]
 
 
@@ -248,7 +258,7 @@ def _packed(members: Mapping[str, bytes], text: str) -> bytes:
 
 
 def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
-    """Return the members by name. Raise an error if the content is damaged or belongs to another program."""
+    """Return the files in a ZIP file by name. Raise an error if the ZIP file is damaged or has another key than `text`."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
     if members.pop(_KEY, b"").decode() != text:
@@ -260,7 +270,7 @@ def _trim(place: Path, limit: int, newest: Path) -> None:
     """Delete the least recently used entries until the total size is below the limit."""
     entries = []
     for path in place.glob(f"*{SUFFIX}"):
-        with suppress(OSError):  # another process has deleted it, or it is a broken link
+        with suppress(OSError):  # Another process may have deleted the file, or it may be a broken link.
             entries.append((path.stat().st_mtime, path.stat().st_size, path))
     total = 0
     for _, size, path in sorted(entries, reverse=True):

@@ -1,4 +1,4 @@
-"""The last lines of a training: accuracy, run directory, and commands to continue."""
+"""Log the last lines of a training: the accuracy, the run directory, and commands to continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def log_finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
-    """Log the summary of a call that was not stopped early. `host_throughput`: images per second on this machine."""
+    """Log the summary of a call that was not stopped early. `host_throughput` is the speed on this host in images/s."""
     note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
     if context.log.folder is None and not context.team.is_first:
         return
@@ -31,14 +31,14 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     for line in predicted_rate.compared(run, host_throughput):
         note(line)
     if not run.options.logging.logs:
-        note(f"No logs were kept. Checkpoints, if any, are in {folder}")
+        note(f"No logs were written, because of --no-logs. Checkpoints, if any, are in {folder}")
         return
 
     chart = training_chart.write_run_svg(folder, training_chart.run_title(run.options.values()))
     note(f"Run directory:   {folder}", always=True)
     note(f"Chart:           {chart}", always=True)
     _write_page(context)
-    if not context.team.is_first:  # only instance 0's folder can be resumed
+    if not context.team.is_first:  # Only the folder of instance 0 can be resumed.
         return
     if done < length.iterations and not validator.ends_run:
         note(f"Resume:          {hints.command('restore', *hints.resuming(run, folder))}")
@@ -55,26 +55,26 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 
 def _write_page(context: TrainingContext) -> None:
-    """Write the report page from the CSV rows only; log a warning if that fails."""
+    """Write the report page of the run. Log a warning if that fails."""
     from harness.report_page import run_page
 
     try:
         context.log.note(f"Report:          {run_page.write(context.folder)}")
-    except Exception as error:  # no error of the report may fail a finished run
+    except Exception as error:  # An error in the report must not make a finished run fail.
         context.log.note(f"warning: cannot write {context.folder / run_page.FILE}: {bounds.reason(error)}")
 
 
 def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
-    """Log the end of a call that ends early.
+    """Log why a call ends early, and the command that resumes the run.
 
-    `call`: the command line to repeat if the run has saved no checkpoint. `changed`: options to add, without which a resumed
-    run would fail again.
+    `call` is the command to log if this process has saved no checkpoint. The options `changed` are added to the command,
+    because the resumed run would fail again without them.
     """
     run, folder, log, writer = context.run, context.folder, context.log, context.writer
     log.note(f"Stopped: {reason}", always=True)
     try:
         writer.wait_until_finished()
-    except (SaveError, OSError) as error:  # OSError: the thread could not write its line to log.txt
+    except (SaveError, OSError) as error:  # The thread raises OSError if it cannot write to log.txt.
         log.note(f"warning: {error}")
     if not run.options.logging.logs or run.cluster.instance:
         return

@@ -1,4 +1,4 @@
-"""Validate a run's checkpoints between host steps, with a separate program."""
+"""Validate the checkpoints of a running training, with a separate program."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
 
-_NOTED = 0.1  # if initial values make up more of the moving statistics, the loss looks wrong; explain it
+# If initial values make up more than this share of batch norm's moving statistics, log why the validation loss is high.
+_NOTED = 0.1
 
 
 class Validator:
     """Validates each checkpoint once."""
 
     def __init__(self, context: TrainingContext, validated: Mapping[str, Mapping[str, Any]]) -> None:
-        """`validated`: the rows of validation.csv so far, by checkpoint name."""
+        """`validated` contains the rows of validation.csv so far, by checkpoint name."""
         self._context = context
         self.rows = dict(validated)
         self._built = ExitStack()
@@ -38,16 +39,16 @@ class Validator:
 
     @cached_property
     def _program(self) -> InferenceProgram:
-        """The validation program, built for the first checkpoint."""
+        """The validation program, which is built when the first checkpoint is validated."""
         return self._built.enter_context(build_or_load.validation_program(self._context.run, self._context.log))
 
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
-        """Validate a checkpoint, unless validation.csv has it or validation is off."""
+        """Validate a checkpoint. Do nothing if validation.csv contains the checkpoint or validation is off."""
         run, log = self._context.run, self._context.log
         if not run.options.checkpoint.validation or not run.data_source.spec.validation_images:
             return
         if checkpoint.name in self.rows:
-            log.note(f"Skipped the validation of {checkpoint.name}: validation.csv has it already")
+            log.note(f"Skipped the validation of {checkpoint.name}: validation.csv contains its accuracy already")
             return
         from harness.evaluation.validate import validate
 
@@ -61,8 +62,8 @@ class Validator:
         share = _initial_share(run, checkpoint.updates)
         if share > _NOTED:
             log.note(
-                f"  the loss is too high, because batch norm's moving statistics still contain {100 * share:.0f} % of "
-                "their initial values"
+                f"  the loss is too high after so few updates: initial values still make up {100 * share:.0f} % of batch "
+                "norm's moving statistics"
             )
         self._context.listener.on_validation(self.rows[checkpoint.name])
 
@@ -73,23 +74,23 @@ class Validator:
 
     @property
     def _ordered(self) -> list[Mapping[str, Any]]:
-        """The rows of checkpoints, without averages, in order of their updates."""
+        """The validation rows of checkpoints, ordered by update. Averaged checkpoints are left out."""
         return validations.by_update(self.rows.values())
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """The row of the best checkpoint, without averages."""
+        """The validation row of the best checkpoint. Averaged checkpoints are left out."""
         by = self._context.run.options.checkpoint.best_by
         return next(iter(validations.ranked(self._ordered, by)), None)
 
     @property
     def unbeaten(self) -> Mapping[str, Any] | None:
-        """The row from which --patience counts: the first one with the best accuracy, regardless of its loss."""
+        """The validation row from which --patience counts: the first row with the best accuracy, regardless of the loss."""
         return validations.best(self._ordered)
 
     @property
     def without_gain(self) -> int:
-        """Number of validations since the `unbeaten` one."""
+        """The number of validations since the best accuracy was first reached."""
         return validations.without_gain(self._ordered)
 
     @property
@@ -99,13 +100,15 @@ class Validator:
 
     @property
     def newest(self) -> Mapping[str, Any] | None:
-        """The row of the newest validated checkpoint, without averages."""
+        """The validation row of the newest validated checkpoint. Averaged checkpoints are left out."""
         return next(reversed(self._ordered), None)
 
 
 def _initial_share(run: Run, updates: int) -> float:
-    """Return the share of the initial values in the moving statistics after `updates`: 0 for a run from --init-path,
-    and for averages, whose `updates` is negative."""
+    """Return the share of initial values in batch norm's moving statistics, from 0 to 1, after `updates` updates.
+
+    The share is 0 for a run that starts from --init-path, and for averaged checkpoints, whose `updates` is negative.
+    """
     decays = [v.decay for v in run.trace.variables if v.decay is not None and run.is_trained(v.name)]
     begun = updates > 0 and not run.options.training.init_path
     return max(decays, default=0.0) ** updates if begun else 0.0

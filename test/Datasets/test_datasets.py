@@ -448,7 +448,7 @@ def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where):
 
 
 def test_set_of_unusable_records_ends_at_once(tmp_path):
-    photos.write_shards(tmp_path, "train", [photos.example(b"no picture", 1)] * 3, 1)
+    photos.write_shards(tmp_path, "train", [photos.example(b"no image", 1)] * 3, 1)
     with pytest.raises(DataError, match="train-00000-of-00001: record 0"):
         take(lambda: opened("imagenet", tmp_path).train(small()), 1)
 

@@ -160,7 +160,7 @@ def test_unrelated_folders_and_files_are_ignored(tmp_path):
     after = image_folder.tree(tmp_path)
     assert (after.classes, after.train) == (before.classes, before.train)
     assert "export, logs" in after.notes[0] and ": 3, for example" in after.notes[-1]
-    shutil.copyfile(tmp_path / "ant/0.JPEG", tmp_path / "export/picture")
+    shutil.copyfile(tmp_path / "ant/0.JPEG", tmp_path / "export/image")
     assert image_folder.tree(tmp_path).classes == ("ant", "bee", "export") == image_folder.classes_of(tmp_path)
 
 

@@ -167,7 +167,7 @@ def strike(folder: Path, shard: str, record: int, kind: str) -> None:
     index, data = RecordIndex([file]), bytearray(file.read_bytes())
     start, length = int(index._offsets[record]), int(index._lengths[record])
     if kind in ("undecodable", "label"):
-        other = {"undecodable": (b"\xff\xd8\xff no picture", 3), "label": (photos.jpegs(1)[0], 99_999)}[kind]
+        other = {"undecodable": (b"\xff\xd8\xff no image", 3), "label": (photos.jpegs(1)[0], 99_999)}[kind]
         data[start - 12 : start + length + 4] = tfrecord.framed(photos.example(*other))
     elif kind in ("cut", "empty"):
         data = data[: start + length // 2 if kind == "cut" else 0]

@@ -27,17 +27,17 @@ def label(value: int) -> bytes:
     return field(INT64_LIST, field(1, bytes([value])))
 
 
-PICTURE = field(BYTES_LIST, field(1, b"picture"))
+IMAGE = field(BYTES_LIST, field(1, b"image"))
 FORMS = {
-    "a plain one": example(entry(LABEL, label(1)), entry(ENCODED, PICTURE)),
-    "numbers one by one": example(entry(LABEL, field(INT64_LIST, b"\x08\x01")), entry(ENCODED, PICTURE)),
-    "a feature of two kinds": example(entry(LABEL, PICTURE + label(2)), entry(ENCODED, PICTURE)),
-    "an entry with two features": example(entry(ENCODED, PICTURE, field(7, b"")), entry(LABEL, label(1))),
+    "a plain one": example(entry(LABEL, label(1)), entry(ENCODED, IMAGE)),
+    "numbers one by one": example(entry(LABEL, field(INT64_LIST, b"\x08\x01")), entry(ENCODED, IMAGE)),
+    "a feature of two kinds": example(entry(LABEL, IMAGE + label(2)), entry(ENCODED, IMAGE)),
+    "an entry with two features": example(entry(ENCODED, IMAGE, field(7, b"")), entry(LABEL, label(1))),
     "a key that comes twice": example(field(1, field(1, b"a") + field(1, LABEL.encode()) + field(2, label(1))),
-                                      entry(ENCODED, PICTURE)),
-    "a feature that comes twice": example(entry(LABEL, label(1)), entry(LABEL, label(2)), entry(ENCODED, PICTURE)),
-    "an unknown field": example(entry(LABEL, label(1) + field(7, b"")), entry(ENCODED, PICTURE)) + field(9, b"more"),
-    "two parts": example(entry(LABEL, label(1))) + example(entry(ENCODED, PICTURE)),
+                                      entry(ENCODED, IMAGE)),
+    "a feature that comes twice": example(entry(LABEL, label(1)), entry(LABEL, label(2)), entry(ENCODED, IMAGE)),
+    "an unknown field": example(entry(LABEL, label(1) + field(7, b"")), entry(ENCODED, IMAGE)) + field(9, b"more"),
+    "two parts": example(entry(LABEL, label(1))) + example(entry(ENCODED, IMAGE)),
 }  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def test_unreadable_photo_is_one_line(tmp_path, drawn, kind):
         Image.open(drawn).save(path, "jpeg")
         path.write_bytes(path.read_bytes()[:800])
     elif kind != "missing":
-        path.write_text("" if kind == "empty" else "hello, this is no picture")
+        path.write_text("" if kind == "empty" else "hello, this is no image")
     dry = ["--dry-run"] * (kind not in ("cut", "strip"))  # a dry run finds all faults except those of decoding
     result = run("validation", "--restore-path", "efficientnet-lite0", *dry, "--predict", drawn, path)
     assert result.code == 2 and str(path) in result.err and result.err.count("\n") == 1

@@ -178,10 +178,8 @@ def test_same_call_writes_same_bytes(tmp_path):
 
 
 def test_list_and_second_folder_for_validation(tmp_path):
-    photos.write_tree(tmp_path / "pictures", names=("x",), per_class=6)
-    rows = [("path", "label", "split")] + [
-        (f"pictures/x/{i}.JPEG", i % 2 + 9, "val" if i > 3 else "train") for i in range(6)
-    ]
+    photos.write_tree(tmp_path / "photos", names=("x",), per_class=6)
+    rows = [("path", "label", "split")] + [(f"photos/x/{i}.JPEG", i % 2 + 9, "val" if i > 3 else "train") for i in range(6)]
     (tmp_path / "list.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
     converted(tmp_path / "list.csv", tmp_path / "one")
     assert (tmp_path / "one" / "labels.txt").read_text() == "9\n10\n"

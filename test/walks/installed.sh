@@ -41,10 +41,10 @@ python -c 'import numpy, PIL.Image; PIL.Image.fromarray(numpy.full((300, 200, 3)
 cnn predict efficientnet-lite0 photo.jpg --output "$runs/predicted.csv"
 cnn report "$runs/run" --html "$runs/report.html"
 cnn compare "$runs/run" "$runs/two" --output "$runs/compared.svg"
-mkdir -p pictures/grey pictures/white
+mkdir -p photos/grey photos/white
 python -c 'import numpy, PIL.Image as i
-for k in range(12): i.fromarray(numpy.full((40, 50, 3), 99 + k + k % 2 * 120, "u1")).save("pictures/%s/%d.png" % (("grey", "white")[k % 2], k))'
-cnn finetune pictures --dry-run --logs-path "$runs/tuned"
+for k in range(12): i.fromarray(numpy.full((40, 50, 3), 99 + k + k % 2 * 120, "u1")).save("photos/%s/%d.png" % (("grey", "white")[k % 2], k))'
+cnn finetune photos --dry-run --logs-path "$runs/tuned"
 printf 'two:\n  config: quickstart\n  iterations: 2\n  grid: {momentum: [0.8, 0.9]}\n' >sweep.yml
 cnn sweep sweep.yml two --dry-run --logs-path "$runs/sweep"
 cnn export "$runs/run" --to frozen --output "$runs/exported"

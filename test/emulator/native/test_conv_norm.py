@@ -81,7 +81,7 @@ CASES = {
     "depthwise 5": ((3, 7, 7, 48), depthwise(5, 1), "DepthwiseConvNorm"),
     "depthwise 5, stride 2": ((2, 8, 13, 20), depthwise(5, 2, LINEAR), "DepthwiseConvNorm"),
     "depthwise 2, stride 3": ((2, 6, 7, 3), depthwise(2, 3), "DepthwiseConvNorm"),
-    "wider than the picture": ((2, 2, 3, 16), depthwise(7, 1), "DepthwiseConvNorm"),
+    "wider than the image": ((2, 2, 3, 16), depthwise(7, 1), "DepthwiseConvNorm"),
     "large depthwise": ((5, 70, 131, 96), depthwise(3, 1), "DepthwiseConvNorm"),
     "gate and means": ((3, 12, 10, 40), squeezed(24), "PointwiseConvBias"),
     "gate and means of one": ((1, 9, 8, 300), squeezed(24), "PointwiseConvBias"),

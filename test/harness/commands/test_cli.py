@@ -239,7 +239,7 @@ SAME_NAME = [  # spellings that are not older names
     ("--no-gc-profile", {"gc_profile": "NO_PROFILE"}),
     ("--no-profile", {"profile": None}),
     ("--profile", {"profile": "auto", "gc_profile": None}),
-    ("--profile picture.svg", {"profile": "picture.svg"}),
+    ("--profile chart.svg", {"profile": "chart.svg"}),
     ("--valid-batch-size 5", {"valid_batch_size": 5}),
     ("--global-batch-size 64", {"global_batch_size": 64}),
     ("--max-ckpts-to-keep 2", {"max_ckpts_to_keep": 2}),

@@ -140,7 +140,9 @@ def test_stop_before_save_names_restart_command(monkeypatch, tmp_path):
         f"Stopped: SIGTERM\nThere is no checkpoint in {folder}. Delete this directory before you repeat the call\n"
         in result.out
     )
-    assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
+    assert re.search(
+        rf"\nThe run saved no checkpoint.\nStart again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out
+    )
     result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # resumes in the folder
     assert f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path / 'other'}\n" in result.out
 

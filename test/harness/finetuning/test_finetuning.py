@@ -39,13 +39,13 @@ def finetuned(*words: object) -> Result:
 
 
 def test_survey_describes_folder(tmp_path):
-    top = write_images(tmp_path / "pictures", 12)
+    top = write_images(tmp_path / "photos", 12)
     tags = Image.Exif()
     tags[0x0112] = 6
     Image.new("RGB", (300, 100)).save(top / "blue" / "wide.jpg", exif=tags)
     shutil.copy(top / "blue" / "3.png", top / "blue" / "again.png")
     shutil.copy(top / "blue" / "3.png", top / "green" / "other.png")
-    (top / "blue" / "notes.txt").write_text("no picture")
+    (top / "blue" / "notes.txt").write_text("no image")
     (top / "green" / "broken.png").write_bytes(b"")
     (top / "green" / "cut.png").write_bytes((top / "green" / "3.png").read_bytes()[:-40])
     found = survey.scan_folder(top)
@@ -76,7 +76,7 @@ def test_survey_rejects_unsuitable_folders(tmp_path):
         file.write_bytes(file.read_bytes()[:-40])
     unseen = write_images(tmp_path / "unseen" / "train", 2).parent
     (unseen / "val" / "blue").mkdir(parents=True)
-    (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no picture")
+    (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no image")
     for top, said in (
         (tmp_path / "nowhere", "is not a folder"), (one, "has only one class, blue"),
         (same, "all 4 images in .* are identical"), (damaged, "all 2 images of class green cannot be used"),
@@ -94,19 +94,19 @@ def test_survey_rejects_unsuitable_folders(tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("PICTURES --restore-path x", "--restore-path"),
-        ("PICTURES --epoch-count 3", "--epoch-count"),
-        ("PICTURES --epochs many", "epochs is 'many'"),
-        ("PICTURES --distributed", "--distributed"),
-        ("PICTURES --no-validation", "--no-validation"),
-        ("PICTURES --init-path nowhere", "--init-path nowhere"),
-        ("PICTURES --ckpts-per-epoch 0 --image-size 96 --batch-size 4", "--ckpts-per-epoch 0"),
+        ("PHOTOS --restore-path x", "--restore-path"),
+        ("PHOTOS --epoch-count 3", "--epoch-count"),
+        ("PHOTOS --epochs many", "epochs is 'many'"),
+        ("PHOTOS --distributed", "--distributed"),
+        ("PHOTOS --no-validation", "--no-validation"),
+        ("PHOTOS --init-path nowhere", "--init-path nowhere"),
+        ("PHOTOS --ckpts-per-epoch 0 --image-size 96 --batch-size 4", "--ckpts-per-epoch 0"),
         ("", "cnn finetune photos"),
     ],
 )
 def test_wrong_options_fail_before_training(words, named, tmp_path):
     images = write_images(tmp_path / "p", 5)
-    given = [images if word == "PICTURES" else word for word in words.split()]
+    given = [images if word == "PHOTOS" else word for word in words.split()]
     refused = finetuned(*given, *["--logs-path", tmp_path / "logs"] * bool(given))
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
 
@@ -139,7 +139,7 @@ def test_fp32_copy_of_classifier_is_fitted(tmp_path):
 
 
 def test_best_weights_count_and_same_call_resumes(tmp_path):
-    top = write_images(tmp_path / "pictures")
+    top = write_images(tmp_path / "photos")
     logs = top / "logs"  # as if called in the folder of images itself
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
@@ -172,7 +172,7 @@ def test_best_weights_count_and_same_call_resumes(tmp_path):
 
 
 def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
-    images, logs = write_images(tmp_path / "pictures"), tmp_path / "logs"
+    images, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
     done = finetuned(images, *SMALL, "--iterations", 2, "--lr", 1, "--best-by", "accuracy", "--logs-path", logs)
     assert done.code == 0, done.err
     assert read.load_network_in(logs)[0].name == "ckpt-0"  # such a rate spoils the network

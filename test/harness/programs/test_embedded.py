@@ -131,8 +131,8 @@ def test_percentiles_match_numpy():
         ("--iterations 2 --restore-path RUN", "has 2 checkpoints, but a program needs one; give one of: ckpt-0, ckpt-2"),
         ("--iterations 2 --synthetic-data", "--synthetic-data"),
         ("--iterations 2 --num-inference-thread 0", "--num-inference-thread is '0'"),
-        ("--iterations 2 --profile", "--profile is for training and validation"),
-        ("--iterations 2 --profile-compilation", "--profile-compilation is for training and validation"),
+        ("--iterations 2 --profile", "--profile works only in training"),
+        ("--iterations 2 --profile-compilation", "--profile-compilation works only in training"),
     ],
 )
 def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):

@@ -240,7 +240,7 @@ def test_finished_run_can_be_extended(unbroken, tmp_path):
     assert int(rows(folder / "training.csv")[-1]["iteration"]) == 260
     late = run("restore", "--restore-path", folder, "--iterations", 300, "--stop-after", 250)
     assert late.code == 2
-    assert "--stop-after 250: the run has finished 260 updates already" in late.err
+    assert "--stop-after 250 is too small: the run has finished 260 updates already" in late.err
     message = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
     assert "Done: 260 of 300 updates, 40 left" in message
 

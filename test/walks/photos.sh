@@ -5,9 +5,9 @@ python=${PYTHON:-.venv/bin/python}
 runs=${RUNS:-logs/walks}
 short=${SHORT:+--image-size 64 --batch-size 8 --epochs 2}
 
-$python test/helpers/clothing.py "$runs/pictures"
-$python tools/finetune.py "$runs/pictures" --logs-path "$runs/own" $short
+$python test/helpers/clothing.py "$runs/photos"
+$python tools/finetune.py "$runs/photos" --logs-path "$runs/own" $short
 $python tools/export.py "$runs/own" --to savedmodel,tflite,frozen --output "$runs/exported"
 $python tools/runs.py "$runs"
-mv "$runs/pictures" "$runs/moved"
+mv "$runs/photos" "$runs/moved"
 $python validation.py --restore-path "$runs/own" --predict "$runs/moved/Bag/001.png"
