@@ -1,7 +1,8 @@
-"""Activations and gates with their gradients. XLA compiles swish, and a rounded result with its activation, into one
-function each. If the native kernels are built (emulator/native), a gate's gradient is one pass.
+"""Activations and squeeze-and-excitation gates, with their gradients.
 
-With `rounding`, every result and every gradient is rounded to a narrow format.
+XLA compiles swish into one function, and also the rounding of a result together with the next activation. A native kernel
+(emulator/native) computes the gradient of a gate, if the kernels are built. With `rounding`, every result and every gradient
+is rounded to a narrow format.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Noise = tuple[tf.Tensor, ...]
 
 
 def exact(x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:
-    """Return x, instead of a rounding."""
+    """Return x without rounding. This function replaces a `Rounding`."""
     return x
 
 
@@ -36,7 +37,7 @@ def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 ACTIVATIONS: Mapping[str, TensorFunction] = {
     LINEAR: lambda z: z,
-    RELU: lambda z: tf.maximum(z, 0.0),  # XLA compiles this faster than its relu
+    RELU: lambda z: tf.maximum(z, 0.0),  # XLA computes this expression faster than tf.nn.relu.
     RELU6: lambda z: tf.minimum(tf.maximum(z, 0.0), 6.0),
     SWISH: _swish,
 }
@@ -59,7 +60,7 @@ def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> 
 
 
 def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """Round x [batch, ...] and apply the activation; result and gradients are rounded too."""
+    """Round x [batch, ...], apply the activation, and round the result. The gradients are rounded too."""
     value, slope = _rounded_activation_kernels(activation, rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
@@ -78,7 +79,7 @@ def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[Te
 
 
 def activated(activation: str, z: tf.Tensor, rounded: TensorFunction, noise: Noise) -> tf.Tensor:
-    """Apply the activation to a rounded number. Only swish needs another rounding."""
+    """Apply the activation to rounded numbers and round the result. Only the result of swish needs rounding."""
     y = ACTIVATIONS[activation](z)
     return rounded(y, noise, 1) if activation == SWISH else y
 
@@ -92,7 +93,7 @@ def activation_gradient(activation: str, z: tf.Tensor, dy: tf.Tensor) -> tf.Tens
 
 
 def gate(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Return x [batch, height, width, channels] times a factor for each sample and channel, [batch, 1, 1, channels]."""
+    """Return x [batch, height, width, channels] times `factor` [batch, 1, 1, channels]."""
     kernels = library.load_for(x)
     if kernels is None or factor.shape[0] != x.shape[0]:
         return x * factor

@@ -1,7 +1,7 @@
-"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167): for training, in one process or several, and for inference.
+"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167) for training in one or several processes, and for inference.
 
-If the native kernels are built (emulator/native), batch norm and its activation are one operation forward and one backward,
-including the rounding to FP16 in training. Otherwise TensorFlow's operations are used.
+If the native kernels (emulator/native) are built, one operation computes batch norm, rounding and activation, and another
+one the gradients. Otherwise TensorFlow's operations are used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from emulator.native import library
 
 
 class Normed(NamedTuple):
-    """A batch's normalised values, and its moments for the moving statistics."""
+    """The normalised values of a batch, with the mean and the biased variance [channels] for the moving statistics."""
 
-    y: tf.Tensor  # same shape as x
-    mean: tf.Tensor  # [channels]
-    variance: tf.Tensor  # [channels], biased
+    y: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
 
 
 def native_batch_norm(
@@ -37,12 +37,11 @@ def native_batch_norm(
     noise: tuple[tf.Tensor, ...] = (),
     shortcuts: tuple[tf.Tensor, ...] = (),
 ) -> Normed | None:
-    """Compute batch norm of each of `parts` equal parts of the batch, and an activation. Return None without the native
-    kernels.
+    """Return batch norm and activation, with separate statistics for each of `parts` equal parts of the batch. Return None
+    if the native kernels are not built.
 
-    With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return the relu of
-    the norm plus the shortcut. Values and gradients equal those of three separate operations to the bit, but need fewer
-    passes over memory.
+    With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return
+    relu(norm + shortcut). All bits are the same as with separate operations for norm, sum and activation.
     """
     kernels = library.load_for(x)
     if kernels is None:
@@ -73,12 +72,12 @@ def native_batch_norm(
 
 
 def local_batch_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float) -> Normed:
-    """Compute batch norm without an activation, by TensorFlow's operations."""
+    """Return batch norm without an activation, computed by TensorFlow's operations."""
     unused = (tf.constant([], tf.float32),) * 2
     of_parts = tf.split(x, parts) if parts > 1 else [x]
     results = [_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts]
     count = tf.cast(tf.size(of_parts[0]) // x.shape[-1], x.dtype)
-    # the operation returns the unbiased variance; the IPU's moving statistics use the biased one
+    # The operation returns the unbiased variance, but the IPU's moving statistics use the biased variance.
     biased = [result.batch_variance * ((count - 1) / count) for result in results]
     y = tf.concat([result.y for result in results], 0) if parts > 1 else results[0].y
     return Normed(y, _mean([result.batch_mean for result in results]), _mean(biased))
@@ -92,7 +91,7 @@ def sync_batch_norm(
     epsilon: float,
     sync_mean: Callable[[tf.Tensor], tf.Tensor],
 ) -> Normed:
-    """Compute batch norm with statistics that are also averaged over several processes."""
+    """Return batch norm with statistics over several processes. `sync_mean` averages a tensor over the processes."""
     flat = tf.reshape(x, [parts, -1, x.shape[-1]])
     mean = sync_mean(tf.reduce_mean(flat, 1))
     centred = flat - mean[:, None]
@@ -104,7 +103,7 @@ def sync_batch_norm(
 def inference(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float
 ) -> tf.Tensor:
-    """Compute batch norm with the moving mean and variance, each [channels], by TensorFlow's operations."""
+    """Return batch norm with the moving mean and variance [channels], computed by TensorFlow's operations."""
     return _fused(x, gamma, beta, moving, epsilon, training=False).y
 
 
@@ -116,7 +115,8 @@ def native_inference(
     epsilon: float,
     activation: str = LINEAR,
 ) -> tf.Tensor | None:
-    """Compute `inference` and an activation as one operation. Return None without the native kernels."""
+    """Return the result of `inference` and an activation, computed by one native kernel. Return None if the kernels are not
+    built."""
     kernels = library.load_for(x)
     if kernels is None:
         return None
@@ -128,7 +128,8 @@ def native_inference(
 def frozen_batch_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, activation: str
 ) -> tf.Tensor:
-    """Compute `inference` and an activation in a training that keeps the norm's variables fixed: only x has a gradient."""
+    """Return the result of `inference` and an activation, for training that does not change the norm. Only x has a
+    gradient."""
 
     @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
@@ -145,8 +146,8 @@ def frozen_batch_norm(
 def _fused(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
 ) -> Any:
-    """Call TensorFlow's fused batch norm. The wrapper in tf.nn silently raises small epsilons, so the raw operation is
-    used."""
+    """Call TensorFlow's fused batch norm as a raw operation, because the function in tf.nn silently raises small
+    epsilons."""
     if x.dtype == tf.float64:
         return _composed(x, gamma, beta, moving, epsilon, training)
     return tf.raw_ops.FusedBatchNormV3(
@@ -155,17 +156,17 @@ def _fused(
 
 
 class _Outcome(NamedTuple):
-    """The outputs of FusedBatchNormV3."""
+    """The outputs of FusedBatchNormV3. The variance is unbiased."""
 
     y: tf.Tensor
     batch_mean: tf.Tensor
-    batch_variance: tf.Tensor  # unbiased
+    batch_variance: tf.Tensor
 
 
 def _composed(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
 ) -> _Outcome:
-    """Compute batch norm from operations that support float64; the fused one does not."""
+    """Compute batch norm in float64, which the fused operation does not support."""
     mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
     y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
     count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
@@ -173,7 +174,7 @@ def _composed(
 
 
 def _mean(values: list[tf.Tensor]) -> tf.Tensor:
-    """Return the mean, added in order."""
+    """Return the mean of the values, which are added in order."""
     total = values[0]
     for value in values[1:]:
         total += value

@@ -1,5 +1,5 @@
-"""Checks of the arithmetic: the first result or gradient that is not finite ends the session call and names its layer.
-Checks change no bit."""
+"""Layers that check their arithmetic. The first result or gradient that is not finite ends the session call with an error
+that names the layer. Checks change no result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKED = (
 
 
 def check_finite(x: tf.Tensor, where: str) -> tf.Tensor:
-    """Return x. If it is not finite, the session call fails with [MARK] [what happened] [where]."""
+    """Return x. If x is not finite, the session call fails with the message [MARK] [what happened] [where]."""
     kind = tf.where_v2(tf.reduce_any(tf.math.is_inf(x)), OVERFLOW, INVALID)
     finite = tf.reduce_all(tf.math.is_finite(x))
     with tf.control_dependencies([tf.raw_ops.Assert(condition=finite, data=[MARK, kind, where])]):
@@ -29,22 +29,22 @@ def check_finite(x: tf.Tensor, where: str) -> tf.Tensor:
 
 
 def _checked_gradient(x: tf.Tensor, where: str) -> tf.Tensor:
-    """Return x, with a check of its gradient."""
+    """Return x and check its gradient in the backward pass."""
 
     return by_rule("Identity", tf.identity, x, rule=lambda dy: check_finite(dy, where))
 
 
 class CheckedLayers(TensorLayers):
-    """The layer vocabulary with checks of every result and gradient."""
+    """Layers that check every result and gradient."""
 
-    _layer = ""  # path of the layer that is being built
+    _layer = ""  # names the layer that is being built.
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
         return _checked_gradient(super()._layer_input(x, gradient_on_grid=gradient_on_grid), f"{self._layer}, backward")
 
 
 def _checking(name: str) -> Callable[..., Any]:
-    """Return the method of the layer `name` with checks."""
+    """Return a method that builds the layer `name` and checks its results."""
 
     def layer(self: CheckedLayers, x: tf.Tensor, *rest: Any, **options: Any) -> Any:
         outer, where = self._layer, self.path(name)
@@ -63,8 +63,8 @@ for _name in CHECKED:
 
 
 class CheckedOperandLayers(CheckedLayers, OperandLayers):
-    """The layer vocabulary with narrow operands and checks of every result and gradient."""
+    """Layers with rounded operands that check every result and gradient."""
 
 
 class CheckedRoundedLayers(CheckedLayers, RoundedLayers):
-    """The layer vocabulary in a narrow format with checks of every result and gradient."""
+    """Layers in a narrow format that check every result and gradient."""

@@ -1,10 +1,10 @@
-"""Convolutions, each by the fastest operation, and the subsampling of a shortcut.
+"""Choose the fastest operation for each convolution, and subsample shortcut connections.
 
-Some use native kernels, if these are built for AVX-512. Convolutions with 3 x 3 kernels train with Winograd's minimal
-filtering (emulator/native/winograd.cc). Other native kernels compute weight gradients only: for depthwise convolutions
-(emulator/native/depthwise_gradient.cc), and for strides and groups of 16 channels (emulator/native/conv_gradient.cc; groups:
-*Making EfficientNet More Efficient*, Masters et al., 2021). Groups of 4 and 8 channels (*Aggregated Residual Transformations
-for Deep Neural Networks*, Xie et al., 2017) are computed as groups of 16 with zeros among their weights.
+Native kernels are used if they are built for AVX-512. Convolutions with 3 x 3 kernels use Winograd's minimal filtering
+(emulator/native/winograd.cc). Depthwise convolutions (emulator/native/depthwise_gradient.cc), and convolutions with a stride
+or with groups of 16 channels (emulator/native/conv_gradient.cc), use native kernels only for the gradient of the weights.
+Groups of 16 are from *Making EfficientNet More Efficient* (Masters et al., 2021). ResNeXt (Xie et al., 2017) has groups of 4
+and 8 channels, which are joined into groups of 16 with zeros among their weights.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tensorflow.python.util import _pywrap_util_port
 from base.gradient_rules import Rule, with_gradient
 from emulator.native import library
 
-_NATIVE_GROUP = 16  # input and output channels.
-_SMALL_GROUPS = (4, 8)  # channels of groups that are joined; for fewer, most of the work would be zeros.
-_NATIVE_FILTERS = 16  # an ungrouped convolution needs a multiple of this.
-_NATIVE_DEPTHWISE = (3, 5)  # side of a kernel in pixels
-_LEVEL_CHANNELS = range(16, 64)  # input channels for which oneDNN is as fast
-_WINOGRAD_CHANNELS = 16  # input and output channels of a group must be multiples of this
+_NATIVE_GROUP = 16  # native kernels need groups of 16 input and 16 output channels.
+_SMALL_GROUPS = (4, 8)  # groups of these sizes are joined into larger groups; smaller groups would add too many zeros.
+_NATIVE_FILTERS = 16  # the output channels of an ungrouped convolution must be a multiple of this.
+_NATIVE_DEPTHWISE = (3, 5)  # native kernels support depthwise convolutions of 3 x 3 and 5 x 5 pixels.
+_LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN is as fast as the native kernels.
+_WINOGRAD_CHANNELS = 16  # the input and output channels of a group must be multiples of this.
 
 
 def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -> tf.Tensor:
     """Return the SAME-padded convolution of x [batch, height, width, channels].
 
-    `weights`: [kernel, kernel, channels of a group, filters]; there are channels / (channels of a group) groups. `winograd`:
-    sums and differences of operands may be multiplied instead of the operands.
+    `weights` has the shape [kernel, kernel, channels of a group, filters], which also gives the number of groups. `winograd`
+    allows Winograd's method, which multiplies sums and differences of the operands.
     """
     kernel, of_group, filters = weights.shape[1:]
     groups = x.shape[-1] // of_group
@@ -55,9 +55,11 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
 
 
 def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
-    """Return the result of an operation on windows of odd size (with SAME padding) under another padding. SYMMETRIC differs
-    from SAME only for a stride of two on even sides. Then one more row of zeros is added, and the last row of the result is
-    dropped."""
+    """Return window(x) with the given padding. `window` is an operation on windows of odd size with SAME padding.
+
+    SYMMETRIC padding differs from SAME only if the stride is two and a side of x is even. Then add a row or column of zeros,
+    and drop the last row or column of the result.
+    """
     if padding == "SAME" or stride == 1:
         return window(x)
     rows, columns = (1 - side % 2 for side in x.shape[1:3])
@@ -66,8 +68,8 @@ def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, 
 
 
 def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
-    """Return a depthwise convolution with weights [kernel, kernel, channels, 1]. A native kernel computes the weight
-    gradient, because oneDNN takes up to ten times as long."""
+    """Return a depthwise convolution with weights [kernel, kernel, channels, 1]. A native kernel computes the gradient of
+    the weights up to ten times as fast as oneDNN."""
     kernel, kernels, place = weights.shape[0], library.load_for(x), {"strides": [1, stride, stride, 1], "padding": "SAME"}
     if kernel not in _NATIVE_DEPTHWISE or not hasattr(kernels, "emulator_depthwise_weights_gradient"):
         return tf.nn.depthwise_conv2d_native(x, weights, **place)
@@ -75,7 +77,7 @@ def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
         def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            if stride == 1:  # convolving with the rotated kernel gives the same result in two thirds of oneDNN's time
+            if stride == 1:  # convolve with the rotated kernel, in two thirds of the time of oneDNN's gradient.
                 dx = tf.nn.depthwise_conv2d_native(dy, tf.reverse(weights, [0, 1]), **place)
             else:
                 dx = tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **place)
@@ -87,14 +89,15 @@ def _depthwise(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
 
 
 def _joined_groups(channels: int, filters: int, groups: int) -> int:
-    """Return how many groups of this many channels and filters are computed as one; 1: each separately."""
+    """Return the number of groups that are joined into one, or 1 if they stay separate. Each has `channels` input channels
+    and `filters` output channels."""
     joined = _NATIVE_GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
     return 1 if groups % joined else joined
 
 
 def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
-    """Return weights [height, width, channels, filters] for groups that each join `joined` of the given ones. The old
-    weights are blocks on the diagonal; the rest is zero."""
+    """Return weights [height, width, joined * channels, filters] in which each group joins `joined` groups. The original
+    weights are blocks on a diagonal; all other weights are zero."""
     height, width, channels, filters = weights.shape
     if joined == 1:
         return weights
@@ -109,7 +112,7 @@ def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
 
 
 def _part(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
-    """Return the blocks of the diagonal, the part that belongs to the weights given to `_join`."""
+    """Return the blocks on the diagonal, in the shape of the weights before `_join`."""
     height, width, channels, filters = weights.shape
     if joined == 1:
         return weights
@@ -119,7 +122,7 @@ def _part(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
 
 
 def _diagonal(joined: int) -> tf.Tensor:
-    """Return ones where a group's channels meet its filters: [1, 1, joined, 1, 1, joined, 1]."""
+    """Return a mask [1, 1, joined, 1, 1, joined, 1]: 1 for input and output channels of the same original group, else 0."""
     return tf.reshape(tf.eye(joined), [1, 1, joined, 1, 1, joined, 1])
 
 
@@ -128,8 +131,8 @@ def _fits_winograd(channels: int, filters: int) -> bool:
 
 
 def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int) -> tf.Tensor:
-    """Return a convolution with 3 x 3 kernels by Winograd's method: 36 multiplications instead of 144 for sixteen results,
-    or 16 instead of 36 for four, forward and backward."""
+    """Return a convolution with 3 x 3 kernels, computed by Winograd's method. Forward and backward, 16 results take 36
+    multiplications instead of 144, or 4 results take 16 instead of 36."""
 
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
@@ -145,7 +148,8 @@ def _winograd(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, groups: int
 
 
 def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int, groups: int) -> bool:
-    """Return whether the native weight gradient is faster than oneDNN's for groups of this many channels and filters."""
+    """Return whether the native kernel for the gradient of the weights is faster than oneDNN. Each group has `channels`
+    input channels and `filters` output channels."""
     if groups > 1:
         return channels == filters == _NATIVE_GROUP
     few_or_many = channels not in _LEVEL_CHANNELS
@@ -153,7 +157,7 @@ def _fits_native_gradient(channels: int, filters: int, kernel: int, stride: int,
 
 
 def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor, stride: int, joined: int) -> tf.Tensor:
-    """Return a convolution whose weight gradient is a native kernel, because oneDNN takes up to three times as long."""
+    """Return a convolution. A native kernel computes the gradient of the weights up to three times as fast as oneDNN."""
     kernel, _, channels = weights.shape[:3]
     groups = x.shape[-1] // channels
 
@@ -173,24 +177,24 @@ def _with_native_gradient(kernels: ModuleType, x: tf.Tensor, weights: tf.Tensor,
 
 
 def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return a convolution with 1 x 1 kernels, weights [1, 1, channels, filters], as a matrix product. Both gradients are
-    then products too, which TensorFlow computes in up to half the time."""
+    """Return a convolution with weights [1, 1, channels, filters], computed as a matrix product. TensorFlow computes the
+    gradients of a matrix product up to twice as fast."""
     channels, filters = weights.shape[2:]
     y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
     return tf.reshape(y, [-1, *x.shape[1:3], filters])
 
 
 def _native_group_gradients(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow differentiates grouped convolutions. On the CPU, this needs FP32 and oneDNN, which is on by
-    default if the CPU has instructions for neural networks (AVX-512, AMX)."""
+    """Return whether TensorFlow computes gradients of grouped convolutions. On the CPU, this needs FP32 and oneDNN.
+    TensorFlow uses oneDNN by default on CPUs with AVX-512 or AMX."""
     return dtype == tf.float32 and _pywrap_util_port.IsMklEnabled()
 
 
 def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
     """Return every `stride`-th pixel of x [batch, height, width, channels] in both directions.
 
-    TensorFlow's strided slice and its gradient copy single numbers in one thread. Here, adjacent numbers are copied as
-    blocks, and the gradient is that of pooling with one-pixel windows.
+    TensorFlow's strided slice and its gradient are slow, because they copy single numbers in one thread. This function
+    copies blocks of adjacent numbers instead. For the gradient, it uses average pooling with windows of one pixel.
     """
     height, width, channels = x.shape[1:]
     rows, columns = -(-height // stride), -(-width // stride)

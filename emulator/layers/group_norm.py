@@ -1,15 +1,15 @@
-"""Group norm and proxy norm with the following activation, and their gradients.
+"""Group norm and proxy norm, with the activation after the norm, and the gradients.
 
-If the native kernels are built (emulator/native), a norm is one operation forward and one backward, including the rounding
-to FP16. Otherwise XLA compiles the elementwise work, and TensorFlow computes the sums over pixels.
+If the native kernels (emulator/native) are built, one operation computes norm, rounding and activation, and another one the
+gradients. Otherwise XLA compiles the elementwise operations, and TensorFlow computes sums over pixels.
 
-Notation: xhat = (x - mean) * r is the normalised input, z = gamma * xhat + beta, y = activation(z), and M is the mean over a
-group's channels and pixels. Then:
+Notation: xhat = (x - mean) * r is the normalised input, z = gamma * xhat + beta, y = activation(z). M is the mean over the
+pixels and channels of a group. Then:
 
     dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
     dx = r * (gamma * dz - M(gamma * dz) - xhat * M(gamma * dz * xhat))
 
-Proxy norm returns (y - mean of the proxy) * inverse deviation of the proxy. The last factor is optional.
+Proxy norm returns (y - proxy mean) * inverse proxy deviation. The factor is optional.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def group_norm(
     rounding: Rounding | None = None,
     noise: Noise = (),
 ) -> tf.Tensor:
-    """Compute group normalisation (Wu and He, arXiv 1803.08494) and an activation.
+    """Return group normalisation (Wu and He, arXiv 1803.08494) of x [batch, height, width, channels], with an activation.
 
-    x: [batch, height, width, channels]; gamma, beta: [channels]. Groups are strided as on the IPU, group(c) = c mod groups,
-    or contiguous if the norm says so. With a rounding, the results of norm and activation and their gradients are rounded.
-    Raise ValueError if the groups do not divide the channels.
+    `gamma` and `beta` have the shape [channels]. Groups are strided as on the IPU, group(c) = c mod groups, or contiguous,
+    as `norm` specifies. With a rounding, the results of norm and activation and their gradients are rounded. Raise
+    ValueError if the groups do not divide the channels.
     """
     fault = norm.fault(x.shape[-1])
     if fault:
@@ -77,10 +77,10 @@ def proxy_norm(
     rounding: Rounding | None = None,
     noise: Noise = (),
 ) -> tf.Tensor:
-    """Compute group norm, then activation(gamma * xhat + beta) minus the proxy's mean, times its inverse deviation if
+    """Return proxy norm: activation(gamma * xhat + beta) - proxy mean, multiplied by the inverse proxy deviation if
     `scaled`.
 
-    `proxy`: beta, gamma, mean, inverse deviation, each [channels].
+    `proxy` has four tensors [channels]: beta, gamma, proxy mean, inverse proxy deviation.
     """
     kernels = library.load_for(x)
     if kernels:
@@ -102,7 +102,7 @@ def proxy_norm(
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, scale, *noise)
             dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, norm, rounding, noise)
-            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
+            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
         return y, gradient
@@ -114,8 +114,8 @@ def _by_kernels(
     kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
     scaled: bool | None = None,
 ) -> TensorFunction:  # fmt: skip
-    """Return group norm and activation with native kernels, as a function of (x, gamma, beta). With `scaled`, return proxy
-    norm, as a function of (x, gamma, beta, proxy mean, inverse deviation)."""
+    """Return native group norm and activation as a function of (x, gamma, beta). With `scaled`, return native proxy norm as
+    a function of (x, gamma, beta, proxy mean, inverse proxy deviation)."""
     attributes = {
         "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, "proxy": scaled is not None,
         **kernel_attributes(rounding, noise),
@@ -140,7 +140,8 @@ def _by_kernels(
 
 
 def group_mean(per_channel: tf.Tensor, norm: GroupNorm) -> tf.Tensor:
-    """Return the mean of each channel's group, at every channel; input and result are [batch, 1, 1, channels]."""
+    """Return for each channel the mean over the channel's group. Argument and result have the shape [batch, 1, 1,
+    channels]."""
     channels = per_channel.shape[-1]
     size = channels // norm.groups
     if norm.contiguous:
@@ -153,7 +154,7 @@ def group_mean(per_channel: tf.Tensor, norm: GroupNorm) -> tf.Tensor:
 
 
 def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
+    """Return for each channel the mean and the inverse deviation of the channel's group, [batch, 1, 1, channels]."""
     mean = group_mean(_pixel_mean(x), norm)
     if norm.two_pass:
         variance = group_mean(_pixel_mean(tf.math.squared_difference(x, mean)), norm)
@@ -164,8 +165,8 @@ def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
 
 @cache
 def _kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
-    """Return activation(x * factor + shift) and its derivative, compiled: (x, factor, shift, *noise) -> y, and (x, factor,
-    shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round separately."""
+    """Return two compiled functions: (x, factor, shift, *noise) -> y = activation(x * factor + shift), and (x, factor,
+    shift, mean, dy, *noise) -> dz, dz * (x - mean). The results of norm and activation are each rounded."""
     rounded = rounding or exact
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
@@ -183,8 +184,8 @@ def _kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction
 
 @cache
 def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
-    """Return the functions of `_kernels` with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y,
-    and (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
+    """Return the functions of `_kernels` for proxy norm: (x, factor, shift, proxy mean, scale, *noise) -> y, and (x, factor,
+    shift, mean, dy, scale, *noise) -> dz, dz * (x - mean)."""
     rounded = rounding or exact
 
     def value(
@@ -236,7 +237,7 @@ def _gradients(
 
 
 def _channel_sum(x: tf.Tensor) -> tf.Tensor:
-    """Return the sum over all but the channels, [channels]. A product with ones is the fastest way."""
+    """Return the sum over batch and pixels, [channels]. A matrix product with ones is the fastest way."""
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 

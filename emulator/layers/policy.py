@@ -1,9 +1,8 @@
-"""A precision in TensorFlow: layers, dtypes of variables, and casts of weights, gradients and accumulators to their formats.
+"""Apply a precision in TensorFlow: choose layers and dtypes of variables, and cast weights and gradients to their formats.
 
 `emulator.plan.precision` chooses the format of each value, `emulator.plan.number_formats` defines the formats, and
-`emulator.layers.rounding` rounds. Weights, gradients and sums of a narrow format are FP32 tensors with numbers of that
-format. Variables are stored in the format itself, or in the narrowest one that TensorFlow has variables of and that includes
-it.
+`emulator.layers.rounding` rounds. Weights, gradients and sums of a narrow format are FP32 tensors whose values are numbers
+of the format. A variable is stored as FP16, BF16 or FP32: in the narrowest of these that contains its format.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from emulator.plan.number_formats import BF16, FP16, FP32, Format
 from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
 
-# the only narrow dtypes that TensorFlow can save as variables and optimise in graphs
+# TensorFlow can store variables in these narrow dtypes only.
 _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 
 class PrecisionPolicy:
-    """Casts every value to the format that a `Precision` specifies.
+    """Cast every value to the format that a `Precision` specifies.
 
-    `seed`: of random rounding. `dtype`: of the arithmetic and of FP32 variables.
+    `seed` is the seed of stochastic rounding. `dtype` is the dtype of the arithmetic and of FP32 variables.
     """
 
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
@@ -38,8 +37,8 @@ class PrecisionPolicy:
         self._stochastic_results = precision.stochastic == ALL
 
     def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:
-        """Return the layer vocabulary that rounds results, gradients and operands to their formats, with checks if asked
-        for."""
+        """Return layers that round results, gradients and operands to their formats, and check them if the precision says
+        so."""
         precision, context = self.precision, {"seed": self._seed, **context}
         if not (precision.rounds_results or precision.rounds_operands):
             return (CheckedLayers if precision.checks else TensorLayers)(weights, **context)
@@ -50,7 +49,7 @@ class PrecisionPolicy:
         return rounded(weights, rounding=self._rounding(self._stochastic_results, precision.compute), **context)
 
     def _operands(self, kernel: str) -> OperandRoundings:
-        """Return the roundings of what the layer with that kernel multiplies; None where nothing changes."""
+        """Return the roundings of the operands of the layer with this kernel. None means no rounding."""
         compute, formats = self.precision.compute, self.precision.operands_of(kernel)
         activation, gradient = (
             None if each.contains(compute) else self._rounding(self._stochastic_results, each)
@@ -60,7 +59,7 @@ class PrecisionPolicy:
         return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None)
 
     def check_finite(self, x: tf.Tensor, where: str) -> tf.Tensor:
-        """Return x. If checks are on, the first value that is not finite ends the run."""
+        """Return x. If checks are on, a value that is not finite ends the run."""
         return check_finite(x, where) if self.precision.checks else x
 
     # Variables
@@ -71,7 +70,7 @@ class PrecisionPolicy:
         return next((dtype for each, dtype in _STORAGE_DTYPES.items() if each.contains(number_format)), self._dtype)
 
     def lacks_exact_dtype(self, number_format: Format) -> bool:
-        """Return whether variables of a format can hold numbers outside the format."""
+        """Return whether the dtype in which a format is stored can hold numbers outside the format."""
         return number_format not in (FP32, *_STORAGE_DTYPES)
 
     def cast_initial(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
@@ -90,13 +89,13 @@ class PrecisionPolicy:
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
 
     def round_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Cast an updated weight, or its slot if `slot` names one, to its storage format. Rounding is stochastic unless
-        switched off."""
+        """Cast an updated weight to its storage format; if `slot` is given, cast that slot of the weight. Rounding is
+        stochastic unless it is switched off."""
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
     def cast_for_all_reduce(self, gradient: tf.Tensor, all_reduce_format: Format) -> tf.Tensor:
-        """Round a gradient to the nearest number of the all-reduce's format, in that format's dtype."""
+        """Cast a gradient to the format of the all-reduce, rounding to nearest."""
         return (
             gradient
             if all_reduce_format == FP32
@@ -106,12 +105,11 @@ class PrecisionPolicy:
     # Passes forward and backward
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
-        """Cast images, [batch, side, side, channels], to the compute format."""
+        """Cast images [batch, side, side, channels] to the compute format."""
         return self._cast(tf.cast(x, self._dtype), self.precision.compute)
 
     def cast_loss_gradient(self, dy: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """Cast the gradient of the loss, [batch, classes], to the compute format. The result cannot be differentiated
-        again."""
+        """Cast the gradient of the loss [batch, classes] to the compute format. The result has no gradient."""
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
@@ -119,7 +117,7 @@ class PrecisionPolicy:
         return value_and_gradient_rounded(dy, rounding, noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """Cast one pass's gradient of a variable to the compute format."""
+        """Cast the gradient of a variable in one pass to the compute format."""
         if not self.precision.rounds_results:
             return gradient
         narrow = self._cast(gradient, self.precision.compute, self._stochastic_results, f"rounding/{name}", *counters)
@@ -128,8 +126,8 @@ class PrecisionPolicy:
     def accumulate_gradient(
         self, name: str, total: tf.Tensor, gradient: tf.Tensor, passes: int, *counters: tf.Tensor
     ) -> tf.Tensor:
-        """Return the sum over an update's passes so far. For a narrow accumulator, gradients are divided by the number of
-        passes first, so that the sum does not overflow, and every sum is rounded."""
+        """Add the gradient of one pass to the sum over an update's passes. For a narrow accumulator, divide the gradient by
+        the number of passes first, so that the sum does not overflow, and round every sum."""
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
         noise = self._noise(self._stochastic_results, f"rounding/{name}", *counters)
@@ -141,17 +139,17 @@ class PrecisionPolicy:
         return self.check_finite(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
-        """Return the mean gradient from the sum of `accumulate_gradient` over `passes`."""
+        """Return the mean gradient of an update, given the sum that `accumulate_gradient` made over `passes`."""
         return total / passes if self.precision.accumulator == FP32 else total
 
     def cast_averaged_gradient(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Cast the mean of a gradient over the instances to the accumulator's format."""
+        """Cast a gradient, averaged over the instances (processes), to the format of the accumulator."""
         return self._cast(mean, self.precision.accumulator, self._stochastic_results, f"rounding/{name}/instances", step)
 
     def _cast(
         self, x: tf.Tensor, to: Format, stochastic: bool = False, purpose: str = "", *counters: tf.Tensor
     ) -> tf.Tensor:
-        """Round x to a format; if `stochastic`, at random as a function of purpose and counters."""
+        """Round x to a format, to nearest or stochastically. `purpose` and `counters` determine the random numbers."""
         if to == FP32:
             return x
         return round_without_gradient(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))

@@ -1,7 +1,7 @@
-"""The layer vocabulary for inference in other runtimes: FP32, with operations that all of them support.
+"""FP32 layers for inference in other runtimes, made of operations that every runtime supports.
 
-Native kernels, functions compiled by XLA and gradients are not used. Convolutions stay convolutions, so that converters can
-quantise and fuse them.
+These layers use no native kernels, no functions compiled by XLA, and no gradients. Convolutions are not replaced by other
+operations, so that converters can quantise and fuse them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from Models._norms import BatchNorm, GroupNorm
 
 
 class PortableLayers(TensorLayers):
-    """The layer vocabulary on FP32 tensors [batch, height, width, channels], for any batch size; inference only."""
+    """Layers for inference on FP32 tensors [batch, height, width, channels] of any batch size."""
 
     def conv(
         self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
@@ -41,7 +41,7 @@ class PortableLayers(TensorLayers):
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
         mean, variance = self._weights[self.path("moving_mean")], self._weights[self.path("moving_variance")]
         if _of_groups(x):
-            # TensorFlow would fuse a batch norm or a sum into the convolution, and cannot run the result without oneDNN
+            # TensorFlow would fuse a batch norm or a sum with the convolution, and can run the result only with oneDNN.
             factor = gamma * tf.math.rsqrt(variance + norm.epsilon)
             return self._activation(x * factor - (mean * factor - beta), activation)
         return self._activation(batch_norm.inference(x, gamma, beta, (mean, variance), norm.epsilon), activation)
@@ -62,7 +62,7 @@ class PortableLayers(TensorLayers):
 
 
 def _of_groups(x: tf.Tensor) -> bool:
-    """Return whether x is the result of a grouped convolution; kernels are [height, width, channels of a group, filters]."""
+    """Return whether x is the result of a grouped convolution."""
     if x.op.type != "Conv2D":
         return False
     source, kernels = x.op.inputs

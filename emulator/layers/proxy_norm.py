@@ -1,14 +1,13 @@
-"""The arithmetic of proxy normalisation (Labatie et al., arXiv 2106.03743), with the constants of Graphcore's harness.
+"""Proxy normalisation (Labatie et al., arXiv 2106.03743), with the constants of Graphcore's harness.
 
-A proxy variable [6, 1, 1, channels] has the rows beta, gamma, proxy mean, inverse proxy deviation, beta', gamma'. Mean and
-deviation are those of the activation if the normalised channel were Gaussian, computed in FP32 over 200 quantiles:
+A proxy variable [6, 1, 1, channels] has the rows beta, gamma, proxy mean, inverse proxy deviation, beta', gamma'. The proxy
+mean and deviation are the statistics of the activation for a Gaussian channel, computed in FP32 over 200 quantiles q:
 
     value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
     mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
 
-They are recomputed from the other rows after every update; averages of checkpoints average them like the rest. The network
-is differentiated with respect to all six rows. Once per update, `chain_gradient` propagates the gradients of the two
-statistics to the other rows.
+After every update, these two rows are recomputed from the other rows. The backward pass computes gradients of all six rows.
+Once per update, `chain_gradient` propagates the gradients of the two statistics to the other rows.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from Models._layers import ProxyRule
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
 SAMPLES = 200
 QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / SAMPLES) for i in range(SAMPLES)])
-DECAYED = (EXTRA_BETA, EXTRA_GAMMA)  # weight decay applies to these rows only
+DECAYED = (EXTRA_BETA, EXTRA_GAMMA)  # weight decay applies to these rows only.
 
 
 def activated(rule: ProxyRule, x: tf.Tensor) -> tf.Tensor:
-    """Apply the rule's activation."""
+    """Return the activation of `rule` applied to x."""
     return {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.silu}[rule.activation](x)
 
 
 def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return mean and inverse deviation [1, 1, channels], computed from the other rows of a proxy variable."""
+    """Return the proxy mean and the inverse proxy deviation [1, 1, channels], computed from the other rows of a variable."""
     beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
     quantiles = tf.constant(QUANTILES.reshape(-1, 1, 1, 1), value.dtype)
     inner = (1 + extra_gamma) * quantiles + extra_beta
@@ -46,25 +45,26 @@ def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def refreshed(rule: ProxyRule, value: tf.Tensor) -> tf.Tensor:
-    """Return the variable with recomputed statistics."""
+    """Return a proxy variable with recomputed statistics."""
     return _functions(rule)[0](value)
 
 
 def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Return `other` with the statistics of `value`."""
+    """Return the proxy variable `other` with the statistics of the proxy variable `value`."""
     own = _mask((MEAN, INVERSE_DEVIATION), value.dtype)
     return tf.where_v2(own > 0, value, other)
 
 
 def chain_gradient(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """Return the gradient with respect to the four trained rows, including their effect on the statistics; zero for the
-    statistics."""
+    """Return the gradient of the four trained rows, including their effect on the statistics. The rows of the statistics are
+    zero."""
     return _functions(rule)[1](value, gradient)
 
 
 @cache
 def _functions(rule: ProxyRule) -> tuple[TensorFunction, TensorFunction]:
-    """Return `refreshed` and `chain_gradient` as functions that all proxies share; each has about a hundred operations."""
+    """Return `refreshed` and `chain_gradient` as graph functions. All proxy variables share them, because each has about a
+    hundred operations."""
 
     def refresh(value: tf.Tensor) -> tf.Tensor:
         beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
@@ -79,12 +79,12 @@ def _functions(rule: ProxyRule) -> tuple[TensorFunction, TensorFunction]:
 
 
 def rows_to_decay(value: tf.Tensor) -> tf.Tensor:
-    """Return the rows that weight decay applies to; the others are zero."""
+    """Return the variable with zeros in the rows to which weight decay does not apply."""
     return value * _mask(DECAYED, value.dtype)
 
 
 def initial(rule: ProxyRule, channels: int, dtype: tf.DType) -> tf.Tensor:
-    """Return offset 0, scale 1, no correction, and the statistics for these."""
+    """Return the initial value of a proxy variable: offset 0, scale 1, no correction, and the statistics of these rows."""
     start = tf.reshape(tf.one_hot(GAMMA, len(ROWS), dtype=dtype), [len(ROWS), 1, 1, 1])
     return refreshed(rule, tf.tile(start, [1, 1, 1, channels]))
 

@@ -1,6 +1,6 @@
-"""The layer vocabulary with rounding to narrow formats: operands of products, results, and gradients.
+"""Layers that round operands of products, results and gradients to narrow formats. `emulator.layers.rounding` rounds.
 
-If several layers read one tensor, the sum of their gradients is rounded too. `emulator.layers.rounding` does the rounding.
+If several layers read a tensor, the sum of the gradients that they return is rounded too.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from Models._norms import BatchNorm, GroupNorm
 
 
 class OperandRoundings(NamedTuple):
-    """The roundings of a layer's operands; None if nothing needs rounding. `kernel_index`: the layer's row in the amax
-    history, if its formats are scaled."""
+    """The roundings of a layer's operands. None means no rounding. If the layer's formats are scaled, `kernel_index` is the
+    layer's row in the history of largest values (amax)."""
 
     activation: Rounding | None
     gradient: Rounding | None
@@ -44,9 +44,9 @@ _UNROUNDED = OperandRoundings(None, None)
 
 
 class OperandLayers(TensorLayers):
-    """The layer vocabulary with rounded operands, on tensors [batch, height, width, channels]."""
+    """Layers with rounded operands, on tensors [batch, height, width, channels]."""
 
-    _any_operands = False  # sums of two operands may not fit their format
+    _any_operands = False  # Winograd's method is not allowed, because sums of operands may not fit their format.
 
     def __init__(
         self,
@@ -55,10 +55,9 @@ class OperandLayers(TensorLayers):
         operands: Callable[[str], OperandRoundings] = lambda kernel: _UNROUNDED,
         **context: Any,
     ) -> None:
-        """`operands`: the roundings for the layer with a kernel of that name; `weights` and `context`: arguments of
-        TensorLayers.
+        """`operands` returns the roundings for the layer with a given kernel. TensorLayers has the other arguments.
 
-        Random rounding is keyed by (seed, segment, number of the rounding in the segment, sample position).
+        Stochastic rounding depends on (seed, segment, number of the rounding in the segment, sample position).
         """
         super().__init__(weights, **context)
         self._operands = operands
@@ -89,11 +88,12 @@ class OperandLayers(TensorLayers):
         return rounded if self._watch is None else self._watch.record_gradient_amax(kernel_index, rounded)
 
     def _factor(self, kernel_index: int, kind: int, rounding: Rounding) -> tf.Tensor:
-        """Return the power of two that shifts a tensor into the range of its format. `kind`: 0 activation, 1 gradient."""
+        """Return the power of two that scales a tensor into the range of its format. `kind` is 0 for an activation and 1 for
+        a gradient."""
         return range_factor(self._weights[AMAX_HISTORY][kernel_index, kind], rounding.format)
 
     def _noise_for(self, rounding: Rounding, rank: int = 4) -> tuple[tf.Tensor, ...]:
-        """Return the bits for the next random rounding, [batch, 1, ...]; empty if it is not random."""
+        """Return the random bits [batch, 1, ...] for the next stochastic rounding, or () if rounding is not stochastic."""
         if not rounding.stochastic or self._positions is None:
             return ()
         self._rounded += 1
@@ -103,15 +103,15 @@ class OperandLayers(TensorLayers):
 
 @dataclass
 class _GradientRounding:
-    """Decides which layer rounds the gradient that arrives at a tensor. Everything is known only after the forward pass,
-    when all readers are registered."""
+    """Decide which layer rounds the gradient of a tensor. The answers are final after the forward pass, when all layers that
+    read the tensor are known."""
 
-    segment: str  # segment of the readers
-    rounded: bool  # the layer that produced the tensor can round
+    segment: str  # the readers are in this segment.
+    rounded: bool  # True if the layer that produced the tensor can round the gradient.
     readers: int = 0
-    on_grid: bool = True  # each reader returns a gradient in the format
-    rounded_downstream: bool = False  # the next segment rounds
-    summed: tf.Tensor | None = None  # the tensor that readers get, where their gradients are added
+    on_grid: bool = True  # True if every reader returns numbers of the format.
+    rounded_downstream: bool = False  # True if the next segment rounds the gradient.
+    summed: tf.Tensor | None = None  # readers get this tensor; the gradients of all readers are added here.
 
     def needs_rounding(self) -> bool:
         """Return whether the layer that produced the tensor must round the gradient."""
@@ -122,7 +122,7 @@ class _GradientRounding:
         return self.readers > 1 and not self.rounded
 
     def summand_needs_rounding(self) -> bool:
-        """Return whether each reader's gradient must be rounded."""
+        """Return whether the gradient of each reader must be rounded."""
         return self.readers > 1 or not self.rounded
 
 
@@ -144,19 +144,18 @@ class RoundedLayers(OperandLayers):
         return y
 
     def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
-        """Return the bits for the rounding of the next result, as `_noise_for`."""
         return self._noise_for(self._rounding, rank)
 
     def _rounded_by_layer(self, y: tf.Tensor) -> tf.Tensor:
-        """Return the output of a layer that itself rounds its result and the gradient that arrives there."""
+        """Return the output of a layer that rounds its own result and the incoming gradient."""
         self._gradients[y.name] = _GradientRounding(self._segment, rounded=True)
         return y
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
-        """Return a layer's input; its gradient is rounded in the backward pass.
+        """Return a layer's input and round its gradient in the backward pass.
 
-        Nothing is assumed about a tensor from the previous segment: segments may be differentiated separately, and the
-        results must be the same to the bit.
+        The gradient of a tensor from the previous segment is always rounded, because the backward passes of segments may be
+        separate, and separate passes must give the same bits.
         """
         if not self._training or x.name in self._parameters:
             return x
@@ -200,7 +199,7 @@ class RoundedLayers(OperandLayers):
 
     def _proxy_norm(self, x: tf.Tensor, rows: group_norm.Rows, norm: GroupNorm, activation: str, scaled: bool) -> tf.Tensor:
         x, rounding = self._layer_input(x, gradient_on_grid=True), self._rounding
-        # not _rounded_by_layer: the incoming gradient is added up in FP32, so it must be rounded before
+        # Do not call _rounded_by_layer: the norm sums the incoming gradient in FP32, so it must be rounded before.
         return group_norm.proxy_norm(x, rows, norm, activation, scaled=scaled, rounding=rounding, noise=self._noise())
 
     def proxy_norm_activation(

@@ -1,9 +1,8 @@
-"""Emulates narrow formats by FP32 tensors whose values are numbers of the format (on its grid). Every operation computes in
-FP32 and rounds its result once.
+"""Emulate narrow formats with FP32 tensors whose values are numbers of the format. Every operation computes in FP32 and
+rounds its result once.
 
-FP32 has 24 bits for the 11 of FP16, so sums, products, quotients and roots of FP16 numbers equal those of real FP16. A
-result that overflows after rounding becomes the format's overflow value (NaN in FP16, as on the IPU), or the largest number
-if overflow saturates.
+FP32 has 24 significant bits and FP16 has 11, so sums, products, quotients and roots have the same bits as in real FP16. An
+overflow becomes NaN in FP16, as on the IPU. With saturation, it becomes the largest number of the format.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ Predicate = Callable[[], bool]
 
 
 def always() -> bool:
-    """Return True: without further knowledge, a gradient is rounded."""
+    """Return True: by default, gradients are rounded."""
     return True
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of FP32 results to a format: to nearest, ties to even, or at random with the same mean.
+    """The rounding of FP32 results to a format: to nearest, ties to even, or stochastically with the same mean.
 
-    tf.abs, tf.sign, tf.floor and similar are avoided: XLA compiles this for every shape and needs 14 ms longer for each of
-    them, because each becomes a separate MLIR kernel.
+    The code avoids tf.abs, tf.sign, tf.floor and similar functions. XLA makes each into a separate kernel and needs 14 ms
+    longer to compile it, for every shape.
     """
 
     stochastic: bool = False
     saturate: bool = False
-    trap: bool = False  # overflow gives infinity, so that checks can tell it from other NaNs
+    trap: bool = False  # True makes an overflow infinity, so that checks can distinguish it from NaN.
     format: Format = FP16
 
     def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
-        """Return x rounded. `noise`: uint64 [batch, 1, ...] or []; the random numbers are a function of it, `salt` and the
-        element's place. Without noise, round to nearest, ties to even."""
+        """Return x rounded. With `noise` (uint64 [batch, 1, ...] or []), round stochastically; the random numbers depend on
+        noise, `salt` and the element's index. Without noise, round to nearest, ties to even."""
         if x.dtype != tf.float32:
             raise TypeError(f"narrow formats are emulated in FP32, not in {x.dtype.name}")
         bits = tf.bitcast(x, tf.int32)
@@ -62,33 +61,33 @@ class Rounding:
 
     @property
     def kind(self) -> str:
-        """The way to round. SHORTENED: for FP32 with a shorter fraction; FP32 arithmetic may treat subnormal numbers as 0,
-        so integers are used. UNSIGNED: for a format without a negative zero."""
+        """The algorithm of rounding. SHORTENED uses integers, for formats like BF16 with the exponents of FP32, because FP32
+        arithmetic may treat subnormal numbers as 0. UNSIGNED is for formats without a negative zero, NARROW for others."""
         if self.format.has_fp32_exponents:
             return SHORTENED
         return UNSIGNED if self.format.specials == UNSIGNED_ZERO else NARROW
 
     @property
     def beyond(self) -> float:
-        """The size that replaces sizes above the format's largest."""
+        """The absolute value that replaces an overflow."""
         return float("inf") if self.trap else self.format.largest if self.saturate else self.format.beyond
 
     @property
     def _dropped(self) -> int:
-        """The number of fraction bits that the format lacks."""
+        """The number of fraction bits that FP32 has in addition to those of the format."""
         return FRACTION - self.format.fraction_bits
 
     def _narrowed(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
-        """Round a size, given as the int32 bits of FP32, to a format whose numbers are all normal in FP32."""
+        """Round an absolute value, given as the int32 bits of FP32. All numbers of the format must be normal in FP32."""
         exponent = tf.maximum(tf.bitwise.bitwise_and(size, EXPONENT), (BIAS + self.format.least_exponent) << FRACTION)
-        beyond = (BIAS + self.format.top_exponent + 1) << FRACTION  # otherwise steps and shifters would overflow
+        beyond = (BIAS + self.format.top_exponent + 1) << FRACTION  # larger exponents would overflow in `shifter`.
         exponent, x = tf.minimum(exponent, beyond), tf.bitcast(size, tf.float32)
         if uniform is None:
-            # Let FP32 round: add a number so large, 2^(exponent + dropped), that its last place is the format's.
+            # After adding 2^(exponent + dropped), the last bit of an FP32 sum is the last bit of the format. So FP32 rounds.
             shifter = tf.bitcast(exponent + (self._dropped << FRACTION), tf.float32)
             return (x + shifter) - shifter
         step = tf.bitcast(exponent - (self.format.fraction_bits << FRACTION), tf.float32)
-        steps = x / step  # exact: a power of two
+        steps = x / step  # the quotient is exact, because `step` is a power of two.
         below = tf.math.floordiv(x, step)
         return (below + tf.cast(uniform < steps - below, tf.float32)) * step
 
@@ -96,7 +95,7 @@ class Rounding:
         return tf.where_v2(y > self.format.largest, self.beyond, y)
 
     def _shortened(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
-        """Round a size, given as the int32 bits of FP32, to a shorter fraction with integers only; NaN stays."""
+        """Round an absolute value, given as the int32 bits of FP32, to a shorter fraction, using integers only. Keep NaN."""
         unit = 1 << self._dropped
         largest, beyond = (int(np.float32(number).view(np.int32)) for number in (self.format.largest, self.beyond))
         rest = tf.bitwise.bitwise_and(size, unit - 1)
@@ -111,14 +110,14 @@ class Rounding:
 
 
 def _uniform(x: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
-    """Return float32 in [0, 1) for each element, which chooses between its two neighbours in the format."""
-    # elements are counted within their sample, so results do not depend on how a batch is split into micro-batches
+    """Return a random float32 in [0, 1) for each element of x."""
+    # Elements are counted within each sample, so the division of a batch into micro-batches does not change the results.
     own = x.shape[1:] if noise.shape.rank else x.shape
     place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int32), [*([1] if noise.shape.rank else []), *own])
     return draws.uniform_of_words(draws.bits(salt, noise), place)
 
 
-FORWARD, BACKWARD = 0, 1  # salts
+FORWARD, BACKWARD = 0, 1  # these salts give different random numbers in the forward and backward pass.
 
 
 @cache
@@ -127,7 +126,7 @@ def _compiled(rounding: Rounding, salt: int) -> TensorFunction:
 
 
 def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), salt: int = FORWARD) -> tf.Tensor:
-    """Return x rounded, the same as `rounding` returns, in one pass: by the native kernel, or compiled by XLA."""
+    """Return rounding(x), computed by the native kernel or by a function that XLA compiles."""
     kernels = library.load_for(x)
     if kernels is None:
         return _compiled(rounding, salt)(x, *noise)
@@ -135,14 +134,14 @@ def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (),
 
 
 def kernel_attributes(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
-    """Return the arguments of a native operation that describe how it rounds its results; the noise is [batch, 1, ...]."""
+    """Return the arguments that tell a native operation how to round its results. Noise has the shape [batch, 1, ...]."""
     if rounding is None:
         return {"rounding": "none", "noise": ()}
     return {"rounding": "random" if noise else "nearest", "noise": noise, **_attributes(rounding)}
 
 
 def _attributes(rounding: Rounding) -> dict[str, Any]:
-    """Return a format and its overflow as attributes of native operations."""
+    """Return the attributes of native operations that describe the format and its overflow."""
     return {
         "fraction_bits": rounding.format.fraction_bits,
         "least_exponent": rounding.format.least_exponent,
@@ -155,8 +154,8 @@ def _attributes(rounding: Rounding) -> dict[str, Any]:
 def value_and_gradient_rounded(
     x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
 ) -> tf.Tensor:
-    """Round x, and round its gradient in the backward pass. `needs_rounding` is called in the backward pass; if it returns
-    False, the incoming gradient is already rounded."""
+    """Round x, and round its gradient in the backward pass. The gradient is not rounded if `needs_rounding`, which is called
+    in the backward pass, returns False."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
@@ -166,19 +165,19 @@ def value_and_gradient_rounded(
 
 
 def value_rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """Round x; its gradient passes unchanged, as if nothing had been rounded."""
+    """Round x, but do not change its gradient."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
     return by_rule(kind, lambda x: rounded(x, rounding, noise), x, rule=lambda dy: dy)
 
 
 def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """Return the power of two by which numbers of this size are multiplied before rounding.
+    """Return the power of two by which a tensor is multiplied before rounding. `largest` is the tensor's largest value.
 
-    `largest` is scaled to between a quarter and a half of the format's largest number, so numbers twice as large still fit.
-    The factor is 1 for 0, for subnormal FP32 numbers, and for values that are not finite.
+    The scaled largest value is between a quarter and a half of the format's largest number, so numbers twice as large still
+    fit. The factor is 1 if `largest` is 0, subnormal in FP32 or not finite.
     """
     bits = tf.bitcast(largest, tf.int32)
-    # the shift rounds down: one octave less if the fraction is longer than that of the format's largest number
+    # The shift rounds down, so this is one octave less if `largest` has a greater fraction than the format's largest number.
     octaves = tf.bitwise.right_shift(_bits_of(number_format.largest) - bits, FRACTION)
     exponent = tf.clip_by_value(octaves - 1, -MOST_MOVED, MOST_MOVED)
     usual = tf.logical_and(bits >= 1 << FRACTION, bits < EXPONENT)
@@ -186,7 +185,6 @@ def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
 
 
 def _bits_of(x: float) -> int:
-    """Return the bits of an FP32 number above 0."""
     return int(np.float32(x).view(np.int32))
 
 
@@ -198,7 +196,7 @@ def _scaled(rounding: Rounding, salt: int) -> TensorFunction:
 def scaled_value_rounded(
     x: tf.Tensor, factor: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    """Like `value_rounded`, but numbers are rounded after multiplication by a power of two, and divided by it again."""
+    """Return x, multiplied by `factor`, rounded, and divided by `factor`. Do not change the gradient of x."""
     scaled = _scaled(rounding, FORWARD)
     return by_rule("PartitionedCall", lambda x: scaled(x, factor, *noise), x, rule=lambda dy: dy)
 
@@ -206,7 +204,7 @@ def scaled_value_rounded(
 def scaled_gradient_rounded(
     x: tf.Tensor, factor: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    """Return x; its gradient is rounded after multiplication by a power of two, and divided by it again."""
+    """Return x. In the backward pass, multiply the gradient by `factor`, round it, and divide it by `factor`."""
     scaled = _scaled(rounding, BACKWARD)
     return by_rule("Identity", tf.identity, x, rule=lambda dy: scaled(dy, factor, *noise))
 
@@ -214,7 +212,7 @@ def scaled_gradient_rounded(
 def gradient_rounded(
     x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
 ) -> tf.Tensor:
-    """Return x; its gradient is rounded as in `value_and_gradient_rounded`."""
+    """Return x. In the backward pass, round the gradient unless `needs_rounding` returns False."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
         return rounded(dy, rounding, noise, BACKWARD) if needs_rounding() else dy
@@ -223,7 +221,7 @@ def gradient_rounded(
 
 
 def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """Return the mean over the pixels in FP32, [batch, 1, 1, channels]. All pixels get the same rounded gradient."""
+    """Return the mean over pixels [batch, 1, 1, channels] in FP32. All pixels get the same rounded gradient."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
         return tf.broadcast_to(rounded(dy / (x.shape[1] * x.shape[2]), rounding, noise, BACKWARD), tf.shape(x))
@@ -243,11 +241,11 @@ def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> TensorFuncti
 def add_rounded(
     total: tf.Tensor, x: tf.Tensor, count: int, of_x: Rounding | None, of_sum: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    """Return total + x / count, for any shape. x is rounded with `of_x`; then its share, and then the sum, with `of_sum`."""
+    """Return total + x / count. `of_x` rounds x; `of_sum` rounds the quotient and the sum."""
     flat = (tf.reshape(each, [-1]) for each in (total, x))
     return tf.reshape(_adding(of_x, of_sum, count)(*flat, *noise), total.shape)
 
 
 def round_without_gradient(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """Return x rounded, for any shape, without a gradient."""
+    """Return x rounded. The result has no gradient."""
     return tf.reshape(rounded(tf.reshape(x, [-1]), rounding, noise), x.shape)

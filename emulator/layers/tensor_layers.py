@@ -1,7 +1,7 @@
-"""The layer vocabulary as TensorFlow operations, for training.
+"""Layers made of TensorFlow operations, for training.
 
-Weights are passed in as tensors by name, so the caller decides how they are stored, cast and differentiated. No variables
-are created here. Random draws are keyed by (seed, layer, sample position).
+The caller passes weights as tensors by name and decides how they are stored and cast. This module creates no variables.
+Random draws depend on (seed, layer, sample position).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from Models._norms import BatchNorm, GroupNorm, NoNorm, Norm
 
 
 def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return a variable's initial value, a function of (seed, name)."""
+    """Return the initial value of a variable. Random values depend on seed and name only."""
     if variable.proxy:
         return proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
     if not isinstance(variable.initial, Initial):
@@ -42,16 +42,17 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
 
 
 class _LocalNorm(NamedTuple):
-    """A batch norm computed by the native kernel."""
+    """A batch norm that the native kernel computes: the arguments (x, gamma, beta, parts, epsilon), and the names of the
+    moving statistics."""
 
-    arguments: tuple[Any, ...]  # x, gamma, beta, parts, epsilon
-    moments: tuple[str, ...]  # their names
+    arguments: tuple[Any, ...]
+    moments: tuple[str, ...]
 
 
 class TensorLayers(Layers):
-    """The layer vocabulary on tensors [batch, height, width, channels]."""
+    """Layers on tensors [batch, height, width, channels]."""
 
-    _any_operands = True  # a convolution may multiply other FP32 numbers than its operands
+    _any_operands = True  # Winograd's method is allowed, which multiplies sums of operands.
 
     def __init__(
         self,
@@ -68,16 +69,16 @@ class TensorLayers(Layers):
     ) -> None:
         """Results have the dtype of the weights.
 
-        * `weights`: every variable's value by full name
-        * `positions`: int64 [batch], each sample's place in the endless training order; keys its draws, in training only
-        * `norm_parts`: equal parts of the batch with separate batch-norm statistics
-        * `watch`: counts the gradients that arrive
-        * `sync_mean`: mean of a tensor over the processes that share batch-norm statistics
-        * `product_dtype`: dtype of convolutions and matrix products, if not that of the weights
-        * `frozen`: names of moving statistics that their norms use in training too
+        * `weights` has the value of every variable by full name.
+        * `positions` (int64 [batch], in training only) numbers each sample over all epochs. Random draws depend on it.
+        * `norm_parts` is the number of equal parts of the batch that have separate batch-norm statistics.
+        * `watch` counts the gradients that narrow formats lose.
+        * `sync_mean` returns the mean of a tensor over the processes that share batch-norm statistics.
+        * `product_dtype` is the dtype of convolutions and matrix products. None means the dtype of the weights.
+        * `frozen` names moving statistics. Norms with these statistics use them in training too.
         """
         super().__init__()
-        self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> its value on this micro-batch
+        self.statistics: dict[str, tf.Tensor] = {}  # maps each moving statistic to its value on this micro-batch.
         self._weights = weights
         self._training = training
         self._seed = seed
@@ -87,25 +88,25 @@ class TensorLayers(Layers):
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
         self._frozen = frozen
-        # batch norms whose result nothing has read yet, and sums of one and a shortcut, by reference of the result
+        # These remember which tensors are the result of a batch norm, and which are the sum of a batch norm and a shortcut.
         self._linear_norms: dict[Any, _LocalNorm] = {}
         self._sums: dict[Any, tuple[_LocalNorm, tf.Tensor]] = {}
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
-        """Return a layer's input. Subclasses round or check the gradient that the layer returns for it. `gradient_on_grid`:
-        that gradient is in the compute format if the gradient that arrives at the layer is."""
+        """Return a layer's input. Subclasses round or check the gradient of the input. `gradient_on_grid` means that the
+        layer returns numbers of the compute format if its incoming gradient has such numbers."""
         return x
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
-        """Return a layer's output; subclasses round it."""
+        """Return a layer's output. Subclasses round the output."""
         return x
 
     def _round_operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
-        """Return the operand that the layer with that kernel multiplies; subclasses round it."""
+        """Return the operand that the layer with this kernel multiplies. Subclasses round the operand."""
         return x
 
     def _round_product_gradient(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
-        """Return the product with a kernel; subclasses round the gradient that is multiplied in the backward pass."""
+        """Return the product with a kernel. Subclasses round its gradient, which the backward pass multiplies."""
         return y
 
     def _factors(self, weights: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -118,7 +119,7 @@ class TensorLayers(Layers):
         return tf.cast(y, tf.float32) if self._product_dtype else y
 
     def _alias_gradient(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-        """Return `new`, which replaces `old`; subclasses copy their records of `old` to it."""
+        """Return `new`, which replaces the tensor `old`. Subclasses copy what they know about `old`."""
         return new
 
     def channels(self, x: tf.Tensor) -> int:
@@ -154,7 +155,7 @@ class TensorLayers(Layers):
         return self._result(tf.nn.bias_add(self._layer_input(x, gradient_on_grid=True), bias))
 
     def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
-        """Return a layer's result; the gradients that arrive at it are counted."""
+        """Return a layer's result and count the incoming gradients in the backward pass."""
         return y if self._watch is None else self._alias_gradient(self._watch.watch_gradient(y, self.path(kind)), y)
 
     def norm(
@@ -203,11 +204,11 @@ class TensorLayers(Layers):
         return y if activated else self._activation(y, activation)
 
     def _uses_batch_statistics(self) -> bool:
-        """Return whether this batch norm uses the statistics of the batch, not its moving ones."""
+        """Return whether this batch norm uses the statistics of the batch, not moving statistics."""
         return self._training and self.path(MOMENTS[0]) not in self._frozen
 
     def _with_statistics(self, normed: batch_norm.Normed) -> tf.Tensor:
-        """Return the values of a batch norm, and record its moments as the micro-batch's statistics."""
+        """Return the values of a batch norm, and record its mean and variance as statistics of the micro-batch."""
         self.statistics |= dict(zip(map(self.path, MOMENTS), (normed.mean, normed.variance)))
         return normed.y
 
@@ -226,7 +227,7 @@ class TensorLayers(Layers):
         x = self._layer_input(x, gradient_on_grid=True)
         if x.ref() not in self._sums:
             return tf.nn.relu(x)
-        # One operation replaces three. Nothing reads the results of those, so they are not run.
+        # One operation replaces norm, sum and ReLU. TensorFlow does not run these, because nothing reads their results.
         norm, shortcut = self._sums[x.ref()]
         y, *moments = batch_norm.native_batch_norm(*norm.arguments, activations.RELU, shortcuts=(shortcut,))
         self.statistics |= dict(zip(norm.moments, moments))
@@ -245,7 +246,7 @@ class TensorLayers(Layers):
         x, y = (self._layer_input(each, gradient_on_grid=True) for each in (x, y))
         total = self._result(x + y)
         for normed, shortcut in ((y, x), (x, y)):
-            # if the norm has other readers too, its gradient is the sum of theirs
+            # If other layers also read the norm, its gradient is a sum, which the joined operation cannot compute.
             alone = normed.ref() in self._linear_norms and len(normed.consumers()) == 1
             if alone and normed.shape == shortcut.shape:
                 self._sums[total.ref()] = self._linear_norms[normed.ref()], shortcut
@@ -273,7 +274,6 @@ class TensorLayers(Layers):
         return tf.pad(x, [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def _every(self, x: tf.Tensor, stride: int) -> tf.Tensor:
-        """Return every `stride`-th pixel in both directions."""
         return convolutions.subsample(x, stride)
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
@@ -304,11 +304,11 @@ class TensorLayers(Layers):
         return self._result(self._layer_input(x) * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
-MOMENTS = "moving_mean", "moving_variance"  # variables of batch norm
-# Method for each kind of norm, which also computes the activation after it; by name, so that subclasses can override it.
+MOMENTS = "moving_mean", "moving_variance"  # these are the variables of batch norm that hold moving statistics.
+# A method computes each kind of norm and the activation after it. Methods are given by name, so that subclasses can replace
+# them.
 NORMS = {GroupNorm: "_group_norm", BatchNorm: "_batch_norm"}
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
-    """Return [batch, all numbers of a sample]."""
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])

@@ -1,4 +1,4 @@
-"""Counts gradients that narrow formats lose, without changing any bit."""
+"""Count the gradients that narrow formats lose. Counting changes no result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from emulator.plan.number_formats import Format
 
 
 class WatchedLayers(NamedTuple):
-    """The layers whose incoming gradients are counted, by path.
+    """The paths of the layers whose incoming gradients are counted.
 
-    `formats`: the narrow formats that each gradient is rounded to. `exact_zero_is_underflow`: layers before a norm and the
-    last layer, where a gradient of exactly 0 must be an underflow. Zeros elsewhere are not counted.
+    `formats` has the narrow formats to which each gradient is rounded. `exact_zero_is_underflow` names the layers at which a
+    gradient of exactly 0 must be an underflow: the last layer, and layers before a norm. At other layers, 0 is not counted.
     """
 
     formats: Mapping[str, Sequence[Format]]
@@ -23,11 +23,11 @@ class WatchedLayers(NamedTuple):
 
 
 class GradientWatch:
-    """Counts the gradients of one backward pass that become 0 or overflow in their formats. Gradients at the results of
-    convolutions and dense layers are counted, for the first image only, as a sample."""
+    """Count the gradients of one backward pass that become 0 or overflow in their formats. As a sample, count only the
+    gradients of the first image, at the results of convolutions and dense layers."""
 
     def __init__(self, watched: WatchedLayers, with_largest: bool = False) -> None:
-        """`with_largest`: also find the largest gradient, over all images."""
+        """`with_largest` means: also find the largest gradient of all images."""
         self.with_largest = with_largest
         self.names = tuple(watched.formats)
         self._watched = watched
@@ -36,13 +36,13 @@ class GradientWatch:
         self._operand_amax: dict[tuple[int, int], tf.Tensor] = {}
 
     def watch_gradient(self, x: tf.Tensor, name: str) -> tf.Tensor:
-        """Return x; the gradient that arrives at it is counted."""
+        """Return x and count its gradients in the backward pass."""
         if name not in self.names:
             return x
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             size, formats = tf.abs(dy[:1]), self._watched.formats[name]
-            most_lost = max(each.smallest for each in formats) / 2  # half of the smallest number rounds to 0
+            most_lost = max(each.smallest for each in formats) / 2  # half of the smallest number rounds to 0.
             zeros = size <= most_lost if name in self._watched.exact_zero_is_underflow else tf.zeros_like(size, tf.bool)
             beyond = tf.logical_not(size < min(each.overflow for each in formats))
             if self.with_largest:
@@ -53,11 +53,12 @@ class GradientWatch:
         return by_rule("Identity", tf.identity, x, rule=gradient)
 
     def record_operand_amax(self, kernel_index: int, kind: int, x: tf.Tensor) -> None:
-        """Record the largest absolute value of an operand of a scaled kernel. `kind`: 0 activation, 1 gradient."""
+        """Record the largest absolute value (amax) of an operand of a scaled kernel. `kind` is 0 for the activation and 1
+        for the gradient."""
         self._operand_amax[kernel_index, kind] = tf.reduce_max(tf.abs(x))
 
     def record_gradient_amax(self, kernel_index: int, y: tf.Tensor) -> tf.Tensor:
-        """Return x; the amax of the gradient that arrives at it is recorded."""
+        """Return x and record the amax of its gradient in the backward pass."""
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             self.record_operand_amax(kernel_index, 1, dy)
@@ -66,7 +67,7 @@ class GradientWatch:
         return by_rule("Identity", tf.identity, y, rule=gradient)
 
     def operand_amax(self, kernels: int) -> tf.Tensor:
-        """Return the amax of each operand, float32 [kernels, 2]. Call it after the backward pass."""
+        """Return the amax of each operand, float32 [kernels, 2]. Call this after the backward pass."""
         amax = [
             [self._operand_amax.get((kernel_index, kind), tf.zeros([])) for kind in (0, 1)]
             for kernel_index in range(kernels)
@@ -74,9 +75,10 @@ class GradientWatch:
         return tf.stack([tf.stack(each) for each in amax])
 
     def largest_gradient(self) -> tf.Tensor:
-        """Return the largest gradient that arrived at any of the layers, float32 []. Call it after the backward pass."""
+        """Return the largest incoming gradient of all layers, float32 []. Call this after the backward pass."""
         return tf.reduce_max(tf.stack([tf.zeros([]), *self._largest.values()]))
 
     def lost_shares(self) -> tf.Tensor:
-        """Return the fractions that underflowed and overflowed, float32 [layers, 2]. Call it after the backward pass."""
+        """Return the fractions of gradients that underflowed and overflowed, float32 [layers, 2]. Call this after the
+        backward pass."""
         return tf.stack([self._shares.get(name, tf.zeros([2])) for name in self.names])
