@@ -1,5 +1,5 @@
-"""Frozen inference programs: graphs that contain their weights. One kind is for the server, saved in a file and run from
-several threads; the other uses only plain TensorFlow operations, for other runtimes."""
+"""Frozen inference programs: graphs that contain their weights. One kind is a file for the inference server. The other kind
+has only plain TensorFlow operations, for other runtimes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
 
-# with a prefix, because operations of the network may have the usual names
+# The prefix avoids conflicts with the names of the network's operations.
 _IMAGES, _LOGITS, _LOGIT, _CLASS, _IDENTITY = (
     f"frozen_{name}" for name in ("images", "logits", "max_logit", "class", "identity")
 )
 
-IMAGE, PROBABILITIES = "image", "probabilities"  # tensors of a portable graph
+IMAGE, PROBABILITIES = "image", "probabilities"  # a portable graph has tensors with these names.
 
 
 def freeze(
@@ -38,10 +38,11 @@ def freeze(
     precision: Precision,
     identity: str,
 ) -> bytes:
-    """Return the program as bytes: uint8 images of `shape` -> (largest logit, its class) of each.
+    """Return a program as bytes. The program maps uint8 images of `shape` to the largest logit and the class of each image.
 
-    `prepare`: function from the images to the network's input; `values`: weights by name, or None for the initial weights of
-    `seed`; `identity`: describes the program's source; `FrozenProgram` compares it.
+    `prepare` is a function from the images to the network's input. `values` has the weights by name; None means the initial
+    weights of `seed`. `identity` describes the source of the program; `FrozenProgram` rejects a program with another
+    identity.
     """
     constants = _weights(variables, values, seed, precision)
     with new_graph().as_default() as graph:
@@ -62,9 +63,10 @@ def portable_graph(
     prepare: Callable[[tf.Tensor], tf.Tensor],
     values: Mapping[str, np.ndarray],
 ) -> tf.GraphDef:
-    """Return the graph uint8 IMAGE [batch, side, side, 3] -> float32 PROBABILITIES [batch, classes], for any batch size.
+    """Return a graph that maps uint8 IMAGE [batch, side, side, 3] to float32 PROBABILITIES [batch, classes].
 
-    The graph is in FP32 and uses only plain TensorFlow operations. `prepare` and `values` as for `freeze`.
+    The batch may have any size. The graph computes in FP32 and uses only plain TensorFlow operations. `prepare` and `values`
+    are the same as in `freeze`.
     """
     constants = _weights(variables, values, 0, SINGLE)
     with tf.Graph().as_default() as graph:
@@ -77,7 +79,7 @@ def portable_graph(
 def _weights(
     variables: tuple[Variable, ...], values: Mapping[str, np.ndarray] | None, seed: int, precision: Precision
 ) -> dict[str, np.ndarray]:
-    """Return the weights as the layers use them."""
+    """Return the weights in the formats that layers use."""
     with new_graph().as_default() as graph:
         weights = ProgramVariables(variables, seed, {}, precision=precision)
         read, state, initialise = weights.read(), VariableHandles.of(weights), tf.global_variables_initializer()
@@ -89,15 +91,15 @@ def _weights(
 
 
 def _sealed(program: bytes) -> bytes:
-    """Return the program followed by a node whose name is the digest of the rest. The result is still one graph, because
-    joined messages merge."""
+    """Return the program with one more node, whose name is the digest of the program. The joined bytes are a valid graph,
+    because protocol buffers merge joined messages."""
     seal = tf.GraphDef()
     seal.node.add(name=f"frozen_digest_{hashlib.sha256(program).hexdigest()}", op="NoOp")
     return program + seal.SerializeToString()
 
 
 def _unsealed(program: bytes) -> bytes:
-    """Return a sealed program without that node. Raise ValueError if the digest does not match."""
+    """Return a sealed program without the node that holds the digest. Raise ValueError if the digest does not match."""
     content = program[: -len(_sealed(b""))]
     if _sealed(content) != program:
         raise ValueError("it is damaged, or was built by another program")
@@ -108,7 +110,7 @@ class FrozenProgram:
     """A loaded program. Several threads may call it at once."""
 
     def __init__(self, program: bytes) -> None:
-        """Raise ValueError if the bytes are not such a program."""
+        """Load a program. Raise ValueError if the bytes are no such program."""
         definition = tf.GraphDef()
         try:
             definition.ParseFromString(_unsealed(program))
@@ -124,12 +126,12 @@ class FrozenProgram:
         self._logits = self.session.make_callable(logits, [images])
 
     def infer(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (largest logit, its class), each [batch], for uint8 images [batch, side, side, 3]."""
+        """Return the largest logit and the class of each image, both [batch]. Images are uint8 [batch, side, side, 3]."""
         with named_faults(lambda: "inference"):
             return self._infer(images)
 
     def logits(self, images: np.ndarray) -> np.ndarray:
-        """Return all logits, [batch, classes], for such images."""
+        """Return all logits [batch, classes] for uint8 images [batch, side, side, 3]."""
         with named_faults(lambda: "inference"):
             return self._logits(images)
 

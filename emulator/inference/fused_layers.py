@@ -1,8 +1,8 @@
-"""The layer vocabulary for exact inference with fused operations.
+"""Layers for inference with fused operations, which return the same bits as separate operations.
 
-A pointwise or depthwise convolution is one operation with a preceding gate or mean, and with the following batch norm or
-bias and the activation. This needs the native kernels (emulator/native/conv_norm.cc). Layers are built one by one. A later
-fused operation replaces earlier ones, whose results are then unused.
+One native kernel (emulator/native/conv_norm.cc) computes a gate or mean, the pointwise or depthwise convolution after it,
+the batch norm or bias, and the activation. Layers are built one by one. A fused operation replaces the operations that were
+built before, whose results nothing reads then.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SIGMOID = "sigmoid"
 
 @dataclass(frozen=True)
 class _Convolution:
-    """The arguments of a convolution. `gate`: factors on x, [batch, 1, 1, channels]; `of_mean`: its input is the mean of
-    x."""
+    """The arguments of a convolution. `gate` [batch, 1, 1, channels] multiplies x. `of_mean` means that the input is the
+    mean of x over pixels."""
 
     x: tf.Tensor
-    weights: tf.Tensor  # [kernel, kernel, channels of a group, filters]
+    weights: tf.Tensor  # the shape is [kernel, kernel, channels of a group, filters].
     stride: int = 1
     bias: tf.Tensor | None = None
     gate: tf.Tensor | None = None
@@ -42,19 +42,19 @@ class _Convolution:
 
     @property
     def is_pointwise(self) -> bool:
-        """True for 1 x 1 kernels over all channels."""
+        """True if kernels are 1 x 1 and there is one group."""
         return self.weights.shape[0] == self.stride == 1 and self.weights.shape[2] == self.x.shape[-1]
 
     @property
     def kernels(self) -> ModuleType | None:
-        """The native operations, if they are built for a processor that supports them."""
+        """The native operations, or None if they are not built for this processor."""
         built = library.load_for(self.x)
         return built if hasattr(built, "emulator_pointwise_conv_norm") else None
 
     def with_norm(self, **norm: Any) -> tf.Tensor | None:
-        """Return the convolution followed by batch norm and activation; None if no operation does all of it.
+        """Return the convolution with batch norm and activation, or None if no native operation computes them together.
 
-        `norm`: gamma, beta, mean and variance [filters], epsilon, activation.
+        `norm` has gamma, beta, mean and variance, each [filters], then epsilon and the name of the activation.
         """
         kernels = self.kernels
         if not kernels or self.bias is not None or self.of_mean:
@@ -66,7 +66,7 @@ class _Convolution:
         return kernels.emulator_pointwise_conv_norm(gate=gates, **norm) if self.is_pointwise else None
 
     def with_activation(self, activation: str) -> tf.Tensor | None:
-        """Return the convolution followed by bias and activation; None if no operation does all of it."""
+        """Return the convolution with bias and activation, or None if no native operation computes them together."""
         kernels = self.kernels
         if not kernels or self.bias is None or self.gate is not None or not self.is_pointwise:
             return None
@@ -76,11 +76,11 @@ class _Convolution:
 
 
 class FusedLayers(TensorLayers):
-    """The layer vocabulary on tensors [batch, height, width, channels], for inference, in the weights' dtype."""
+    """Layers for inference on tensors [batch, height, width, channels] in the dtype of the weights."""
 
     def __init__(self, weights: Mapping[str, tf.Tensor]) -> None:
         super().__init__(weights, training=False)
-        # what each tensor is the result of, by reference
+        # maps a result to the convolution, gate or mean that computes it.
         self._convolutions: dict[Any, _Convolution] = {}
         self._gates: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
         self._means: dict[Any, tf.Tensor] = {}
@@ -91,7 +91,7 @@ class FusedLayers(TensorLayers):
     ) -> tf.Tensor:  # fmt: skip
         y = super().conv(x, filters, kernel, initial, stride=stride, groups=groups, bias=bias, padding=padding)
         if padding != "SAME" and stride > 1:
-            return y  # the native operations pad like SAME
+            return y  # the native operations use SAME padding.
         weights = self._weights[self.path("conv", "conv2d", "kernel")]
         added = self._weights[self.path("conv", "conv2d", "bias")] if bias else None
         source, gate = self._gates.get(x.ref(), (x, None))

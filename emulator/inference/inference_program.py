@@ -1,4 +1,4 @@
-"""The validation program: a device loop over micro-batches that adds up scores, in its own graph."""
+"""The validation program: a graph with a device loop over micro-batches that sums scores."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from Models._segments import Segment
 
 @dataclass(frozen=True)
 class Score:
-    """The sums of validation: their names, the function from (logits, labels) to a micro-batch's sums, and the shape of each
-    sum."""
+    """The sums that validation computes: the names, the function from (logits, labels) to the sums of a micro-batch, and the
+    shapes."""
 
     names: tuple[str, ...]
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
@@ -36,10 +36,10 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceSpec:
-    """Everything that decides the numbers of a validation program.
+    """The specification of a validation program.
 
-    `device`: TensorFlow's device of the network; `seed`: of the stream; `mirrored`: average the probabilities of each image
-    and its mirror image.
+    `device` is the TensorFlow device of the network, and `seed` the seed of the stream. `mirrored` means that probabilities
+    are averaged over each image and its mirror image.
     """
 
     segments: list[Segment]
@@ -54,23 +54,23 @@ class InferenceSpec:
 class InferenceProgram(Program):
     """A compiled validation program in its own graph. The loop over micro-batches runs on the device.
 
-    Samples with labels below 0 fill the last micro-batch and are not counted.
+    Samples with labels below 0 fill the last micro-batch and do not count.
     """
 
     def __init__(self, inference: InferenceSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
-        """`stream`: the batches to score. `cache_entry`: the program's entry in the program cache."""
+        """`stream` delivers the images to validate. `cache_entry` is the entry in the program cache."""
         self.names, device = inference.score.names, inference.device
         write = partial(_write, inference)
         super().__init__(write, stream, (device,), inference.seed, place=device, cache_entry=cache_entry)
 
     def compile(self) -> None:
-        """Set up the executors, by a step without micro-batches."""
+        """Run a step without micro-batches, so that TensorFlow sets up executors."""
         self.rewind()
         self.step(0, 0)
         self._mark_compiled()
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Load a checkpoint's weights. Raise KeyError with the name of a missing one."""
+        """Load the weights of a checkpoint. If a weight is missing, raise KeyError with its name."""
         self.state.assign(self.session, values, self.state.model)
 
     def rewind(self) -> None:
@@ -78,10 +78,10 @@ class InferenceProgram(Program):
         self.session.run(self._rewind)
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
-        """Return the sums over micro-batches first..end-1, which must be the next in the stream. An exception from a signal
-        ends the call at its next micro-batch; the program is unusable afterwards."""
+        """Return the sums over micro-batches first..end-1, which must be the next micro-batches of the stream. If a signal
+        raises an exception, the call ends before the next micro-batch, and the program cannot be used again."""
         with named_faults(lambda: "validation"):
-            # in another thread, because otherwise signals would wait for the end of the session call
+            # the main thread must be free to handle signals.
             running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))
             try:
                 sums = running.result()
@@ -95,11 +95,12 @@ class InferenceProgram(Program):
         return dict(zip(self.names, sums))
 
     def stop(self) -> None:
-        """End the current call of `step` at its next micro-batch, and later calls at once. Their sums are invalid."""
+        """End the current call of `step` before the next micro-batch, and later calls at once. The returned sums are
+        invalid."""
         self.session.run(self._names["stop"])
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
-        """Run `step` over micro-batches first..end-1, and return the times of its operations as events of a Chrome trace."""
+        """Run `step` over micro-batches first..end-1. Return the times of all operations as events of a Chrome trace."""
         options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
         self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
         return operation_events(trace)
@@ -108,7 +109,7 @@ class InferenceProgram(Program):
 def logits_of(
     segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
 ) -> tf.Tensor:
-    """Return the logits [batch, classes] of a micro-batch of prepared images, float32 [batch, side, side, channels]."""
+    """Return the logits [batch, classes] for prepared images, float32 [batch, side, side, channels]."""
     policy = PrecisionPolicy(precision)
     exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
     layers = FusedLayers(weights) if exact else policy.layers(weights, training=False)
@@ -116,8 +117,8 @@ def logits_of(
 
 
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
-    """Return the logits [batch, classes]; if `mirrored`, the logarithms of the mean probabilities, which are equivalent
-    logits."""
+    """Return the logits [batch, classes]. If `mirrored`, return the logarithms of the mean probabilities instead, which can
+    be used like logits."""
     if not inference.mirrored:
         return logits_of(inference.segments, weights, image, inference.precision)
     both = logits_of(inference.segments, weights, tf.concat([image, tf.reverse(image, [2])], 0), inference.precision)
@@ -148,7 +149,7 @@ def _sums(
     first: tf.Tensor,
     end: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Return float64 sums from the device loop over micro-batches, in the order of their names."""
+    """Return the float64 sums of the device loop over micro-batches, in the order of the names."""
     values, score = weights.read(), inference.score
 
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:

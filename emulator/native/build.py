@@ -2,7 +2,7 @@
 
 make kernels
 
-Without a compiler, print one line; everything works without the kernels.
+Without a compiler, print one line and end. Programs also run without the kernels.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from emulator.plan import machine
 
 _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
-_AT_ONCE = 4  # compilers at once; each needs about 900 MB
-_WITHOUT = "everything works without them, but norms, convolutions and inference are slower"
+_AT_ONCE = 4  # this number of compilers runs at once; each needs about 900 MB.
+_WITHOUT = "programs run without them, but norms, convolutions and inference are slower"
 
 
 def main(argv: list[str]) -> int:
-    """Compile the library unless it exists. Always return 0, because missing kernels are no failure."""
+    """Compile the library unless it exists. Always return 0, because programs run without the kernels."""
     parser = command_line.Parser(
         prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,14 +63,14 @@ def main(argv: list[str]) -> int:
 
 
 def _digest(compiler: list[str]) -> str:
-    """Return a digest of the compiler's options and version, because compilers may order sums differently."""
+    """Return a digest of the compiler's options and version. The kernels' results depend on them."""
     said = _run(*compiler, "--version")
     return hashlib.sha256(repr((compiler[1:], said)).encode()).hexdigest()[:8]
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait for other builds into a folder, and remove what killed builds have left there."""
+    """Wait until no other process builds into a folder, then remove files that killed builds have left."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".lock"
     with lock.open("w") as held:
@@ -84,7 +84,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _compile(compiler: list[str], target: Path) -> None:
-    """Write the complete library or nothing, and remove the oldest libraries for other sources and processors."""
+    """Write the library atomically, and remove the oldest libraries for other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
     with (
         tempfile.TemporaryDirectory(dir=target.parent) as folder,
@@ -102,7 +102,7 @@ def _compile(compiler: list[str], target: Path) -> None:
         _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
         files.write_atomically(target, library.sealed(made.read_bytes()))
     libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
-    for old in libraries[:-_KEPT]:  # libraries of other processors that share the folder stay
+    for old in libraries[:-_KEPT]:  # other processors may share the folder.
         old.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
-"""Finds and loads the native kernels: one shared library, if it is built and not switched off.
+"""Find and load the native kernels: one shared library, if it is built and not switched off.
 
-The file name contains a digest of sources, flags and processor, and one of the compiler. The file ends with the digest of
-its content. A truncated library would crash the process, so it counts as missing.
+The file name has a digest of sources, flags and processor, and a digest of the compiler. The file ends with a digest of its
+content. A truncated library would crash the process, so it counts as missing.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-U__AVX512FP16__",  # the Eigen in TensorFlow's headers does not compile for these instructions
+    "-U__AVX512FP16__",  # Eigen in TensorFlow's headers does not compile for these.
 )  # fmt: skip
 
 
 def sources() -> list[Path]:
-    """Return the files that are compiled and those that they include."""
+    """Return the source files and the headers that they include."""
     return sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
 
 
 def built() -> Path:
-    """Return the folder of built libraries: next to the sources in a checkout; in the user's cache for an installed copy,
-    whose own folder may belong to another user."""
+    """Return the folder of built libraries. In a checkout it is next to the sources. For an installed copy it is in the
+    user's cache, because the installation may belong to another user."""
     return FOLDER / "built" if commands.in_checkout() else storage.folder(os.environ) / "kernels"
 
 
 def compiler() -> list[str] | None:
-    """Return the compiler's command with the options in CXX; None without a compiler."""
+    """Return the compiler's command with the options in CXX, or None if there is no compiler."""
     words = shlex.split(os.environ.get("CXX", ""))
     return words or next(([found] for found in map(shutil.which, COMPILERS) if found), None)
 
 
 @cache
 def name() -> str:
-    """Return the start of the names of libraries for these sources, this processor and this TensorFlow."""
+    """Return the prefix of a library's file name for these sources, this processor and this TensorFlow."""
     digest = hashlib.sha256(repr((FLAGS, version.installed("tensorflow"), platform.machine(), features())).encode())
     for source in sources():
         digest.update(source.read_bytes())
@@ -63,19 +63,19 @@ def name() -> str:
 
 @cache
 def path() -> Path | None:
-    """Return the newest complete library with that name; None if none is built. The result stays the same within a
-    process."""
+    """Return the newest complete library with this prefix, or None if none is built. Within a process, the result stays the
+    same."""
     return newest()
 
 
 def newest(pattern: str = "*") -> Path | None:
-    """Return the newest complete library whose compiler's digest matches the pattern."""
+    """Return the newest complete library. The digest of its compiler must match the pattern."""
     found = [file for file in built().glob(f"{name()}-{pattern}.so") if _is_whole(file.read_bytes())]
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
 def sealed(content: bytes) -> bytes:
-    """Return a library's content followed by its digest, which the loader ignores."""
+    """Return the content of a library followed by its digest. The loader ignores the digest."""
     return content + hashlib.sha256(content).digest()
 
 
@@ -84,12 +84,12 @@ def _is_whole(content: bytes) -> bool:
 
 
 def identity() -> str:
-    """Return the name of the kernels in this process's programs; "" for none. Results depend on them to the bit."""
+    """Return the name of the kernels that this process uses, or "". With other kernels, results may have other bits."""
     return "" if switched_off() or not path() else path().stem
 
 
 def described() -> str:
-    """Describe the kernels for the head of a log: their name, or why there are none."""
+    """Return the log's text about the kernels: the name, or why none are used."""
     if identity():
         return identity()
     if switched_off():
@@ -108,12 +108,12 @@ def switched_off() -> bool:
 
 
 def load() -> ModuleType | None:
-    """Return the operations; None without kernels. Graphs that use them can be read only after this."""
+    """Load and return the native operations, or None without kernels. Call this before reading a graph that uses them."""
     return _loaded(path()) if identity() else None
 
 
 def load_for(x: tf.Tensor) -> ModuleType | None:
-    """Return the operations for a tensor that they support, FP32 on a CPU; otherwise None."""
+    """Return the native operations for a tensor, or None. They support FP32 tensors on a CPU."""
     return load() if x.dtype.name == "float32" and "GPU" not in x.device.upper() else None
 
 
@@ -123,7 +123,7 @@ def _loaded(library: Path) -> ModuleType | None:
 
     try:
         return tf.load_op_library(str(library))
-    except (tf.errors.OpError, OSError, RuntimeError) as error:  # built for another TensorFlow, or damaged
+    except (tf.errors.OpError, OSError, RuntimeError) as error:  # the library is damaged or for another TensorFlow.
         advice = f"delete it and run make kernels, or set {SWITCH}=0"
         raise OSError(f"{library} cannot be loaded ({error}): {advice}") from None
 
@@ -134,8 +134,7 @@ def has_bf16() -> bool:
 
 
 def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the lines of cpuinfo with the processor's model and features, on which compiled code depends; names are those
-    of x86 or ARM."""
+    """Return the lines of /proc/cpuinfo with model and features of the processor. Compiled code depends on them."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

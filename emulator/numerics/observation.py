@@ -1,5 +1,5 @@
-"""An observation of a network's numbers, without TensorFlow: for each layer and kind of tensor, a histogram of exponents,
-and what is lost in the tensor's format."""
+"""An observation of a network's numbers: for each layer and kind of tensor, a histogram of exponents and the losses in the
+tensor's format. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from emulator.plan.number_formats import Format
 
-FIRST_EXPONENT, EXPONENTS = -64, 128  # range of the histogram; numbers outside count in the first or last bin
+FIRST_EXPONENT, EXPONENTS = -64, 128  # exponents outside this range count in the first or last bin.
 KINDS = ("weights", "activations", "gradients")
 
 
 class Losses(NamedTuple):
-    """Fractions of a tensor's numbers: `zero`, exactly 0; `under`, rounded to 0; `over`, beyond the format's range. `error`:
-    the sum of absolute rounding errors, divided by the sum of absolute values."""
+    """The fractions of a tensor's numbers that are exactly 0 (`zero`), that the format rounds to 0 (`under`), and that
+    exceed its range (`over`). `error` is the sum of absolute rounding errors, divided by the sum of absolute values."""
 
     zero: float
     under: float
@@ -27,8 +27,8 @@ class Losses(NamedTuple):
 class ObservedTensor:
     """The numbers of one kind of tensor in a layer.
 
-    `exponents`: number of values in [2^e, 2^(e+1)), by e. `follows`: --format-scaling shifts the format, and `losses` are
-    those of the shifted format; not part of records.
+    `exponents` has the number of values in [2^e, 2^(e+1)) by e. `follows` means that --format-scaling scales the tensor
+    before `losses` are measured; records leave it out.
     """
 
     layer: str
@@ -47,7 +47,8 @@ class ObservedTensor:
 
 @dataclass(frozen=True)
 class Observation:
-    """All tensors, in the order of the network, with the weights after `updates`. `scale`: the loss scale."""
+    """The numbers of all tensors in the order of the network, with the weights after `updates`. `scale` is the loss
+    scale."""
 
     updates: int
     scale: float

@@ -1,9 +1,9 @@
-"""A separate program that observes a network: one FP32 pass, forward and backward, over the same images every time, with the
-current weights. The training program does not depend on it, and no bit of a run does.
+"""A separate program that observes a network. The program runs one FP32 pass, forward and backward, over the same images
+every time, with the current weights. Observing changes no result of the training run.
 
-Numbers are observed before they are rounded: weights, activations that convolutions and matrix products multiply, and
-gradients that arrive at their results, times the loss scale. A format whose range follows its tensor is evaluated with the
-range of the next update.
+The program observes numbers before they are rounded: weights, the activations that convolutions and matrix products
+multiply, and the incoming gradients of these layers, times the loss scale. If --format-scaling scales a tensor, the program
+uses the scale of the next update.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _BIAS, _FRACTION = 127, 23  # FP32's
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationSpec:
-    """A network, its loss as (logits, features) -> [batch], and the precision whose formats are evaluated.
+    """A network, its loss as a function from (logits, features) to [batch], and the precision whose formats are evaluated.
 
-    A pass has `micro_batches`, each with its own loss. Batch norm has separate statistics for each of `norm_parts`; norms in
-    `frozen` use their moving statistics.
+    `micro_batches` is the number of micro-batches in a pass. The batch has `norm_parts` equal parts with separate batch-norm
+    statistics. Norms whose statistics `frozen` names use moving statistics.
     """
 
     segments: list[Segment]
@@ -47,22 +47,22 @@ class ObservationSpec:
     precision: Precision
     micro_batches: int = 1
     norm_parts: int = 1
-    frozen: frozenset[str] = frozenset()  # names of moving statistics
+    frozen: frozenset[str] = frozenset()
 
 
 class _Operand(NamedTuple):
-    """The format that a tensor is rounded to. `arriving`: the tensor's format before, if the range of `format` follows the
-    tensor."""
+    """The format to which a tensor is rounded. If --format-scaling scales the tensor, `arriving` is the format that the
+    tensor had before."""
 
     format: Format
     arriving: Format | None = None
 
 
 class ObservingProgram(Program):
-    """A compiled program that observes."""
+    """A compiled program that observes a network."""
 
     def __init__(self, observed: ObservationSpec, stream: Stream, seed: int) -> None:
-        """`stream`: the source; only the images of its first pass are used."""
+        """`stream` is the source of images. The program uses the images of the first pass only."""
 
         def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
             return _write(observed, seed, features)
@@ -72,7 +72,7 @@ class ObservingProgram(Program):
         self._operands = tuple(_operands(observed, name) for name in self._kernels)
 
     def observe(self, values: Mapping[str, np.ndarray], updates: int, scale: float) -> Observation:
-        """Return the observation with these weights, by name as in checkpoints."""
+        """Return the observation with these weights. Names are the same as in checkpoints."""
         self.state.assign(self.session, values, self.state.model)
         self.session.run(self._rewind)
         fed = dict(zip(self._names["fed"], [np.float32(scale)]))
@@ -93,8 +93,7 @@ class ObservingProgram(Program):
 
 
 class _ObservedLayers(TensorLayers):
-    """The FP32 layer vocabulary that keeps the operands of products and the gradients of their results, by name of the
-    kernel."""
+    """FP32 layers that record the operands of each product and the gradient of its result, by the name of the kernel."""
 
     def __init__(self, weights: Mapping[str, tf.Tensor], **context: Any) -> None:
         super().__init__(weights, **context)
@@ -140,7 +139,7 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
 
 
 def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
-    """Return the narrowest format that each kind of a layer's tensors is rounded to."""
+    """Return for each kind of tensor in a layer the narrowest format to which it is rounded."""
     precision = observed.precision
     stored = next(precision.stored_format(variable) for variable in observed.variables if variable.name == kernel)
     weight, *others = precision.operands_of(kernel)
@@ -150,8 +149,8 @@ def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
 
 
 def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return int32 [EXPONENTS] counts and float32 [4] losses. `largest`: float32 [], sets the range of a format that
-    follows."""
+    """Return the histogram, int32 [EXPONENTS], and the losses, float32 [4]. If the tensor is scaled, `largest` (float32 [])
+    determines the scale."""
     x = tf.reshape(x, [-1])
     size, bits = tf.abs(x), tf.bitcast(x, tf.int32)
     exponent = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, _FRACTION), 255) - _BIAS
@@ -172,7 +171,7 @@ def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tup
 
 
 def _nearest(x: tf.Tensor, number_format: Format) -> tf.Tensor:
-    """Round x [...] to a format; overflow saturates."""
+    """Return x rounded to a format. An overflow becomes the largest number."""
     return x if number_format == FP32 else round_without_gradient(x, Rounding(saturate=True, format=number_format))
 
 

@@ -1,7 +1,7 @@
-"""The passes of one weight update: the device loop over them, and the sums of their results.
+"""The device loop over the passes of one weight update, and the sums of their results.
 
-Results are added in the order of the passes, however many are in flight, so every plan of one instance computes the same
-bits.
+A pass runs one or several micro-batches forward and backward. Results are added in the order of the passes, so every plan of
+a process computes the same bits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
 from emulator.program.training_spec import TrainingSpec
 
-REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results reduced by maximum, not by mean
-RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # values of the stop flag
+REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # passes are combined by the maximum of these results, and by the mean of others.
+RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # the stop flag has one of these values.
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class AccumulationLoop:
     next_features: NextFeatures
     order: StageOrder
     stop: tf.Variable
-    loss_scale: LossScale  # this update's
+    loss_scale: LossScale
 
     def run(self, weights: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the number of passes done and the results by name: means over the passes of loss, accuracy, gradients and
-        batch statistics, and maxima for `REDUCED_BY_MAX`."""
+        """Return the number of passes done, and by name the means over the passes of loss, accuracy, gradients and batch
+        statistics. Results in `REDUCED_BY_MAX` are maxima over the passes."""
         training, plan = self.training, self.training.plan
         network = PassNetwork(
             stages=stage_blocks(plan, training.segments, training.trained_by_segment()),
@@ -63,7 +63,7 @@ class AccumulationLoop:
             with tf.control_dependencies([pass_index]):
                 features = dict(self.next_features(step, pass_index))
                 features["image"] = self.policy.cast_input(features["image"])
-            # the next pass waits for this fetch; otherwise passes in flight would fetch in any order
+            # The next pass waits until this pass has its images. Otherwise, passes in flight could swap batches.
             with tf.control_dependencies([features["label"]]):
                 next_pass = pass_index + 1
             cells = Cells(self.order, pass_index, tokens)
@@ -94,7 +94,7 @@ class AccumulationLoop:
 
         def continues(pass_index: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([pass_index]):
-                if self._sync_mean:  # every pass waits for other instances, so none may be skipped here alone
+                if self._sync_mean:  # all processes must run the same passes.
                     return pass_index < plan.passes_per_update
                 return tf.logical_and(pass_index < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
 
@@ -104,24 +104,25 @@ class AccumulationLoop:
 
     @property
     def _sync_mean(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
-        """The mean over the instances that share batch-norm statistics; None if each has its own."""
+        """The function that averages a tensor over the instances (processes) that share batch-norm statistics. None if
+        instances share none."""
         training = self.training
         if training.group is None or len(training.plan.batch_norm_group) == 1:
             return None
         return lambda x: training.group.mean(x, training.plan.batch_norm_group)
 
     def _error_label(self, name: str) -> str:
-        """Return the name of a pass's result for an error message."""
+        """Return a description of a pass's result for an error message."""
         if name in (LOSS, ACCURACY, LOST_GRADIENTS, *REDUCED_BY_MAX):
             return f"the {name}"
         return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
 
     def _cast_if_gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """Return a gradient in its format; loss, accuracy and statistics unchanged."""
+        """Return a result of a pass. Cast gradients to their format."""
         return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
     def _accumulate(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """Return the sum, or the maximum, over the passes so far."""
+        """Add the result of a pass to the total of the passes before it, or take the maximum."""
         if name in REDUCED_BY_MAX:
             return tf.maximum(total, tf.cast(result, total.dtype))
         if name not in self.training.trained_names:
@@ -129,7 +130,7 @@ class AccumulationLoop:
         return self.policy.accumulate_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
 
     def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
-        """Return the mean over the passes of an update from their sum; a maximum unchanged."""
+        """Return the mean over the passes of an update, given the sum. Return a maximum unchanged."""
         if name in REDUCED_BY_MAX:
             return total
         passes = self.training.plan.passes_per_update

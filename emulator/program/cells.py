@@ -1,12 +1,12 @@
-"""Keeps the schedule's order of cells on every stage inside the device loop, and records when cells ran.
+"""Run the cells of every stage in the order of the schedule, inside the device loop, and record when each cell ran.
 
-A cell is one `Action` of the schedule: a stage's forward or backward work on one pass. Passes are iterations of one loop and
-overlap as far as their data allows. Control dependencies and semaphores impose the schedule's order on each stage. Cells of
-one kind run in the order of the passes, because the loop carries a token between them. A pair of semaphores per stage
-orders forwards and backwards. A forward acquires one permit for each backward that the schedule places between it and the
-previous forward, and vice versa (`schedules.waits`).
+A cell is one `Action` of the schedule: the forward or backward work of a stage on one pass. Passes are iterations of one
+loop and overlap as far as their data allows. Forwards of a stage run in the order of the passes, because each waits for a
+token from the previous forward; backwards do the same. A pair of semaphores orders forwards and backwards of a stage. A
+forward acquires one permit for each backward that the schedule places between this forward and the previous forward, and
+vice versa (`schedules.waits`).
 
-For example, stage 0 of 2 in 1F1B with four passes runs 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3 (".": nothing):
+For example, stage 0 of 2 in 1F1B with four passes runs 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3. In the table, "." means nothing:
 
     cell  waits for tokens and data  acquires permits of  releases a permit to
     0F0   .                          .                    0B0
@@ -32,31 +32,31 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 
 KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"
-UNLIMITED = -1  # capacity of a queue
-MAX_RECORDED = 1 << 24  # most cells of one recorded host step
+UNLIMITED = -1  # a queue with this capacity has no limit.
+MAX_RECORDED = 1 << 24  # a recorded host step has at most this number of cells.
 
 Token = tf.Tensor
-Tokens = tuple[tuple[Token, ...], ...]  # per stage: tokens of its last backward and of its last forward
+Tokens = tuple[tuple[Token, ...], ...]  # each stage has the tokens of its last backward and its last forward.
 
 
 class CellSemaphore:
-    """A counting semaphore between a stage's forwards and backwards: each finished cell of one kind releases a permit, and
-    cells of the other kind acquire permits."""
+    """A counting semaphore between the forwards and backwards of a stage. Cells of one kind release a permit when they end;
+    cells of the other kind acquire permits before they begin."""
 
     def __init__(self, name: str, waits: Sequence[int], max_in_flight: int) -> None:
-        """`waits`: for each pass, the permits that the cell of the other kind acquires. `max_in_flight`: the stage's limit
-        of passes in flight, and the number of permits that an abort releases."""
+        """`waits` has for each pass the number of permits that its cell acquires. `max_in_flight` is the largest number of
+        passes in flight in the stage; an abort releases this number of permits."""
         self._permits_needed, self._permits_in_total = np.asarray(waits, np.int32), sum(waits)
         self._max_in_flight = max_in_flight
         self._queue = tf.FIFOQueue(UNLIMITED, [tf.int32], [[]], name=name)
 
     def release(self, pass_index: tf.Tensor) -> tf.Operation:
-        """Release one permit after the cell of a pass. The last ones, which no cell acquires, are not released, because the
-        next update would find them."""
+        """Release one permit after the cell of a pass. Permits that no cell of this update acquires are not released,
+        because a cell of the next update would acquire them."""
         return self._queue.enqueue_many([tf.zeros([tf.cast(pass_index < self._permits_in_total, tf.int32)], tf.int32)])
 
     def acquire(self, pass_index: tf.Tensor) -> tf.Tensor:
-        """Acquire the permits that a cell of the other kind needs in a pass."""
+        """Acquire the permits that the cell of a pass needs."""
         return self._queue.dequeue_many(tf.gather(self._permits_needed, pass_index))
 
     def release_all(self) -> tf.Operation:
@@ -65,7 +65,7 @@ class CellSemaphore:
 
 
 class StageOrder:
-    """The order of all stages across passes: the semaphores, and the record of cells if recording is on."""
+    """The order of cells in all stages and passes. Holds the semaphores and, if recording is on, the record of cells."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
@@ -79,11 +79,11 @@ class StageOrder:
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(MAX_RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
-            self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # whether to record this host step
+            self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # True if this host step is recorded.
 
     def _stage_semaphores(self, stage: int, waits: schedules.Waits) -> dict[str, CellSemaphore]:
-        """Return a stage's semaphores, by the kind of cell that releases them. With one forward per backward, the data
-        dependency gives the order, and the second semaphore is not needed."""
+        """Return the semaphores of a stage by the kind of cell that releases permits. If backwards and forwards alternate,
+        the data dependency already orders backwards after forwards, so one semaphore is enough."""
         max_in_flight, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
         with tf.device(device if device.startswith("/cpu") else HOST):
             semaphores = {BACKWARD: CellSemaphore(f"backwards_{stage}", waits.forward, max_in_flight)}
@@ -92,8 +92,7 @@ class StageOrder:
         return semaphores
 
     def first_tokens(self) -> Tokens:
-        """Return the tokens for the loop's first pass. Plans without overlap need none, because the while loop itself keeps
-        the order."""
+        """Return the tokens for the first pass of the loop. Plans in which passes do not overlap need no tokens."""
         return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
 
     def release_all(self) -> list[tf.Operation]:
@@ -101,7 +100,8 @@ class StageOrder:
         return [each.release_all() for semaphores in self._semaphores for each in semaphores.values()]
 
     def semaphore_of(self, stage: int, kind: str) -> CellSemaphore | None:
-        """Return the semaphore that the stage's cells of a kind release; None if data dependencies give the order."""
+        """Return the semaphore that a stage's cells of this kind release. Return None if data dependencies give the
+        order."""
         return self._semaphores[stage].get(kind)
 
     @property
@@ -110,7 +110,7 @@ class StageOrder:
         return self._record is not None
 
     def record(self, cell: Sequence[tf.Tensor | int]) -> tf.Tensor:
-        """Record stage, kind, pass, begin and end of a cell."""
+        """Record a cell: its stage, kind, pass, begin and end."""
 
         def keep() -> tf.Tensor:
             with tf.control_dependencies([self._record.enqueue(cell)]):
@@ -121,8 +121,7 @@ class StageOrder:
 
 
 class Cells:
-    """The cells of one pass. `begin` delays a tensor until the cell may run; `end` declares that the cell's results
-    exist."""
+    """The cells of one pass. `begin` delays the input of a cell until the cell may run; `end` marks the cell's output."""
 
     def __init__(self, order: StageOrder, pass_index: tf.Tensor, tokens: Tokens) -> None:
         self._order = order
@@ -130,12 +129,12 @@ class Cells:
         self._previous = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        # Permits and records. The results of the pass must wait for them: otherwise the backward of a stage without trained
-        # variables would be pruned from the graph, and its permit with it.
+        # The results of the pass wait for these permits and records. Otherwise, TensorFlow would remove the backward of a
+        # stage without trained variables from the graph, and the permit that it releases.
         self.side_effects: list[tf.Tensor | tf.Operation] = []
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
-        """Return x after the stage's cell may begin."""
+        """Return the cell's input x, available when the cell may begin."""
         gates = self._gates(stage, kind, x)
         if not gates and not self._order.recording:
             return x
@@ -147,7 +146,7 @@ class Cells:
             return tf.identity(x)
 
     def end(self, stage: int, kind: str, x: tf.Tensor, others: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """Return x, the cell's output, after the cell has ended: when x and `others` exist."""
+        """Return the cell's output x. The cell ends when x and `others` are computed."""
         results = [x, *others]
         if self._order.recording:
             with tf.control_dependencies(results):
@@ -184,5 +183,5 @@ class Cells:
         awaited = self._order.semaphore_of(stage, BACKWARD if kind == FORWARD else FORWARD)
         if awaited is None:
             return [previous]
-        with tf.control_dependencies([x, previous]):  # in the order of the passes, otherwise one could take another's permit
+        with tf.control_dependencies([x, previous]):  # passes acquire permits in order.
             return [awaited.acquire(self._pass_index)]

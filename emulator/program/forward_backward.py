@@ -1,8 +1,8 @@
-"""A pass of the network: one or several micro-batches, forward and backward through the stages, each on its device.
+"""Run one pass: one or several micro-batches forward and backward through the stages, each stage on its device.
 
-Backward goes block by block; a block is one or more segments. With recomputation, a block keeps only its input and runs
-forward again, with the same draws, when the gradient of its output arrives. Whatever the plan, gradients cross block
-boundaries only through the tensor at the boundary, so every plan computes the same bits.
+The backward pass computes gradients block by block; a block is one or more segments of the network. With recomputation, a
+block keeps only its input and runs forward again, with the same random draws, before its backward. In every plan, gradients
+pass from block to block only through one tensor, so every plan computes the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AMAX = "operand amax"
 
 @dataclass(frozen=True)
 class Block:
-    """Segments that are differentiated together, and their trained variables."""
+    """Segments (blocks of layers) whose gradients are computed together, and the names of their trained variables."""
 
     segments: list[Segment]
     variables: tuple[str, ...]
@@ -44,11 +44,11 @@ class PassNetwork:
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scale_loss: Callable[[tf.Tensor], tf.Tensor]
-    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # mean over the instances that share batch-norm statistics
-    frozen: Collection[str] = ()  # moving statistics that their norms use in training too
+    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # averages over the processes that share batch norm.
+    frozen: Collection[str] = ()  # norms use these moving statistics in training too.
 
     def needs_input_gradient(self, stage: int, block: int) -> bool:
-        """Return whether the gradient of a block's input is needed, because something before the block is trained."""
+        """Return whether the gradient of a block's input is needed: whether an earlier block has trained variables."""
         before = [each for blocks in self.stages[:stage] for each in blocks] + list(self.stages[stage][:block])
         return any(each.variables for each in before)
 
@@ -56,8 +56,8 @@ class PassNetwork:
 def stage_blocks(
     plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
 ) -> tuple[tuple[Block, ...], ...]:
-    """Return each stage's blocks: one for each segment with recomputation, otherwise one for the stage. `variables`: the
-    trained variables of each segment."""
+    """Return the blocks of each stage: one block for each segment with recomputation, else one block for the whole stage.
+    `variables` has the names of each segment's trained variables."""
     named = {segment.name: segment for segment in segments}
 
     def block(names: tuple[str, ...]) -> Block:
@@ -70,7 +70,7 @@ def stage_blocks(
 
 @dataclass
 class _Pass:
-    """The graph of one pass under construction: inputs and outputs of its blocks, and their batch statistics."""
+    """The tensors of one pass while its graph is built: inputs, outputs and batch statistics of blocks."""
 
     network: PassNetwork
     weights: Mapping[str, tf.Tensor]
@@ -81,7 +81,7 @@ class _Pass:
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)
 
     def run(self, block: Block, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the block's output and batch statistics."""
+        """Return the output of a block and its batch statistics."""
         network = self.network
         layers = network.policy.layers(
             self.weights, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
@@ -90,7 +90,7 @@ class _Pass:
         return _segments.run(block.segments, layers, x), layers.statistics
 
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return the stage's output, and its batch statistics."""
+        """Return the output of a stage and its batch statistics."""
         stage_statistics: list[tf.Tensor] = []
         for b, block in enumerate(self.network.stages[stage]):
             self.inputs[stage, b] = x
@@ -101,10 +101,10 @@ class _Pass:
         return x, stage_statistics
 
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the gradients of the stage's input and of its trained variables.
+        """Return the gradient of a stage's input and the gradients of its trained variables.
 
-        With recomputation, all blocks except the network's last run forward again; the last still has its activations.
-        Backward stops at the first trained block.
+        With recomputation, every block runs forward again, except the last block of the network, which still has its
+        activations. Blocks before the first trained block are skipped.
         """
         variable_gradients: dict[str, tf.Tensor] = {}
         network = self.network
@@ -116,7 +116,7 @@ class _Pass:
             x, y = self.inputs[stage, b], self.outputs[stage, b]
             if network.plan.options.enable_recomputation and (stage, b) != last:
                 x = _after(x, (dy,))
-                y, _ = self.run(block, x)  # its statistics were counted before
+                y, _ = self.run(block, x)  # the first run recorded the statistics.
             dxs = gradients(y, [self.weights[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
             variable_gradients |= dict(zip(block.variables, dxs))
             dy = dxs[-1] if needs_input_gradient else dy
@@ -126,8 +126,8 @@ class _Pass:
 def run_pass(
     network: PassNetwork, weights: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
-    """Return, by name, the loss, accuracy, gradients and batch statistics of one pass, and the monitors of its numbers:
-    gradients lost in their format, the largest gradient, the amax of scaled operands."""
+    """Return the results of one pass by name: loss, accuracy, gradients and batch statistics. With narrow formats, results
+    also have the fractions of lost gradients, the largest gradient, and the largest values (amax) of scaled operands."""
     plan = network.plan
     current_pass = _Pass(network, weights, plan.random_position(features["position"]), watch)
     x, variable_gradients = features["image"], {}
@@ -139,8 +139,8 @@ def run_pass(
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
-        # Each micro-batch's gradients are those of its own mean, as large as in a pass of one micro-batch. Otherwise formats
-        # would lose more of them.
+        # Gradients must be as large as in a pass of one micro-batch, because narrow formats would lose smaller gradients. So
+        # the backward pass sums over micro-batches, and `_mean` divides by their number afterwards.
         (dy,) = gradients(network.scale_loss(loss * plan.micro_batches_per_pass), [logits])
         dy = network.policy.cast_loss_gradient(dy, current_pass.positions)
     for stage in reversed(range(len(network.stages))):
@@ -163,11 +163,11 @@ def run_pass(
 
 
 def _mean(total: tf.Tensor | None, micro_batches: int) -> tf.Tensor | None:
-    """Return a variable's gradient as the mean over the pass's micro-batches; None without a gradient."""
+    """Return the mean of a gradient over the micro-batches of a pass, or None if there is no gradient."""
     return total if total is None or micro_batches == 1 else total / micro_batches
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:
-    """Return x after `earlier` exist."""
+    """Return x, available after `earlier`."""
     with tf.control_dependencies(list(earlier)):
         return tf.identity(x)

@@ -1,5 +1,5 @@
-"""Loss scaling, which keeps gradients within the range of a narrow format, and rules for automatic scales (arXiv
-1710.03740)."""
+"""Loss scaling (arXiv 1710.03740), which keeps gradients within the range of a narrow format, and rules for automatic
+scales."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
-BACK_OFF, LARGEST = "back-off", "largest"  # rules of automatic loss scaling
+BACK_OFF, LARGEST = "back-off", "largest"  # --automatic-loss-scaling has these rules.
 MIN_SCALE, MAX_SCALE = 2.0**-24, 2.0**40
-ROOM = 8.0  # LARGEST keeps this factor between the largest gradient and its format's largest number
+ROOM = 8.0  # LARGEST keeps the largest gradient this factor below the largest number of its format.
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The loss is multiplied by `factor`; the update divides the learning rate or the gradient by it.
+    """Multiply the loss by `factor`, and divide the learning rate or the gradients by `factor` in the update.
 
-    SGD and momentum are linear in the gradient, so the rate is divided once. Other rules divide the gradients before the
-    update, and so do all rules if the scale changes. `rule`: how the run adapts the scale, starting with `factor`; "" for a
-    fixed scale. With a rule, updates whose gradients overflow are skipped. `period`: updates without overflow after which
-    BACK_OFF doubles the scale.
+    SGD and momentum are linear in the gradient, so with a fixed scale the learning rate is divided. Otherwise the gradients
+    are divided. `rule` is the rule that adapts the scale, or "" for a fixed scale; `factor` is then the first scale. With a
+    rule, updates whose gradients overflow are skipped. BACK_OFF doubles the scale after `period` updates without overflow.
     """
 
     factor: float | tf.Tensor
@@ -29,25 +28,26 @@ class LossScale:
     period: int = 2000
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Return the loss to differentiate."""
+        """Return the scaled loss, from which gradients are computed."""
         return loss * self.factor
 
     def adjusted_learning_rate(self, rate: tf.Tensor) -> tf.Tensor:
-        """Return the learning rate for the update."""
+        """Return the learning rate that the update uses."""
         return rate / self.factor if self.unscaled_by_learning_rate else rate
 
     @property
     def gradient_divisor(self) -> float | tf.Tensor:
-        """The divisor of the gradient for the update."""
+        """The number by which the update divides gradients."""
         return 1.0 if self.unscaled_by_learning_rate else self.factor
 
     def first_state(self) -> tf.Tensor:
-        """Return float32 [3]: the scale, updates since its last change, skipped updates."""
+        """Return the first state, float32 [3]: the scale, the updates since it last changed, the number of skipped
+        updates."""
         return tf.stack([tf.constant(self.factor, tf.float32), 0.0, 0.0])
 
     def next_state(self, state: tf.Tensor, finite: tf.Tensor, largest: tf.Tensor, limit: float) -> tf.Tensor:
-        """Return the state after an update. `finite`: whether its gradients are; `largest`: the largest gradient at a layer,
-        times the scale; `limit`: the least value that overflows."""
+        """Return the state after an update. `finite` is True if all gradients of the update are finite. `largest` is the
+        largest scaled gradient at a layer, and `limit` the smallest value that overflows."""
         scale, since, skipped = tf.unstack(state)
         if self.rule == BACK_OFF:
             factor = tf.where_v2(since + 1 >= self.period, 2.0, 1.0)

@@ -1,7 +1,8 @@
-"""A program as TensorFlow runs it: its optimised graph, and the names of the tensors that are fed and fetched.
+"""The optimised graph of a program, with the names of the tensors to feed and fetch, and its entry in the program cache.
 
-Values that differ between runs are not part of it, so one program serves all runs. A key drawn from the run's seed is a
-placeholder, which is set when the graph is loaded. The data set is built separately and found by the infeed's name.
+The graph has no values that differ between runs, so many runs can use it. Random keys that depend on the seed are
+placeholders, which are set when the graph is loaded. Each run builds its data set; the graph finds the data set by the
+infeed's name.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ GRAPH, NAMES = "graph.pb", "names.json"  # names of its files
 class OptimisedGraph:
     """An optimised graph.
 
-    * `names`: in the graph, by purpose
-    * `metadata`: other data of the program, as JSON
-    * `keys`: names of the placeholders, by purpose of the key
+    * `names` has the names of tensors and operations by purpose.
+    * `metadata` has other data of the program in JSON types.
+    * `keys` has the names of the placeholders for random keys by purpose.
     """
 
     graph: bytes
@@ -52,10 +53,10 @@ class CacheEntry(Protocol):
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if XLA finds kernels that it has compiled in this process before."""
+        """True if XLA has compiled the program in this process before."""
 
     def load(self) -> OptimisedGraph | None:
-        """Return the optimised graph if the entry has a complete one."""
+        """Return the optimised graph, or None if the entry has no complete graph."""
 
     def reject(self, error: Exception) -> None:
         """Record that the loaded graph cannot be used."""
@@ -64,14 +65,15 @@ class CacheEntry(Protocol):
         """Write the entry."""
 
     def ran(self) -> None:
-        """Record that the program has run, so XLA has compiled its parts."""
+        """Record that the program has run, so XLA has compiled it."""
 
 
 def optimise(
     graph: tf.Graph, config: tf.ConfigProto, names: Mapping[str, Sequence[str]], metadata: Mapping[str, Any],
     keys: Mapping[str, str],
 ) -> OptimisedGraph:  # fmt: skip
-    """Return the graph as a session with this configuration would optimise it. Only what `names` needs is kept."""
+    """Return the graph as a session with this configuration optimises it. Operations that `names` does not need are
+    removed."""
     needed = sorted({name for several in names.values() for name in several})
     meta = tf.MetaGraphDef()
     meta.graph_def.CopyFrom(graph.as_graph_def())
@@ -86,7 +88,7 @@ def optimise(
 
 
 def load(optimised: OptimisedGraph, seed: int) -> None:
-    """Import the graph into the current one, which must contain nothing of it."""
+    """Import the graph into the current graph, which must not contain operations with the same names."""
     definition = tf.GraphDef()
     definition.ParseFromString(optimised.graph)
     purposes = {name: what for what, name in optimised.keys.items()}

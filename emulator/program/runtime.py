@@ -1,5 +1,5 @@
-"""The common parts of all programs: a graph with its infeed and variables, built or taken from the program cache, and a
-session."""
+"""The base of all programs: a session, and a graph with infeed and variables that is built or loaded from the program
+cache."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from emulator.program.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, pass of the update)
+NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # arguments: number of the update, number of the pass
 INFEED = "infeed"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The source of a program's batches: the samples of a pass in training, a micro-batch in validation.
+    """The source of a program's batches. A batch has the samples of a pass in training, and a micro-batch in validation.
 
-    * `features` prepares the next batch on the device: {"image", "label", "position"} and whatever else the loss needs.
-      Arguments: seed, next element of the data set, updates done, pass of the update. In validation, the last two are 0 and
-      the number of the micro-batch.
-    * `dataset` creates the data set on the host, in the current graph. Without it, the elements are empty.
+    * `features` prepares the next batch on the device: {"image", "label", "position"} and other tensors for the loss. The
+      arguments are the seed, the next element of the data set, the number of the update and the number of the pass. In
+      validation, the last two arguments are 0 and the number of the micro-batch.
+    * `dataset` creates the data set on the host, in the current graph. If it is None, the elements are empty.
     """
 
     features: Callable[[Seed, Features, tf.Tensor, tf.Tensor], Features]
@@ -53,20 +53,20 @@ class Stream:
 
 
 class Infeed:
-    """A stream in a graph: the data set, and an iterator over it, which other graphs of the session find by its name."""
+    """A stream in a graph: the data set and an iterator. Other graphs of the session find the iterator by its name."""
 
     def __init__(self, stream: Stream) -> None:
         """Create the data set in the current graph."""
         self._stream, self._graph = stream, tf.get_default_graph()
-        self.rewind: list[tf.Operation] = []  # moves the iterator to the data set's first element, if there is a data set
+        self.rewind: list[tf.Operation] = []  # moves the iterator to the first element.
         if stream.dataset:
-            # AutoGraph would take long to find out that these functions need no conversion
+            # AutoGraph would take long to find out that these functions need no conversion.
             self._dataset = tf.autograph.experimental.do_not_convert(stream.dataset)()
             self._iterator = tf.data.make_initializable_iterator(self._dataset, shared_name=INFEED)
             self.rewind = [self._iterator.initializer]
 
     def features(self, seed: Seed) -> NextFeatures:
-        """Return the function that gives a host step its batches, in the current graph."""
+        """Return the function that produces the batches of a host step in the current graph."""
         iterator = None
         if self._stream.dataset:
             iterator = self._iterator
@@ -81,8 +81,7 @@ class Infeed:
 
 
 class ProgramGraph(NamedTuple):
-    """A program in a graph: its variables, metadata, and the names of tensors and operations that are fed, fetched or
-    run."""
+    """A program in a graph: its variables, metadata, and the names of tensors to feed or fetch and operations to run."""
 
     names: Mapping[str, Sequence[str]]
     metadata: Mapping[str, Any]
@@ -96,9 +95,9 @@ class Program:
         self, write: Callable[[Seed, NextFeatures], ProgramGraph], stream: Stream, stage_devices: Sequence[str], seed: int,
         *, place: str | None = None, group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None,
     ) -> None:  # fmt: skip
-        """`write` writes the program into the current graph. `place`: the device for everything that `write` does not place.
-        `cache_entry`: where the optimised graph is loaded from and saved; without one the graph is built every time, as in a
-        group."""
+        """`write` writes the program into the current graph. `place` is the default device of operations. The optimised
+        graph is loaded from `cache_entry` or saved there; without it, and in a group of processes, the graph is built every
+        time."""
         check_devices(stage_devices)
         self.phase_ends: list[PhaseEnd] = []
         self._device = ThreadPoolExecutor(1)
@@ -111,7 +110,7 @@ class Program:
         except Exception as error:
             if cached is None:
                 raise
-            cache_entry.reject(error)  # the program can be built without the cache
+            cache_entry.reject(error)  # the program can be built without the cache.
             set_up(None)
 
     def _set_up(
@@ -143,7 +142,7 @@ class Program:
         self._mark(timings.SESSION)
 
     def _build(self, write: Callable[[Keys], ProgramGraph]) -> OptimisedGraph:
-        """Write and optimise the program in its own graph, and save it in the cache."""
+        """Build and optimise the program in its own graph, and save it in the cache."""
         keys = Keys()
         with compiling_ahead(self._cache_entry.keeps_kernels):
             with new_graph().as_default() as graph:
@@ -165,16 +164,16 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close a program that runs in this process alone. A session on a group's server ends with the process: closing it
-        would wait for instances that may be lost."""
+        """Close a program that runs in this process alone. A session on a group's server stays open until the process ends,
+        because closing it would wait for processes that may be lost."""
         if not self._in_group:
             self.close()
 
     def close(self) -> None:
-        """Free the session's memory; cancel a running host step.
+        """Free the session's memory and cancel a running host step.
 
-        Never leave this to Python's garbage collector: it may run in a callback of the session's own data pipeline, and
-        would then wait for itself.
+        Call this explicitly. Python's garbage collector may run in a callback of the session's own data pipeline, and
+        closing the session there would wait forever.
         """
         self.session.close()
         self._device.shutdown()
@@ -187,31 +186,31 @@ def _size(graph: tf.Graph) -> str:
 def new_session(
     graph: tf.Graph, stage_devices: Sequence[str], group: WorkerGroup | None = None, *, optimised: bool = False
 ) -> tf.Session:
-    """Return a session in this process, or on the group's server. `optimised`: the graph needs no further optimisation."""
+    """Return a session in this process or on the group's server. `optimised` means that the graph is already optimised."""
     config = session_config(stage_devices)
     config.graph_options.rewrite_options.disable_meta_optimizer = optimised
     return group.session(graph, config) if group else tf.Session(graph=graph, config=config)
 
 
 def new_graph() -> tf.Graph:
-    """Return an empty graph with control flow v1, because a pipeline needs the `parallel_iterations` of its loops. The
-    native kernels are registered before, because a cached graph may use them."""
+    """Return an empty graph with control flow v1, whose loops have the `parallel_iterations` that a pipeline needs. Load the
+    native kernels first, because a cached graph may use them."""
     tf.disable_control_flow_v2()
     library.load()
     return tf.Graph()
 
 
 def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto:
-    """Return a configuration with the stages' logical CPUs or GPUs, and enough threads for all stages to be busy.
+    """Return a session configuration with the logical devices of the stages, and enough threads for all stages at once.
 
-    Two of Grappler's passes are off, because they would make results depend on the plan: remapping fuses operations only
-    within a device, and arithmetic optimisation merges additions only where no cell begins or ends between them.
+    Two of Grappler's optimisations are off, because with them results would depend on the plan. Remapping fuses operations
+    only within a device, and arithmetic optimisation merges additions only within a cell.
     """
     cpus = len({device for device in stage_devices if device.startswith("/cpu")})
     config = tf.ConfigProto(device_count={"CPU": max(1, cpus)})
     if len(set(stage_devices)) > 1:
         config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(stage_devices)) + 1)
-    # operations without a GPU kernel, such as queues and the data's iterator, then run on the CPU
+    # Operations without a GPU kernel, such as queues and iterators, then run on the CPU.
     config.allow_soft_placement = any(device.startswith("/gpu") for device in stage_devices)
     rewriter = config.graph_options.rewrite_options
     rewriter.remapping = rewriter_config_pb2.RewriterConfig.OFF
@@ -232,7 +231,7 @@ def check_devices(stage_devices: Sequence[str]) -> None:
 
 @contextmanager
 def named_faults(when: Callable[[], str]) -> Iterator[None]:
-    """Raise the finding of a check as a FloatingPointError that says what happened, where, and `when`."""
+    """Raise FloatingPointError if a check of the arithmetic failed. The message says what happened, where, and `when`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -243,8 +242,8 @@ def named_faults(when: Callable[[], str]) -> Iterator[None]:
 
 
 def most_alive(trace: tf.RunMetadata) -> int:
-    """Return the peak bytes of living tensors in a traced session call. Memory that operations use while they run, or that
-    the allocator keeps, is not included."""
+    """Return the peak bytes of all tensors in a traced session call. Temporary memory of operations and free memory of the
+    allocator do not count."""
     nodes = [node for device in trace.step_stats.dev_stats for node in device.node_stats]
     records = [record for node in nodes for used in node.memory for record in used.allocation_records]
     changes = sorted((record.alloc_micros, record.alloc_bytes) for record in records)
@@ -252,6 +251,6 @@ def most_alive(trace: tf.RunMetadata) -> int:
 
 
 def operation_events(trace: tf.RunMetadata) -> tuple[Mapping[str, Any], ...]:
-    """Return every operation of a traced session call as an event of a Chrome trace, with times in microseconds."""
+    """Return the operations of a traced session call as events of a Chrome trace, with times in microseconds."""
     text = Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False, show_memory=False)
     return tuple(json.loads(text)["traceEvents"])

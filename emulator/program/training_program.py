@@ -1,5 +1,5 @@
-"""The training program. One session call is one host step. The loops over weight updates and micro-batches run inside the
-graph, and the metrics of each update leave through a queue meanwhile."""
+"""The training program. One session call runs one host step: the loops over weight updates and micro-batches are in the
+graph. A queue delivers the metrics of each update while the call runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from emulator.program.training_spec import TrainingSpec
 from emulator.program.update import HostStep
 from emulator.program.variables import STEP, ProgramVariables, VariableHandles
 
-OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]  # one row of the outfeed
-Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
+OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]
+Report = Callable[[float, float], None]  # the arguments are loss and accuracy of a weight update.
 OUTFEED_DEPTH = 100_000
 
 
@@ -41,11 +41,11 @@ OUTFEED_DEPTH = 100_000
 class Metrics:
     """Metrics of the weight updates of one host step.
 
-    * `loss`, `accuracy`: float32 [updates]
-    * `lost`: with half precision, the fractions of gradients that underflowed and overflowed, [updates, layers, 2]
-    * `instance_seconds`: seconds that each instance of a group needed for the passes of an update, with data but without
-      waiting for the others, [updates, instances]
-    * `stopping_instances`: those that dropped the next update because they must end at once
+    * `loss` and `accuracy` are float32 [updates].
+    * `lost` [updates, layers, 2] has the fractions of gradients that underflowed and overflowed in narrow formats.
+    * `instance_seconds` [updates, instances] has the seconds that each instance (process) of a group needed for the passes
+      of an update, including data but without waiting for other instances.
+    * `stopping_instances` has the numbers of the instances that dropped the next update because they must end at once.
     """
 
     loss: np.ndarray
@@ -57,8 +57,8 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Profile:
-    """A recorded weight update: its metrics and cells. If asked for, also its operations as events of a Chrome trace, and
-    the peak bytes of living tensors without the weights."""
+    """A recorded weight update: its metrics and the times of its cells. If requested, it also has the operations as events
+    of a Chrome trace, and the peak bytes of all tensors except the weights."""
 
     metrics: Metrics
     cells: tuple[CellTiming, ...]
@@ -70,7 +70,7 @@ class TrainingProgram(Program):
     """A compiled training program in its own graph."""
 
     def __init__(self, training: TrainingSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
-        """`stream`: the training batches. `cache_entry`: the program's entry in the program cache."""
+        """`stream` delivers the training batches. `cache_entry` is the entry in the program cache."""
         self._ended = threading.Event()
         group = training.group
         self._instances = group.size if group else 0
@@ -82,7 +82,7 @@ class TrainingProgram(Program):
         self._call_options = group.begin_call_sequence() if group else None
 
     def compile(self) -> None:
-        """Optimise the graph and set up the executors, by a host step without updates. The state does not change."""
+        """Run a host step without updates, so that TensorFlow optimises the graph and sets up executors."""
         self.session.run(self._names["step"], self._feeds([]), self._call_options)
         self._mark_compiled()
 
@@ -94,11 +94,11 @@ class TrainingProgram(Program):
         recording: bool = False,
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
-        """Run a host step of len(learning_rates) weight updates, one for each learning rate; fewer after `stop`.
+        """Run a host step with one weight update for each learning rate, or fewer after `stop`.
 
-        `report` is called in another thread with the loss and accuracy of each update when it is done. If it raises an
-        error, the step ends after the current update, and the error is raised here. `recording`: record the times of the
-        cells. `trace` receives TensorFlow's record of the session call.
+        `report` is called in another thread with the loss and accuracy of each update. If `report` raises an error, the step
+        ends after the current update and raises the same error. `recording` records the times of cells. `trace` receives
+        TensorFlow's record of the session call.
         """
         feeds = self._feeds(learning_rates, recording)
         options = self._call_options
@@ -111,7 +111,7 @@ class TrainingProgram(Program):
         reader.start()
         try:
             with named_faults(lambda: f"update {self.updates() + 1}"):
-                # in another thread, because otherwise signals would wait for the end of the session call
+                # the main thread must be free to handle signals.
                 done, stop_requests = self._device.submit(
                     self.session.run, self._names["step"], feeds, options, trace
                 ).result()
@@ -133,8 +133,8 @@ class TrainingProgram(Program):
         )  # fmt: skip
 
     def profile(self, learning_rate: float, operations: bool, report: Report | None = None) -> Profile:
-        """Run one weight update; return its metrics and the times of its cells, and with `operations` also the times of all
-        operations.
+        """Run one weight update. Return its metrics and the times of its cells. With `operations`, also return the times of
+        all operations.
 
         Raise ValueError if the program was built without recording.
         """
@@ -149,24 +149,24 @@ class TrainingProgram(Program):
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _feeds(self, learning_rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
-        """Return the feeds of a host step. Always feed the same tensors, because TensorFlow optimises the graph again for
-        other feeds."""
+        """Return the feeds of a host step. The fed tensors are always the same, because TensorFlow optimises the graph again
+        if they change."""
         return dict(zip(self._names["fed"], (np.asarray(learning_rates, np.float32), recording)))
 
     def stop(self, drop_update: bool) -> None:
-        """End the host step after the current update, or drop that update and end at once. Callable from any thread. The
-        request holds until `resume`."""
+        """End the host step after the current update, or drop the current update and end at once. Any thread may call this.
+        The request is valid until `resume`."""
         self.session.run(self._names["drop" if drop_update else "stop"])
 
     def resume(self) -> None:
-        """Cancel a stop that ends after an update. A stop that drops the update cannot be cancelled."""
+        """Cancel a request to stop after the current update. A request that drops the update cannot be cancelled."""
         self.session.run(self._names["resume"])
 
     def _drain(
         self, updates: int, outfeed: list[OutfeedRow], report: Report | None, failed: list[Exception]
     ) -> None:  # fmt: skip
-        """Move metrics from the queue to `outfeed` until the step has ended and the queue is empty. `failed` receives an
-        error of `report`, which is then not called again. The remaining rows are still read, because they count the
+        """Move metrics from the queue to `outfeed` until the step has ended and the queue is empty. If `report` raises an
+        error, add the error to `failed` and do not call `report` again. Read all rows, because their number is the number of
         updates."""
         while len(outfeed) < updates:
             ended = self._ended.wait(0.02)
@@ -175,33 +175,33 @@ class TrainingProgram(Program):
             try:
                 for loss, accuracy, *_ in rows if report and not failed else ():
                     report(float(loss), float(accuracy))
-            except Exception as error:  # e.g. a log that cannot be written
+            except Exception as error:  # for example, the log cannot be written.
                 failed.append(error)
                 self.stop(drop_update=False)
             if ended:
                 return
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Load a checkpoint: model, slots and number of updates."""
+        """Load the values of a checkpoint: model, slots and number of updates."""
         self.state.assign(self.session, values, self.state.saved)
 
     def load_initial(self, values: Mapping[str, np.ndarray]) -> None:
-        """Load what `values` has of the model and its slots; the number of updates stays."""
+        """Load all values of the model and its slots that `values` has. Keep the number of updates."""
         self.state.assign(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
 
     def updates(self) -> int:
-        """Return the number of updates that made the weights."""
+        """Return the number of updates that the weights have had."""
         return int(self.session.run(self.state.saved[STEP].read)[0])
 
     def loss_scale(self) -> tuple[float, int] | None:
-        """Return the current loss scale and the number of skipped updates; None without automatic loss scaling."""
+        """Return the current loss scale and the number of skipped updates, or None without automatic loss scaling."""
         if LOSS_SCALE not in self.state.saved:
             return None
         scale, _, skipped = self.session.run(self.state.saved[LOSS_SCALE].read)
         return float(scale), int(skipped)
 
     def values(self) -> dict[str, np.ndarray]:
-        """Return the values of all variables that checkpoints have, by name."""
+        """Return the values of all variables that are saved in checkpoints, by name."""
         return self.state.values(self.session)
 
 

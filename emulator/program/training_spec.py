@@ -1,4 +1,4 @@
-"""Everything that decides the numbers of a training program: network, loss, update rule, loss scale and plan."""
+"""The specification of a training program: network, loss, update rule, loss scale and plan."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from Models._segments import Segment
 
 
 class Move(NamedTuple):
-    """A variable's input to an update rule: w [...], with slots and gradient of the same shape.
+    """The input of an update rule for one variable `w`. Slots and gradient have the shape of `w`.
 
-    * `decay`: decay * w must still be added to the gradient
-    * `divisor`: the gradient must then be divided by it
-    * `decayed_apart`: the value for decoupled decay, which is applied after the rule
+    * `decay` is the factor of weight decay: the rule first adds decay * w to the gradient.
+    * `divisor` is the number by which the rule then divides the gradient.
+    * `decayed_apart` is the value that decoupled weight decay uses after the rule, or None.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Move(NamedTuple):
     decayed_apart: tf.Tensor | None = None
 
     def row(self, k: int, name: str) -> Move:
-        """Return row k of a variable as a separate move."""
+        """Return the move of row k of the variable."""
         slots = {slot: x[k] for slot, x in self.slots.items()}
         apart = None if self.decayed_apart is None else self.decayed_apart[k]
         return self._replace(
@@ -51,7 +51,7 @@ class Move(NamedTuple):
 
     @property
     def whole_gradient(self) -> tf.Tensor:
-        """The gradient with decay, divided."""
+        """The gradient after adding weight decay and dividing."""
         decayed = isinstance(self.decay, tf.Tensor) or self.decay != 0
         whole = self.gradient + self.w * self.decay if decayed else self.gradient
         return whole / self.divisor
@@ -60,10 +60,10 @@ class Move(NamedTuple):
 class Optimiser(Protocol):
     """An update rule.
 
-    * `slots`: names of each variable's slots, with initial values
-    * `decoupled_decay`: weight decay subtracts a fraction of the variable, times the rate, and is not part of the gradient
-      (arXiv 1711.05101)
-    * `has_norms`: a step depends on norms of the whole variable
+    * `slots` has the names of each variable's slots and their initial values.
+    * `decoupled_decay` means that weight decay is not added to the gradient. Instead, the update subtracts learning rate x
+      decay x variable (arXiv 1711.05101).
+    * `has_norms` means that a step depends on norms of the whole variable.
     """
 
     slots: Mapping[str, float]
@@ -74,27 +74,29 @@ class Optimiser(Protocol):
     def update(
         self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the variable `name` and its slots after the update. `done`: int64 number of earlier updates without skipped
-        ones."""
+        """Return the variable `name` and its slots after the update. `done` (int64) is the number of earlier updates that
+        were not skipped."""
 
     def update_all(
         self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor
     ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-        """Return each variable and its slots after the update, like `update`. All moves have the same divisor."""
+        """Return each variable and its slots after the update. All moves have the same divisor."""
         return [self.update(m.name, m.w, m.slots, m.whole_gradient, learning_rate, done) for m in moves]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
-    """Everything that decides the numbers of a training program.
+    """The specification of a training program.
 
-    * `loss`: (logits, features) -> [batch]
-    * `correct`: (logits, labels) -> [batch]
-    * `decayed`: whether weight decay applies to the variable of a name
-    * `trained`: whether updates change the variable of a name
-    * `frozen`: names of moving statistics that their norms use in training too
-    * `clip_grad_norm`: largest norm of all gradients together, before weight decay is added; 0 for none
-    * `ema`: decay of the exponential average of everything that updates change; 0 for no average
+    * `loss` maps (logits, features) to the loss of each sample, [batch].
+    * `correct` maps (logits, labels) to the accuracy of each sample, [batch].
+    * `decayed` returns whether weight decay applies to the variable with a given name.
+    * `trained` returns whether updates change the variable with a given name.
+    * `frozen` names moving statistics. Norms with these statistics use them in training too.
+    * `clip_grad_norm` limits the norm of all gradients together, before weight decay; 0 means no limit.
+    * `ema` is the decay of exponential moving averages of all variables that updates change; 0 means no averages.
+    * `recording` means that the times of cells can be recorded.
+    * `group` has the processes that train together.
     """
 
     segments: list[Segment]
@@ -111,9 +113,9 @@ class TrainingSpec:
     frozen: frozenset[str] = frozenset()
     clip_grad_norm: float = 0.0
     ema: float = 0.0
-    recording: bool = False  # record the cells' times
-    group: WorkerGroup | None = None  # the instances that train together
-    dtype: tf.DType = tf.float32  # dtype of weights and arithmetic; half precision is emulated in FP32
+    recording: bool = False
+    group: WorkerGroup | None = None
+    dtype: tf.DType = tf.float32  # narrow formats are emulated in FP32.
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -122,12 +124,12 @@ class TrainingSpec:
 
     @property
     def updated_variables(self) -> tuple[Variable, ...]:
-        """The variables that an update changes, including moving statistics."""
+        """The variables that updates change, including moving statistics."""
         return tuple(variable for variable in self.variables if self.trained(variable.name))
 
     @property
     def watched_layers(self) -> WatchedLayers:
-        """The layers whose incoming gradients are counted: those with gradients in narrow formats."""
+        """The layers with gradients in narrow formats, whose lost gradients are counted."""
         next_kinds = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
         products = [(o, after) for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")]
         narrow = {_layer_name(o): self._gradients_of(o) for o, _ in products if self._gradients_of(o)}
@@ -136,11 +138,11 @@ class TrainingSpec:
 
     @property
     def gradient_limit(self) -> float:
-        """The least gradient that overflows in one of the gradients' formats."""
+        """The smallest gradient that overflows in the format of any gradient."""
         return min((each.overflow for formats in self.watched_layers.formats.values() for each in formats), default=math.inf)
 
     def _gradients_of(self, operation: Operation) -> tuple[Format, ...]:
-        """Return the formats below FP32 to which the gradient arriving at a convolution or dense layer is rounded."""
+        """Return the narrow formats to which the incoming gradient of a convolution or dense layer is rounded."""
         return tuple(each for each in self.plan.precision.gradients_of(operation.variables[0].name) if each != FP32)
 
     @cached_property
@@ -149,11 +151,11 @@ class TrainingSpec:
         return frozenset(variable.name for variable in self.updated_variables if variable.trainable)
 
     def policy(self, seed: Seed) -> PrecisionPolicy:
-        """Return the casts of all values to their formats. `seed`: this training's seed, or its keys in the graph."""
+        """Return the policy that casts values to their formats. `seed` is the seed of the run, or its keys in the graph."""
         return PrecisionPolicy(self.plan.precision, seed, self.dtype)
 
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
-        """Return, for each segment, the names of its variables that gradients change."""
+        """Return for each segment the names of the variables that gradients change."""
         by_segment: dict[str, tuple[str, ...]] = {}
         for operation in self.trace.operations:
             names = tuple(v.name for v in operation.variables if v.name in self.trained_names)

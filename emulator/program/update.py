@@ -1,5 +1,5 @@
-"""The graph of a host step: the device loop over weight updates. Each runs forward and backward passes, an all-reduce over
-the instances, and one step of the optimiser."""
+"""The graph of a host step: the device loop over weight updates. An update runs forward and backward passes, an all-reduce
+over the instances (processes), and one step of the optimiser."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from emulator.program.variables import ProgramVariables
 from emulator.program.worker_group import buckets, elements
 from Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
 
-Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # a variable and its slots after an update
-AMAX_DECAY = 2.0 ** (-1 / 16)  # factor on the running amax per update
-_STOP_AND_SECONDS = "stop requests, seconds"  # of every instance, in the all-reduce of small results
+Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # holds a variable and its slots after an update.
+AMAX_DECAY = 2.0 ** (-1 / 16)  # every update multiplies the running amax (largest value) by this.
+_STOP_AND_SECONDS = "stop requests, seconds"  # the small all-reduce has these values of every process.
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class HostStep:
     stop: tf.Variable
 
     def run(self, learning_rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Run the device loop over weight updates. Return the number of updates done, and the final request of each instance
-        of a group.
+        """Run the device loop over weight updates. Return the number of updates done, and the last stop request of each
+        instance of a group.
 
-        Loss and accuracy of each update go to the outfeed while the loop runs.
+        While the loop runs, the loss and accuracy of each update go to the outfeed.
         """
         updates, group = tf.size(learning_rates), self.training.group
 
@@ -55,7 +55,7 @@ class HostStep:
 
         def continues(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([done]):
-                # instances must end together, so each follows what all requested in the previous update
+                # Instances must end together, so each one follows the requests that all sent in the previous update.
                 stop = tf.reduce_max(stop_requests) if group else self.stop.read_value()
                 return tf.logical_and(i < updates, tf.equal(stop, RUN))
 
@@ -68,8 +68,8 @@ class HostStep:
         return done, stop_requests
 
     def _update(self, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Do one complete weight update, or none if a stop is requested in between. Return whether it was done, and the
-        request of each instance of a group."""
+        """Do one complete weight update, or drop it if a stop is requested meanwhile. Return whether it was done, and the
+        stop request of each instance of a group."""
         started = tf.timestamp()
         weights = self.variables.read()
         step = self.variables.step.read_value()[0]
@@ -101,10 +101,10 @@ class HostStep:
     def _amax_updates(
         self, weights: dict[str, tf.Tensor], results: dict[str, tf.Tensor], scale_growth: float | tf.Tensor = 1.0
     ) -> list[tf.Operation]:
-        """Return the operation that updates the running amax of the scaled kernels' operands.
+        """Return the operation that updates the running amax (largest value) of the operands of scaled kernels.
 
-        The amax decays with a half-life of 16 updates. A value that is not finite counts as twice the previous one.
-        Gradients grow with the loss scale.
+        The amax decays with a half-life of 16 updates. A value that is not finite counts as twice the previous amax. If the
+        loss scale changes, the amax of gradients is multiplied by the same factor.
         """
         if AMAX not in results:
             return []
@@ -123,12 +123,11 @@ class HostStep:
         scale_state: tf.Tensor | None,
     ) -> list[tf.Operation]:
         """Return the operations that update all variables and slots, the amax history, and the loss scale. With automatic
-        loss scaling, gradients that are not finite skip the optimiser's step; only amax history and loss scale are then
-        updated."""
+        loss scaling, if gradients are not finite, update only the amax history and the loss scale."""
         if scale_state is None:
             moved = self._apply_gradients(weights, results, learning_rate, step, scale, done=step)
             return [*moved, *self._amax_updates(weights, results)]
-        done = step - tf.cast(scale_state[2], step.dtype)  # slots did not see skipped updates
+        done = step - tf.cast(scale_state[2], step.dtype)  # skipped updates did not change the slots.
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
         def apply() -> tf.Tensor:
@@ -144,17 +143,16 @@ class HostStep:
     def _all_reduce(
         self, passes: tf.Tensor, local_results: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-        """Return each instance's stop request, the `seconds` that each needed for its passes, and the results reduced over
-        all instances.
+        """Return the stop request of each instance, the `seconds` that each instance needed for its passes, and the results
+        reduced over all instances.
 
-        Gradients are all-reduced in buckets while the backward computation continues; everything else goes in one more
-        bucket.
+        Gradients are all-reduced in buckets while the backward pass continues. All other results share one more bucket.
         """
         training, group = self.training, self.training.group
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
-        # each instance fills its own row of zeros, so the sum contains all rows
+        # Each instance fills its own row and leaves other rows zero, so the sum has all rows.
         own_row = tf.one_hot(group.instance, group.size, dtype=training.dtype)
         stop_and_seconds = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
         others = {name: x for name, x in local_results.items() if name not in training.trained_names}
@@ -164,7 +162,7 @@ class HostStep:
         with tf.device(training.plan.stage_devices[0]):
             gradients = self._all_reduce_gradients(local_results)
             totals = group.all_reduce_bucket(others)
-        with tf.control_dependencies([*gradients.values(), *totals.values()]):  # a failed sum must not change any variable
+        with tf.control_dependencies([*gradients.values(), *totals.values()]):  # if a sum fails, no variable must change.
             stop_requests, instance_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
             requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
         reduced = {name: total / group.size for name, total in totals.items() if name not in maxima}
@@ -173,10 +171,10 @@ class HostStep:
         return requests_by_instance, tf.cast(instance_seconds, tf.float32), reduced
 
     def _all_reduce_gradients(self, local_results: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Return the mean of each gradient over the instances, summed bucket by bucket in backward order."""
+        """Return the mean of each gradient over the instances. Buckets are summed in the order of the backward pass."""
         training, group, options = self.training, self.training.group, self.training.plan.options
         all_reduce_format = number_formats.by_name(options.all_reduce_format)
-        # in a narrow format the sum may overflow although the mean fits, so divide first
+        # divide before summing, because the sum may overflow.
         divide_first = all_reduce_format != number_formats.FP32
         names = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
         sent = {
@@ -201,8 +199,8 @@ class HostStep:
         scale: LossScale,
         done: tf.Tensor,
     ) -> list[tf.Operation]:
-        """Return the operations that update all variables and slots. `step`: number of earlier updates; `done`: those that
-        were not skipped."""
+        """Return the operations that update all variables and slots. `step` is the number of earlier updates, and `done` the
+        number of earlier updates that were not skipped."""
         training, policy = self.training, self.policy
         operations = self._average_updates(weights, results)
         trained = [variable for variable in training.updated_variables if variable.trainable]
@@ -220,12 +218,12 @@ class HostStep:
             return operations
         n = tf.cast(done, training.dtype)
         with tf.control_dependencies(operations):
-            # the first updates count more, as documented for TensorFlow's ExponentialMovingAverage(num_updates)
+            # as in TensorFlow's ExponentialMovingAverage(num_updates), the first updates count more.
             return self.variables.move_averages(tf.minimum(tf.cast(training.ema, training.dtype), (1 + n) / (10 + n)))
 
     def _moved(self, moves: Sequence[Move], learning_rate: tf.Tensor, done: tf.Tensor) -> list[Moved]:
-        """Return each variable and its slots after the update. For rules with norms, the rows of a proxy are separate
-        variables; its statistics have no gradient and are left out."""
+        """Return each variable and its slots after the update. Rules with norms get the trained rows of a proxy variable as
+        separate variables."""
         optimiser, proxies = self.training.optimiser, {v.name for v in self.training.variables if v.proxy}
         in_rows = proxies if optimiser.has_norms else set()
         single = [move for move in moves if move.name not in in_rows]
@@ -235,24 +233,24 @@ class HostStep:
         return [_with_rows(move, after) if move.name in in_rows else after[move.name] for move in moves]
 
     def _gradient(self, variable: Variable, gradient: tf.Tensor) -> tf.Tensor:
-        """Return a variable's gradient. For a proxy, the gradients of its statistics are propagated to its other rows."""
+        """Return the gradient of a variable. For a proxy variable, propagate the gradients of the statistics to the other
+        rows."""
         if not variable.proxy:
             return gradient
         return proxy_norm.chain_gradient(variable.proxy, self.variables.state(variable.name)[0], gradient)
 
     def _clipped(self, gradients: list[tf.Tensor], scale: LossScale) -> list[tf.Tensor]:
-        """Return the gradients times c / max(c, norm). The norm is that of all gradients together, and c is the limit times
-        the loss scale (Pascanu et al., arXiv 1211.5063)."""
+        """Return the gradients times c / max(c, norm) (Pascanu et al., arXiv 1211.5063). `norm` is the norm of all gradients
+        together, and c is the limit times the loss scale."""
         limit = self.training.clip_grad_norm * scale.factor
         if not self.training.clip_grad_norm or not gradients:
             return gradients
-        with tf.device(self.training.plan.stage_devices[0]):  # one device adds in one order, whatever the stages
+        with tf.device(self.training.plan.stage_devices[0]):  # one device adds in the same order for any stages.
             norm = tf.linalg.global_norm([tf.identity(gradient) for gradient in gradients])
             factor = limit / tf.maximum(norm, limit)
         return [gradient * factor for gradient in gradients]
 
     def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
-        """Return the input of the update rule for a variable."""
         training = self.training
         w, slots = self.variables.state(variable.name)
         decayed, decay = self._decayed_value(variable, w), training.weight_decay * scale.factor
@@ -277,14 +275,15 @@ class HostStep:
         return [self.variables.model[v.name].assign(value, read_value=False) for v, value in zip(averages, after)]
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
-        """Return the value that weight decay is computed from, with zeros in exempt rows of a proxy; None without decay."""
+        """Return the value to which weight decay applies, or None if it does not apply to the variable. Rows of a proxy
+        variable without weight decay are zero."""
         if variable.proxy:
             return proxy_norm.rows_to_decay(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None
 
 
 def _with_rows(move: Move, after: Mapping[str, Moved]) -> Moved:
-    """Return a proxy and its slots with the updated rows."""
+    """Return a proxy variable and its slots with updated rows."""
     moved = {row: after[f"{move.name}/{row}"] for row in TRAINED_PROXY_ROWS}
 
     def whole(old: tf.Tensor, new: Mapping[str, tf.Tensor]) -> tf.Tensor:

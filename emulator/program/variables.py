@@ -1,4 +1,4 @@
-"""The variables of a graph: how weights and slots are stored, read and updated."""
+"""The variables of a graph. This module stores, reads and updates weights and slots."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
 
-_VARIABLE = "variable "  # before a variable's name, in the names of an optimised graph
+_VARIABLE = "variable "  # the names of an optimised graph begin with these words.
 
 
 class ProgramVariables:
-    """The variables of one graph: model, optimiser slots of those that are `trained`, and the number of updates done.
+    """The variables of one graph: the model, the optimiser slots of `trained` variables, and the number of updates done.
 
-    The precision decides the dtypes of variables and slots. `loss_scale`: the first state of automatic loss scaling, if
-    used. `averaged`: keep exponential averages of trained variables and moving statistics.
+    The precision determines the dtypes of variables and slots. `loss_scale` is the first state of automatic loss scaling, or
+    None. `averaged` means that exponential averages of trained variables and moving statistics are kept.
     """
 
     def __init__(
@@ -62,28 +62,28 @@ class ProgramVariables:
         self.loss_scale = _variable(LOSS_SCALE, loss_scale, False) if loss_scale else None
 
     def _initial_weight(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
-        """Return a variable's initial value in its storage format."""
+        """Return the initial value of a variable in its storage format."""
         value = initial_value(variable, seed, self._dtype)
         return self._policy.cast_initial(self._policy.precision.stored_format(variable), value)
 
     def _initial_copy(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
-        """Return a variable's initial value in the dtype of the arithmetic."""
+        """Return the initial value of a variable in the dtype of the arithmetic."""
         return tf.cast(self._initial_weight(variable, seed), self._dtype)
 
     def _initial_slot(self, variable: Variable, value: float) -> tf.Tensor:
-        """Return a slot's initial value in its storage format."""
+        """Return the initial value of a slot in its storage format."""
         return self._policy.cast_initial(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
 
     @property
     def saved(self) -> dict[str, tf.Variable]:
-        """The variables in a checkpoint, by name."""
+        """The variables that checkpoints have, by name."""
         slots = {f"{name}/{slot}": v for name, named in self.slots.items() for slot, v in named.items()}
         slots |= {f"{name}/{EMA}": v for name, v in self.averages.items()}
         state = {} if self.loss_scale is None else {LOSS_SCALE: self.loss_scale}
         return {**self.model, **slots, **state, STEP: self.step}
 
     def format_name(self, name: str) -> str:
-        """Return the name of a saved variable's format if the variable can hold other numbers too, otherwise ""."""
+        """Return the name of a saved variable's format, or "" if the variable's dtype is exactly the format."""
         own, _, slot = name.rpartition("/") if name not in self._variables else (name, "", "")
         if own not in self._variables or slot in (FP32_COPY, EMA):
             return ""
@@ -92,7 +92,7 @@ class ProgramVariables:
         return stored.name if self._policy.lacks_exact_dtype(stored) else ""
 
     def read(self) -> dict[str, tf.Tensor]:
-        """Return the model's weights as the layers use them."""
+        """Return the weights of the model in the formats that layers use."""
         values = {name: variable.read_value() for name, variable in self.model.items()}
         return {
             name: self._policy.cast_weight(self._variables[name], value) if name in self._variables else value
@@ -100,13 +100,13 @@ class ProgramVariables:
         }
 
     def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the values that an update changes: the master weights and the slots."""
+        """Return the values of a variable that an update changes: the master weight and the slots."""
         slots = {slot: tf.cast(v.read_value(), self._dtype) for slot, v in self.slots[name].items()}
         return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
 
     def assign(self, name: str, value: tf.Tensor, slots: Mapping[str, tf.Tensor], step: tf.Tensor) -> list[tf.Operation]:
-        """Return operations that store an update's results in the formats of the variables. `step`: number of earlier
-        updates."""
+        """Return operations that store the results of an update in the formats of the variables. `step` is the number of
+        earlier updates."""
         variable, own = self._variables[name], self.slots[name]
         assignments = []
         if variable.proxy:
@@ -121,8 +121,8 @@ class ProgramVariables:
         return assignments
 
     def move_averages(self, decay: tf.Tensor) -> list[tf.Operation]:
-        """Return operations that store decay * average + (1 - decay) * the current value of each averaged variable. A
-        proxy's statistics are computed from the averages of its other rows."""
+        """Return operations that store decay * average + (1 - decay) * value for each averaged variable. For a proxy
+        variable, compute the statistics from the averages of the other rows."""
         assignments = []
         for name, average in self.averages.items():
             variable, now = self._variables[name], self.slots.get(name, {}).get(FP32_COPY, self.model[name])
@@ -135,9 +135,9 @@ class ProgramVariables:
 
 @dataclass(frozen=True)
 class VariableHandle:
-    """A variable of a graph by name: its value, the tensor that is fed to set it, and the operation that sets it.
+    """The names of a variable's value, of the tensor to feed for a new value, and of the operation that sets it.
 
-    `format_name`: the name of its format if the variable can hold other numbers too, otherwise "".
+    `format_name` is the name of the variable's format, or "" if the variable's dtype is exactly the format.
     """
 
     format_name: str
@@ -149,8 +149,8 @@ class VariableHandle:
 
 
 class VariableHandles:
-    """Reads and sets a program's variables in its session: all that a checkpoint has (`saved`), and the model's
-    (`model`)."""
+    """Read and set the variables of a program in its session. `saved` has all variables of a checkpoint, `model` the
+    variables of the model."""
 
     def __init__(self, saved: Mapping[str, VariableHandle], model: Sequence[str]) -> None:
         self.saved = dict(saved)
@@ -158,7 +158,7 @@ class VariableHandles:
 
     @classmethod
     def of(cls, weights: ProgramVariables) -> VariableHandles:
-        """Return handles of the variables, adding read operations to the graph."""
+        """Return handles of the variables, and add read operations to the graph."""
         saved = {
             name: VariableHandle(
                 weights.format_name(name),
@@ -173,11 +173,11 @@ class VariableHandles:
         return cls(saved, list(weights.model))
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the variables' values, feeds and operations, for an optimised graph."""
+        """Return the names of values, feeds and operations of all variables, for an optimised graph."""
         return {f"{_VARIABLE}{name}": (handle.read, handle.value, handle.set) for name, handle in self.saved.items()}
 
     def metadata(self) -> dict[str, Any]:
-        """Return the formats, dtypes and shapes of the variables, for an optimised graph."""
+        """Return formats, dtypes and shapes of all variables, for an optimised graph."""
         specs = {
             name: [handle.format_name, handle.dtype.name, handle.shape.as_list()] for name, handle in self.saved.items()
         }
@@ -185,7 +185,7 @@ class VariableHandles:
 
     @classmethod
     def from_optimised_graph(cls, graph: OptimisedGraph) -> VariableHandles:
-        """Return the handles from what `names` and `metadata` returned."""
+        """Return the handles, given the results of `names` and `metadata`."""
         saved = {
             name: VariableHandle(format_name, tf.as_dtype(dtype), tf.TensorShape(shape), *graph.names[f"{_VARIABLE}{name}"])
             for name, (format_name, dtype, shape) in graph.metadata["variables"].items()
@@ -193,7 +193,7 @@ class VariableHandles:
         return cls(saved, graph.metadata["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
-        """Return the values of all variables, by name, in the dtype of their format if there is one."""
+        """Return the values of all variables by name. If a format has a dtype, values are in that dtype."""
         values = session.run({name: handle.read for name, handle in self.saved.items()})
         grids = {
             name: number_formats.by_name(handle.format_name) for name, handle in self.saved.items() if handle.format_name
@@ -201,7 +201,7 @@ class VariableHandles:
         return {name: grids[name].stored(value) if name in grids else value for name, value in values.items()}
 
     def assign(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
-        """Set the variables of these names through their initialisers. Raise KeyError for a missing value."""
+        """Set the variables with these names. Raise KeyError if a value is missing."""
         feeds = {}
         for name in names:
             grid = self.saved[name].format_name
@@ -210,7 +210,7 @@ class VariableHandles:
 
 
 def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:
-    """Return a variable whose initial value can be fed."""
+    """Return a variable whose value can be set by feeding a tensor."""
 
     def initial() -> tf.Tensor:
         first = value()

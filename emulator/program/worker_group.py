@@ -1,12 +1,12 @@
 """The instances of one run: processes that train together through TensorFlow's runtime.
 
-Each instance runs a gRPC server and a session on it. Sums use TensorFlow's ring collectives. The keys of collectives are
-counted up, so all instances must build the same graphs and make collective calls in the same order. Keys start at a number
-of the group, so processes of other groups do not interfere. A session call with collectives belongs to a call sequence and
-uses its options.
+Each instance runs a gRPC server and a session on the server. Sums use TensorFlow's ring collectives. Each collective gets
+the next key, so all instances must build the same graphs and call collectives in the same order. The first key depends on
+the group, so processes of different groups do not interfere. Session calls with collectives form call sequences; all calls
+of a sequence use the same options.
 
-Liveness is not watched here: a collective waits for its peers forever. No timeout is set, because TensorFlow keeps a thread
-for each collective until its timeout is over, even if the collective is done. Such threads would use up the limit on
+A collective waits for the other instances forever; another module checks whether they are alive. A timeout would be harmful,
+because TensorFlow keeps a thread for each collective until the timeout has passed. Such threads would use up the limit on
 threads.
 """
 
@@ -30,20 +30,20 @@ from tensorflow.python.ops import collective_ops
 from base.gradient_rules import with_gradient
 
 JOB = "worker"
-_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # texts on a server that all of its sessions find
+_STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # all sessions of a server find texts by these names.
 _DEVICE_TYPES = ("CPU", "GPU")
-_WITHOUT_PROXY = "no_grpc_proxy"  # gRPC's own list of hosts without proxy, preferred to no_proxy
-_REMOTE_TIMEOUT_MS = 5000  # a living instance accepts a message within this many milliseconds, however busy its host is
+_WITHOUT_PROXY = "no_grpc_proxy"  # gRPC reads this list of hosts without proxy before no_proxy.
+_REMOTE_TIMEOUT_MS = 5000  # a living instance accepts a message within this time, in milliseconds.
 
 
 class WorkerGroup:
-    """This process as one of the instances of a run."""
+    """This process as an instance of a run."""
 
     def __init__(
         self, addresses: Sequence[str], instance: int, stage_devices: Sequence[str] = ("/cpu:0",), threads: int = 0
     ) -> None:
-        """Start the server. `addresses`: host:port of each instance; `stage_devices`: the stages' devices; `threads`: for
-        one operation, 0 for one per core."""
+        """Start the server. `addresses` has host:port of each instance, and `stage_devices` the device of each stage. An
+        operation uses up to `threads` threads; 0 means one for each core."""
         self.addresses, self.instance = tuple(addresses), instance
         config = tf.ConfigProto(intra_op_parallelism_threads=threads)
         cpus = [int(device.split(":")[1]) + 1 for device in stage_devices if device.startswith("/cpu")]
@@ -56,31 +56,31 @@ class WorkerGroup:
         self.join("")
 
     def join(self, identity: str) -> None:
-        """Use keys and messages only of the instances that join with the same identity."""
+        """Exchange keys and messages only with instances that join with the same identity."""
         self._identity = identity
         digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
-        self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32 and counted up
+        self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32 and increase.
         self._keys = itertools.count(self._first_key + 1)
-        self._between_steps: tf.RunOptions | None = None  # options of the call sequence on the host
+        self._between_steps: tf.RunOptions | None = None  # all calls on the host use these options.
         self._calls = 0  # number of calls on the host so far
         self.waiting: tuple[int, float] | None = None  # number of the current call on the host, and its start in seconds
 
     @property
     def size(self) -> int:
-        """Number of instances."""
+        """The number of instances."""
         return len(self.addresses)
 
     @property
     def device(self) -> str:
-        """The device prefix of this instance; its graphs are built inside."""
+        """The device prefix of this instance. Graphs of the instance are built under this prefix."""
         return f"/job:{JOB}/task:{self.instance}"
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
-        """Return a session on this instance's server, with its own variables."""
+        """Return a session on this instance's server. Sessions do not share variables."""
         return tf.Session(self._server.target, graph=graph, config=self.collective_config(config))
 
     def collective_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
-        """Return a session configuration for collectives, with variables separate from other sessions."""
+        """Return a session configuration for collectives. Sessions do not share variables."""
         config.isolate_session_state = True
         return self._local_config(config)
 
@@ -91,13 +91,13 @@ class WorkerGroup:
         return config
 
     def begin_call_sequence(self) -> tf.RunOptions:
-        """Return the options of session calls with collectives that all instances make in the same order, one after another.
-        All instances must begin the sequence at the same place.
+        """Return the options for a sequence of session calls with collectives. All instances must begin the sequence at the
+        same point and make the calls in the same order.
 
-        TensorFlow numbers the calls of a sequence, and the instances must agree on the numbers. The others ask instance 0
-        for the first number and count up from there. Instance 0 draws it in its own first call. If another instance has
-        asked before, instance 0 draws again, and both would wait for each other forever (TensorFlow 2.21,
-        RefreshStepIdSequenceAsync). So the others make the first call, a barrier, only when instance 0 is inside its own.
+        TensorFlow numbers the calls of a sequence. Instance 0 draws the first number in its first call. Other instances ask
+        instance 0 for the number. If they ask before instance 0 has drawn it, instance 0 draws a second number, and all wait
+        forever (TensorFlow 2.21, RefreshStepIdSequenceAsync). So the first call is a barrier, and other instances make it
+        only while instance 0 is inside this call.
         """
         key = next(self._keys)
         options = tf.RunOptions(experimental=tf.RunOptions.Experimental(collective_graph_key=key))
@@ -112,37 +112,38 @@ class WorkerGroup:
         return options
 
     def _await_begun(self, key: int) -> None:
-        """Wait until instance 0 has begun the call sequence of this key, or a later one."""
-        # seconds; instance 0 may have to build a program first
+        """Wait until instance 0 has begun the call sequence of this key, or a later sequence."""
+        # Instance 0 may have to build a program first. Pauses are in seconds.
         pauses = itertools.chain((0.002, 0.005, 0.01, 0.02), itertools.repeat(0.05))
         while int(self._found(_BEGUN, 0) or -1) < key:
             time.sleep(next(pauses))
 
     def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
-        """Return the sum of x over all instances, or over the range `among`; the same bits in each."""
+        """Return the sum of x over all instances, or over the range `among`. All instances get the same bits."""
         among = among or range(self.size)
         if len(among) == 1:
             return x
-        x = tf.identity(x)  # gives x the device of this place in the graph
+        x = tf.identity(x)  # tf.identity moves x to the current device.
         return collective_ops.all_reduce(x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id")
 
     def all_reduce_bucket(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Return the sums of all instances' tensors of one dtype, by name, through one buffer."""
+        """Return the sums of tensors over all instances, by name. The tensors have one dtype and share one buffer."""
         dtype = next(iter(values.values())).dtype
         flat = tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in values.values()], 0)
         parts = tf.split(self.all_reduce(flat), [elements(x) for x in values.values()])
         return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
 
     def barrier(self) -> tf.Tensor:
-        """Return int32 0 after every instance has reached the same call.
+        """Return int32 0 after every instance has reached this call.
 
-        TensorFlow numbers calls with collectives, and instances ask instance 0 for the first number. So instance 0 must not
-        be able to finish such a call alone.
+        Calls with collectives need this barrier, because other instances ask instance 0 for the number of the call. Instance
+        0 must not finish the call before they have asked.
         """
         return self.all_reduce(tf.constant([0]))[0]
 
     def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
-        """Return the mean of x over the instances of the range `among`; its gradient is the mean of theirs."""
+        """Return the mean of x over the instances in the range `among`. The gradient of x is the mean of the gradients of
+        these instances."""
 
         @with_gradient
         def averaged(x: tf.Tensor) -> tuple[tf.Tensor, object]:
@@ -151,7 +152,7 @@ class WorkerGroup:
         return averaged(x)
 
     def _key_of(self, among: range, device: str) -> int:
-        """Return the key of a ring. In TensorFlow, a ring has only one device of each instance."""
+        """Return the key of a ring of instances. In TensorFlow, a ring has only one device of each instance."""
         spec = tf.DeviceSpec.from_string(device)
         device_number = 2 * (spec.device_index or 0) + _DEVICE_TYPES.index(spec.device_type or "CPU")
         return self._first_key + 1 + (device_number * self.size + among.start) * (self.size + 1) + len(among)
@@ -159,7 +160,7 @@ class WorkerGroup:
     # One-sided calls: the other instances may be busy and need not call anything.
 
     def send_message(self, text: str, instances: Sequence[int]) -> None:
-        """Send a text to other instances, as far as they can be reached."""
+        """Send a text to all other instances that can be reached."""
 
         def leave(instance: int) -> None:
             with suppress(tf.errors.OpError), self._remote_session(instance) as session:
@@ -169,28 +170,28 @@ class WorkerGroup:
             list(pool.map(leave, instances))
 
     def received_messages(self) -> list[str]:
-        """Return the texts that other instances sent here."""
+        """Return the texts that other instances have sent to this one."""
         with suppress(tf.errors.OpError), self._remote_session(self.instance) as session:
             queue = self._message_queue()
             return [text.decode() for text in session.run(queue.dequeue_many(session.run(queue.size())))]
         return []
 
     def _message_queue(self) -> tf.FIFOQueue:
-        """Return the queue on an instance's server, which all sessions of the group share."""
+        """Return the queue of texts on an instance's server. All sessions of the group share the queue."""
         return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"messages{self._identity}")
 
     def set_status(self, text: str) -> None:
-        """Publish a text on this instance's server, replacing the previous one."""
+        """Publish a text on this instance's server. The text replaces the previous text."""
         self._put(_STATUS, text)
 
     def status_of(self, instance: int) -> str | None:
-        """Return the text on an instance's server; None if there is none, or the instance cannot be reached."""
+        """Return the text on an instance's server. Return None if there is no text or the instance cannot be reached."""
         return self._found(_STATUS, instance)
 
     def all_wait_in(self, call: int) -> bool:
-        """Publish the number of the host call in which this instance waits; return whether all others have published the
-        same number."""
-        with suppress(tf.errors.OpError):  # this instance's server is busy; a later call will publish it
+        """Publish the number of the host call in which this instance waits. Return whether all other instances have
+        published the same number."""
+        with suppress(tf.errors.OpError):  # the server is busy. A later call will publish the number.
             self._put(_WAITING, str(call))
         return all(self._found(_WAITING, k) == str(call) for k in range(self.size) if k != self.instance)
 
@@ -217,16 +218,16 @@ class WorkerGroup:
     # Calls on the host, between the programs' steps. Make them from one thread, because they form a sequence.
 
     def all_gather(self, text: str) -> list[str]:
-        """Return every instance's text, in the order of the instances."""
+        """Return the texts of all instances, in the order of the instances."""
         own = text.encode()
         lengths = self._all_gather_ints([len(own)])[:, 0]
-        padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring needs at least one element
+        padded = np.zeros(max(1, *lengths), np.uint8)  # a ring needs at least one element.
         padded[: len(own)] = np.frombuffer(own, np.uint8)
         rows = self._all_gather_ints(padded)
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(rows, lengths)]
 
     def _all_gather_ints(self, row: Sequence[int]) -> np.ndarray:
-        """Return every instance's row of integers, [instances, n]. All rows have the same length."""
+        """Return the rows of integers of all instances, [instances, n]. All rows have the same length."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             return self._run(graph, self._all_gather_op(tf.constant(np.asarray(row, np.int32)[None])))
 
@@ -234,26 +235,26 @@ class WorkerGroup:
         return collective_ops.all_gather(own, self.size, self._key_of(range(self.size), own.device), next(self._keys))
 
     def all_gather_flag(self, flag: bool) -> list[int]:
-        """Return the instances whose flag is set. All calls share one graph; each takes one or two milliseconds."""
+        """Return the numbers of the instances whose flag is set. A call takes one or two milliseconds."""
         fed, rows, session = self._flags
         return np.flatnonzero(self._call(session, rows, {fed: [flag]})).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
-        """The graph of `all_gather_flag`: the fed tensor (this instance's flag), the fetched tensor (all flags), and its
-        session."""
+        """The graph of `all_gather_flag`: the tensor to feed (this instance's flag), the tensor to fetch (all flags), and
+        the session."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fed = tf.placeholder(tf.bool, [1])
             return fed, self._all_gather_op(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
 
     def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the sums over all instances, by name, in float64."""
+        """Return the sums of values over all instances by name, in float64."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             sums = self.all_reduce(tf.constant(list(values.values()), tf.float64))
             return dict(zip(values, map(float, self._run(graph, sums))))
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """Return instance 0's values in every instance; the `values` of the others are ignored."""
+        """Return the values of instance 0 in every instance. The `values` of other instances are ignored."""
         first = self.instance == 0
         words = np.frombuffer(_serialise(values or {}), np.int32) if first else np.zeros(0, np.int32)
         count = int(self._broadcast_words(np.asarray([len(words)], np.int32), 1)[0])
@@ -278,7 +279,7 @@ class WorkerGroup:
             return self._call(session, fetches, feeds)
 
     def _call(self, session: tf.Session, fetches: Any, feeds: Mapping[tf.Tensor, Any] | None) -> Any:
-        """Make a call on the host and set `waiting` meanwhile. The first call begins the sequence."""
+        """Make a call on the host and set `waiting` during the call. The first call begins the call sequence."""
         self._calls += 1
         self.waiting = self._calls, time.monotonic()
         try:
@@ -289,13 +290,13 @@ class WorkerGroup:
 
 
 def elements(x: tf.Tensor) -> int:
-    """Return the number of elements of a tensor with a known shape."""
+    """Return the number of elements of a tensor. The shape must be known."""
     return int(np.prod(x.shape.as_list(), dtype=np.int64))
 
 
 def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Split the names, in order, into as few buckets of at most `max_bytes` as possible. A larger tensor is a bucket by
-    itself."""
+    """Return the names in as few buckets of at most `max_bytes` as possible, in order. A larger tensor has its own
+    bucket."""
     filled: list[list[str]] = []
     bytes_filled = 0
     for name in names:
@@ -308,7 +309,7 @@ def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> l
 
 
 def _text_variable(name: str) -> tf.Tensor:
-    """Return the handle of a text on the current device's server."""
+    """Return the handle of a text variable on the current device's server."""
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name)
 
 
@@ -317,15 +318,15 @@ def _task(instance: int) -> str:
 
 
 def _reach_directly(addresses: Sequence[str]) -> None:
-    """Make gRPC reach the instances without a proxy from the environment. TensorFlow's servers have no option for that."""
+    """Set the environment so that gRPC uses no proxy for the instances. TensorFlow's servers have no option for this."""
     others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
     hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
     os.environ[_WITHOUT_PROXY] = ",".join([others, *hosts] if others else hosts)
 
 
 def _serialise(values: Mapping[str, np.ndarray]) -> bytes:
-    """Return arrays as bytes, padded to 4-byte words. Dtypes are stored by name, because numpy's files do not support those
-    of ml_dtypes."""
+    """Return arrays as bytes, padded to 4-byte words. Dtypes are stored by name, because the file format of numpy does not
+    support the dtypes of ml_dtypes."""
     file = io.BytesIO()
     arrays = {f"{i}": value.view(f"u{value.itemsize}") for i, value in enumerate(map(np.asarray, values.values()))}
     dtypes = np.asarray([np.asarray(value).dtype.name for value in values.values()])
