@@ -1,4 +1,4 @@
-"""Stop a run whose loss or weights are no longer finite; report gradients that are lost in narrow number formats."""
+"""Stop a run if its loss or weights are not finite. Warn if narrow number formats lose gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from harness.run.run import Run
 if TYPE_CHECKING:
     from harness.training.run_dir import TrainingContext
 
-MUCH_LOST = 0.1  # share of a layer's gradients; runs that lose less train as well as in FP32
+MUCH_LOST = 0.1  # A layer may lose this share of its gradients: runs that lose less train as well as in FP32.
 
 
 class Diverged(FloatingPointError):
-    """The loss or the weights are not finite. `suggested`: options that may help; empty if only a lower rate may help."""
+    """The loss or the weights are not finite. `suggested` are options that may help; without any, halve the learning
+    rate."""
 
     def __init__(self, message: str, suggested: list[str]) -> None:
         super().__init__(message)
@@ -26,7 +27,7 @@ class Diverged(FloatingPointError):
 
 
 def remedies(error: BaseException, run: Run) -> list[str]:
-    """Return options that may keep a diverged run from diverging again. Empty for other errors."""
+    """Return options that may help if the run diverged. Return [] for other errors."""
     if not isinstance(error, FloatingPointError):
         return []
     return getattr(error, "suggested", None) or _half_rate(run)
@@ -37,10 +38,10 @@ def _half_rate(run: Run) -> list[str]:
 
 
 class Divergence:
-    """Checks losses and weights. Without --keep-going, raises FloatingPointError if they are not finite."""
+    """Checks losses and weights. Raises Diverged if they are not finite, unless --keep-going is given."""
 
     def __init__(self, context: TrainingContext, layers: Sequence[str]) -> None:
-        """`layers`: the layers whose gradients are watched, in the order of the forward pass."""
+        """`layers` are the layers whose gradients are checked, in the order of the forward pass."""
         self._context, self._options = context, context.run.options.training
         formats = {layer: context.run.plan.precision.gradients_of(f"{layer}/kernel")[-1].name for layer in layers}
         self._wider_slots = _wider_slots(context.run)
@@ -50,8 +51,11 @@ class Divergence:
         self._logged_scale = self._options.loss_scaling, 0
 
     def check_updates(self, first: int, loss: np.ndarray, lost: np.ndarray, scale: tuple[float, int] | None = None) -> None:
-        """Check `loss` [updates], from update `first` on; add up the shares of lost gradients, [updates, layers, 2].
-        `scale`: with automatic loss scaling, the current loss scale and the number of skipped updates."""
+        """Check the losses [updates] of the updates from `first` on, and add up `lost`.
+
+        `lost` [updates, layers, 2] is the share of gradients that underflow and that overflow. With automatic loss scaling,
+        `scale` contains the current loss scale and the number of skipped updates.
+        """
         self._gradients.add(first, lost)
         self._scale = scale
         bad = np.flatnonzero(~np.isfinite(loss))
@@ -65,8 +69,8 @@ class Divergence:
         self._context.log.note(f"warning: {reason}")
 
     def check_values(self, values: Mapping[str, np.ndarray], iteration: int, together: bool) -> None:
-        """Check the weights and slots after update `iteration`, before they are saved. `together`: whether all instances do
-        this now, so that none of them waits in the next update."""
+        """Check the weights and the optimiser's slots after update `iteration`, before they are saved. If all instances
+        (processes) do this at the same time, `together` is true: then no other instance waits in the next update."""
         if self._options.keep_going:
             return
         from harness.checkpoints import compatibility
@@ -79,7 +83,7 @@ class Divergence:
         return not np.isfinite(loss) and not self._options.keep_going
 
     def report(self) -> None:
-        """Log the gradients lost since the last report or, with automatic loss scaling, the loss scale."""
+        """Log the share of lost gradients since the last report. With automatic loss scaling, log the loss scale instead."""
         notes = self._gradients.notes()
         for note in notes if self._scale is None else self._scale_notes():
             self._context.log.note(note)
@@ -89,14 +93,12 @@ class Divergence:
         scale, skipped = self._scale
         if before == self._scale:
             return []
-        return [
-            f"loss scale: {scale:g}; skipped {skipped} update{'s' * (skipped != 1)} so far, because gradients overflowed"
-        ]
+        return [f"loss scale: {scale:g}; {skipped} update{'s' * (skipped != 1)} skipped so far because gradients overflowed"]
 
     def _error(self, reason: str, together: bool = True) -> Diverged:
-        """Return the error that ends the run, with suggested options. `together`: whether all instances raise it."""
+        """Return the error that ends the run, with suggested options. If all instances raise it, `together` is true."""
         if together:
-            self._context.team.agreed_to_stop = True  # loss and weights are the same in all instances
+            self._context.team.agreed_to_stop = True  # Loss and weights are the same in all instances, so all of them stop.
         suggested = ["--slot-format", FP32.name.lower()] if self._wider_slots else []
         if self._scale_is_suspected:
             scale, usual = self._options.loss_scaling, type(self._options).loss_scaling
@@ -106,13 +108,13 @@ class Divergence:
 
     @property
     def _scale_is_usual(self) -> bool:
-        """True if the loss scale is at most the default. Then it is seldom the only cause of an overflow."""
+        """True if the loss scale is at most the default. Such a small scale is rarely the only cause of an overflow."""
         return self._options.loss_scaling <= type(self._options).loss_scaling
 
     @property
     def _scale_is_suspected(self) -> bool:
-        """True if watched gradients overflowed, or if a large scale may have caused gradients of weights, which are not
-        watched, to overflow."""
+        """True if the loss scale may be the cause. Either checked gradients overflowed, or the scale is so large that the
+        gradients of weights, which are not checked, may have overflowed."""
         return self._gradients.overflown or (self._gradients.watched and not self._scale_is_usual)
 
     @property
@@ -125,7 +127,7 @@ class Divergence:
 
 
 def _wider_slots(run: Run) -> str:
-    """Return a remedy for the optimiser's slots if the range of their format is smaller than that of FP16; otherwise ""."""
+    """Return advice on --slot-format if the format of the optimiser's slots has a smaller range than FP16; otherwise ""."""
     if not UPDATE_RULES[run.options.training.optimiser].slots:
         return ""
     formats = (run.plan.precision.slot_format(v) for v in run.trace.variables if v.trainable)
@@ -136,19 +138,21 @@ def _wider_slots(run: Run) -> str:
 
 
 class LostGradients:
-    """Collects the share of gradients lost in each update. Reports it the first time, and each time it has doubled."""
+    """Collects the share of lost gradients. Warns when gradients are lost for the first time, and when the share has
+    doubled."""
 
     def __init__(self, layers: Mapping[str, str], loss_scaling: float) -> None:
-        """`layers`: the format of the gradients by layer, in the order of the forward pass."""
+        """`layers` maps each layer to the number format of its gradients, in the order of the forward pass."""
         self._layers, self._formats, self._scale = list(layers), list(layers.values()), loss_scaling
         self._sum, self._updates = np.zeros([len(layers), 2]), 0
         self._reported = {"underflow": MUCH_LOST / 2, "overflow": 0.0}
-        self.overflown = False  # whether gradients have overflowed
+        self.overflown = False
 
     def add(self, first: int, lost: np.ndarray) -> None:
-        """Add shares [updates, layers, 2], from update `first` on.
+        """Add the shares [updates, layers, 2] of the updates from `first` on.
 
-        Exclude update 0: if the scale of a norm starts at zero, all gradients below it are 0 in this update.
+        The shares of update 0 are ignored: if the scale of a norm starts at zero, all gradients before it are 0 in this
+        update.
         """
         counted = lost[1:] if first == 0 else lost
         self._sum += counted.sum(0, dtype=np.float64)
@@ -157,16 +161,16 @@ class LostGradients:
 
     @property
     def watched(self) -> bool:
-        """True if any gradients have a narrow format."""
+        """True if there are layers to check, because their gradients have a narrow format."""
         return bool(self._layers)
 
     @property
     def smaller_scale(self) -> str:
-        """The remedy for gradients that overflow."""
+        """The advice for gradients that overflow."""
         return f"a smaller --loss-scaling than {self._scale:g}"
 
     def notes(self) -> list[str]:
-        """Return log lines about the updates since the last call."""
+        """Return warnings about the updates since the last call."""
         if not self._updates or not self._layers:
             return []
         under, over = (self._sum / self._updates).T
@@ -178,7 +182,7 @@ class LostGradients:
             lines.append(self._note("underflow", "0 in", int(under.argmax()), under, MUCH_LOST, larger))
         if over.max() > 2 * self._reported["overflow"]:
             self._reported["overflow"] = over.max()
-            last = int(np.flatnonzero(over)[-1])  # the backward pass begins at the end
+            last = int(np.flatnonzero(over)[-1])  # Of the layers with overflow, the backward pass reaches this one first.
             lines.append(self._note("overflow", "beyond", last, over, 0.0, self.smaller_scale))
         return lines
 

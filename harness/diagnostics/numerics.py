@@ -1,5 +1,8 @@
-"""--numerics N: observe the network's numbers after every N-th update, in numerics.jsonl (a line each), numerics.svg and
-TensorBoard."""
+"""Record the range of the network's numbers after every N-th update (--numerics N).
+
+Each observation becomes a line in numerics.jsonl, histograms in TensorBoard, and the chart numerics.svg, which shows the
+newest observation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
     from harness.training.run_dir import TrainingContext
     from ipu_utils import ObservingProgram, TrainingProgram
 
-RECORD, CHART, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"  # in the run directory; FOLDER is for TensorBoard
+# names in the run directory; FOLDER contains the files for TensorBoard
+RECORD, CHART, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"
 _WHOLE_LINE = re.compile(rb'\{"updates": ([0-9]{1,18}), "loss_scale": .*\]\}\n', re.DOTALL)
 
 
@@ -32,7 +36,7 @@ def append(folder: Path, observation: Observation) -> None:
 
 
 def truncate_after(folder: Path, updates: int) -> None:
-    """Delete the observations after `updates`, which the run will repeat, and incomplete lines."""
+    """Delete incomplete lines, and observations after `updates`. The resumed run will make these observations again."""
     lines = _lines(folder)
     kept = [line for line in lines if 0 <= _updates(line) <= updates]
     if kept != lines:
@@ -40,7 +44,7 @@ def truncate_after(folder: Path, updates: int) -> None:
 
 
 def is_missing(folder: Path, updates: int, every: int) -> bool:
-    """Return whether the observation after `updates` is due but missing."""
+    """Return whether there should be an observation after `updates`, but is none."""
     return updates > 0 and updates % every == 0 and updates not in map(_updates, _lines(folder))
 
 
@@ -50,16 +54,16 @@ def _lines(folder: Path) -> list[bytes]:
 
 
 def _updates(line: bytes) -> int:
-    """Return the number of updates in an observation's line; -1 for an incomplete line."""
+    """Return the number of updates in a line of numerics.jsonl; -1 for an incomplete line."""
     whole = _WHOLE_LINE.fullmatch(line)
     return int(whole[1]) if whole else -1
 
 
 class Observer:
-    """Observes the network in instance 0 of a run with a log. Does nothing in other instances or without --numerics."""
+    """Makes the observations of a run in instance (process) 0. Does nothing in other instances or without --numerics."""
 
     def __init__(self, context: TrainingContext, program: TrainingProgram, first: int) -> None:
-        """`first`: number of finished updates."""
+        """`first` is the number of completed updates."""
         wanted = context.run.options.logging.numerics if context.team.is_first and context.log.folder else None
         self._context, self._program, self._every = context, program, wanted
         self._observing: ObservingProgram | None = None
@@ -75,16 +79,16 @@ class Observer:
         return self._every
 
     def catch_up(self, done: int) -> None:
-        """Make the observation that is due at the checkpoint of a resumed run, if an earlier call was killed before it."""
+        """Make the observation at the checkpoint of a resumed run, if the earlier process was killed before it."""
         if self._missing:
             self.observe(done)
 
     def due(self, first: int, done: int) -> bool:
-        """Return whether an observation is due after the updates first..done-1."""
+        """Return whether an observation is due after the updates `first` to `done` - 1."""
         return bool(self._every) and done // self._every > first // self._every
 
     def observe(self, done: int) -> None:
-        """Observe the network; write the observation and draw the chart."""
+        """Observe the network after `done` updates, write the observation and draw the chart."""
         from harness.diagnostics import numerics_chart
 
         context = self._context
@@ -109,7 +113,7 @@ class Observer:
 
 
 class _Histograms:
-    """TensorBoard events: histograms of exponents, and shares of lost numbers."""
+    """Writes TensorBoard events: histograms of exponents, and shares of numbers that overflow, underflow or are 0."""
 
     def __init__(self, folder: Path) -> None:
         import tensorflow.compat.v1 as tf

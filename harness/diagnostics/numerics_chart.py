@@ -1,6 +1,6 @@
-"""Draw numerics.svg: a panel for each kind of tensor, with the exponents of each layer's numbers and the format's range.
+"""Draw numerics.svg: for each kind of tensor, a panel with the exponents of the numbers in every layer.
 
-Numbers left of the range become 0, numbers right of it overflow.
+Lines in the panel show the range of the number format. Numbers left of the range become 0, numbers right of it overflow.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from harness.reports import chart
 from harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
 
 MAX_ROWS, LEVELS = 40, 10
-SHOWN = 1e-4  # smaller shares of a layer's numbers are not drawn
+SHOWN = 1e-4  # An exponent is drawn if at least this share of a layer's numbers has it.
 LEGEND = {1: "0.01 % of a layer's numbers", LEVELS: "a quarter or more"}
-HEIGHT = 200  # pixels of a panel's rows
+HEIGHT = 200  # height of all rows of a panel in pixels
 
 
 def draw(observation: Observation) -> str:
@@ -31,10 +31,11 @@ def draw(observation: Observation) -> str:
 
 
 def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
-    """Return the panel of one kind of tensor, with lines at the format's smallest, smallest normal and largest number."""
+    """Return the panel for one kind of tensor. Lines are at the smallest, smallest normal and largest number of the
+    format."""
     usual, follows = Counter((tensor.format, tensor.follows) for tensor in tensors).most_common(1)[0][0]
     rows = _rows(tensors)
-    drawn = FP32 if follows else usual  # no lines if each tensor has a different range
+    drawn = FP32 if follows else usual  # If the range is scaled to each tensor, there are no lines.
     first, last = _span(rows, drawn)
     marks = [
         Box(exponent, exponent + 1, BLUE, k, LEGEND.get(level, ""), opacity=level / LEVELS, thick=1)
@@ -53,7 +54,7 @@ def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
 
 
 def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:
-    """Return the share of each exponent, by row: a layer, or several neighbouring ones if there are too many layers."""
+    """Return the share of each exponent in each row. If there are many layers, neighbouring layers share a row."""
     each = math.ceil(len(tensors) / MAX_ROWS)
     rows = []
     for k in range(0, len(tensors), each):
@@ -66,7 +67,7 @@ def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:
 
 
 def _span(rows: Sequence[Mapping[int, float]], usual: Format) -> tuple[int, int]:
-    """Return the first and last exponent to draw: those of the numbers, and the format's range unless it is much wider."""
+    """Return the first and last exponent to draw. The range of the format `usual` is included unless it is much wider."""
     seen = [exponent for shares in rows for exponent, share in shares.items() if share >= SHOWN] or [0]
     first, last = min(seen), max(seen)
     if usual != FP32:
@@ -76,15 +77,15 @@ def _span(rows: Sequence[Mapping[int, float]], usual: Format) -> tuple[int, int]
 
 
 def _level(share: float) -> int:
-    """Return the opacity level of a share: 0 to draw nothing, LEVELS for a quarter of the numbers or more."""
+    """Return the opacity for a share of the numbers, from 0 (not drawn) to LEVELS (a quarter or more)."""
     return 0 if share < SHOWN else max(1, min(LEVELS, round(LEVELS * math.sqrt(4 * share))))
 
 
 def _lost(usual: Format, follows: bool, tensors: Sequence[ObservedTensor]) -> str:
-    """Return a note on the numbers that the format loses, and the layer that loses most. `follows`: whether the format's
-    range is scaled to each tensor."""
+    """Return a note on the numbers that the format loses, and on the layer that loses most. If the range of the format is
+    scaled to each tensor, `follows` is true."""
     if usual == FP32:
-        return "in FP32, which can represent all of them"
+        return "in FP32, which represents all of these numbers"
     own = [tensor for tensor in tensors if (tensor.format, tensor.follows) == (usual, follows)]
     octaves = math.log2(usual.largest / usual.smallest)
     under = max(own, key=lambda tensor: tensor.losses.under)

@@ -1,4 +1,4 @@
-"""Report the slow instance for which the others wait."""
+"""Warn about an instance (process) that is slower than the other instances, which then wait for it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import numpy as np
 
 from harness.cluster.cluster import Cluster
 
-# an instance becomes slow above the first share of waiting time, and is no longer slow below the second
+# An instance becomes slow if the others wait for it for more than the share MUCH of the time. It is no longer slow if they
+# wait for less than the share LITTLE.
 MUCH, LITTLE = 0.1, 0.05
-_OFTEN = 0.75  # share of updates; an instance that is slow only occasionally is not reported
-_UPDATES, _SECONDS = 16, 5.0  # minimum of updates and time for a decision
+_OFTEN = 0.75  # An instance is reported only if it is the slowest in this share of the updates.
+_UPDATES, _SECONDS = 16, 5.0  # minimum number of updates and minimum time for a decision
 
 
 class Stragglers:
-    """Collects the seconds that each instance needs for its passes. Reports when an instance becomes slow, or no longer is.
+    """Collects the time that each instance needs for its forward and backward passes. Reports when an instance becomes slow,
+    and when it is no longer slow.
 
-    The time does not include waiting for others, because gradients are exchanged after the passes.
+    The time does not include waiting, because instances exchange gradients after the passes.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rows: list[np.ndarray] = []  # [updates, instances] each
+        self._rows: list[np.ndarray] = []  # Each array has shape [updates, instances].
         self._warm = False
         self._slow: int | None = None
 
     def add(self, seconds: np.ndarray) -> None:
-        """Add rows [updates, instances]. Exclude the first update of a call, because it warms up caches."""
+        """Add times [updates, instances] in seconds. The first update is ignored, because it warms up caches."""
         if self._cluster.size > 1 and len(seconds):
             self._rows.append(seconds[not self._warm :])
             self._warm = True
 
     def notes(self) -> list[str]:
-        """Return at most one log line, about the updates since the last decision."""
+        """Return a log line if an instance has become slow or is no longer slow, otherwise []."""
         if sum(map(len, self._rows)) < _UPDATES:
             return []
         seconds = np.concatenate(self._rows).astype(np.float64)

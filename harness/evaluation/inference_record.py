@@ -1,4 +1,4 @@
-"""inference.json in a run directory: the class names and the image preprocessing of the weights.
+"""Write and read inference.json, which records the class names and the image preprocessing in a run directory.
 
 With this file, --predict needs no data set. The options of the network are in arguments.json.
 """
@@ -20,20 +20,20 @@ from harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
 from harness.run.run import Run
 
 FILE = "inference.json"
-NAMES = "classes"  # key of the class names, in the order of the labels; also in the options of a .npz file
-_MAX_BYTES = 64 << 20  # the names of some hundred thousand classes
-_REMEDY = "Restore the original file, or delete it to do without class names"
+NAMES = "classes"  # key of the class names in inference.json and in the options of a .npz file
+_MAX_BYTES = 64 << 20  # maximum size of the file
+_REMEDY = "Restore the original file, or delete it to continue without class names"
 
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Return the content of the file: the class names, which may be (), and the preprocessing."""
+    """Return the content of inference.json for a run and its class names."""
     from Datasets.formats import preprocessing
 
     return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
 def record_inference(run: Run, folder: Path) -> None:
-    """Write the file for a new run."""
+    """Write inference.json for a new run."""
     from Datasets.formats import class_names
 
     text = json.dumps(described(run, class_names.for_spec(run.data_source.spec)), indent=1, ensure_ascii=False)
@@ -41,9 +41,9 @@ def record_inference(run: Run, folder: Path) -> None:
 
 
 def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the class names of a checkpoint: the recorded ones, or without a record those of the data.
+    """Return the class names of a checkpoint from inference.json or, if there is no such file, from the data set.
 
-    Return () if the training had class names that are no longer known. CheckpointError if the record does not fit the
+    Return () if the run had class names that are no longer known. Raise CheckpointError if inference.json belongs to another
     network.
     """
     from Datasets.formats import class_names
@@ -52,24 +52,24 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     recorded = run_record.arguments(folder)
     known, spec = recorded_names(folder, recorded), run.data_source.spec
     if known and (len(known) != spec.num_classes or recorded.get(CLASSES) not in (None, digest_of(known))):
-        raise CheckpointError(f"the classes in {folder / FILE} differ from those that the run recorded. {_REMEDY}")
+        raise CheckpointError(f"{folder / FILE} has other classes than the training. {_REMEDY}")
     return known or (() if recorded.get(CLASSES) and not spec.class_names else class_names.for_spec(spec))
 
 
 def check_class_names(run: Run, folder: Path, recorded: Mapping[str, Any]) -> None:
-    """OptionError if the class names of the data differ from those of the weights, because labels would change meaning."""
+    """Raise OptionError if the data set and the weights have different class names, because labels would change meaning."""
     if not other_class_names(recorded, run.data_source.spec):
         return
     pairs = zip(recorded_names(folder, recorded), run.data_source.spec.class_names)
     changed = next((f" ({short(now)} for {short(before)})" for before, now in pairs if before != now), "")
     raise OptionError(
-        f"the class names of the data, or their order, differ from those of the training{changed}. Restore the earlier "
-        "names, or start a new run, with --init-path to use these weights"
+        f"the names or the order of the classes have changed since the training{changed}. Restore the earlier names, or "
+        "start a new run; to start from these weights, give --init-path"
     )
 
 
 def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the class names in a run directory, or those in the `recorded` options of a .npz file. May be ()."""
+    """Return the class names in inference.json or, for a .npz file, in its options `recorded`; () if there are none."""
     if weights_file.located(folder):
         return tuple(recorded.get(NAMES) or ())
     try:

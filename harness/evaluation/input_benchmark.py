@@ -1,4 +1,4 @@
-"""--dataset-benchmark: images per second of the input pipeline alone, and the time of each stage."""
+"""Measure the input pipeline without the network (--dataset-benchmark): images per second, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Callable
 from base.process import tf_runtime
 from harness.run.run import Run
 
-SECONDS = 4.0  # for each stage
-_WARMING = 3  # batches before each measurement, to fill the buffers
+SECONDS = 4.0  # duration of the measurement of each stage
+_WARMING = 3  # number of batches before each measurement, which fill the buffers
 
 
 def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
-    """Measure the stream of training or validation stage by stage, and print the results.
+    """Measure the input pipeline of training or validation stage by stage, and print the results.
 
-    A stage's time is what it adds to the stages before it. A stage that runs in parallel with others may add nothing.
+    The time of a stage is the difference between the pipeline up to this stage and the pipeline before it. Stages that run
+    in parallel may have time 0.
     """
     tf_runtime.import_tensorflow()
     say(run.summary())
     if run.options.dataset.synthetic_data:
-        say("Nothing to measure: synthetic data come from the device, without an input pipeline")
+        say("Nothing to measure: synthetic data are generated on the device, without an input pipeline")
         return
     batch = run.plan.samples_per_pass if training else run.validation_batch
     request = run.request(batch)
@@ -39,7 +40,7 @@ def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds
 
 
 def _on_device(run: Run, stream, request):
-    """Return the stream with the last stage, in which the device prepares a micro-batch."""
+    """Return the stream with one more stage, the preprocessing on the device."""
 
     def ready(features):
         return run.data_source.on_device(features["image"], request, features.get("moments")), features["label"]
@@ -48,7 +49,7 @@ def _on_device(run: Run, stream, request):
 
 
 def _seconds_each(stream: Callable[[], object], images: int, seconds: float) -> float:
-    """Return the seconds per image of a stream whose elements have `images` images each."""
+    """Return the seconds per image of a stream. Each element of the stream has `images` images."""
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default(), tf.Session() as session:

@@ -1,4 +1,4 @@
-"""Predict the classes of photos (validation.py --predict), as a table or a file."""
+"""Predict the classes of photos (validation.py --predict), and print a table or write a file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from ipu_utils import InferenceProgram
 
-MOST = 5  # classes in the table
-_TOGETHER = 64  # photos in memory at a time
+MOST = 5  # number of classes to report for each photo
+_TOGETHER = 64  # number of photos in memory at a time
 
 
 @dataclass(frozen=True)
 class Photos:
-    """Paths of photos, in order. `of_folders`: those found in folders; damaged ones are skipped. `warnings`: a line for each
-    skipped photo."""
+    """Paths of photos, in order. `of_folders` are the photos that were found in folders; if one is damaged, it is skipped.
+    `warnings` contains a line for each skipped photo."""
 
     paths: tuple[str, ...]
     of_folders: frozenset[str] = frozenset()
@@ -45,8 +45,8 @@ class Photos:
 
 
 def list_photos(given: Sequence[str]) -> Photos:
-    """Return the photos among the files and folders in `given`, by their headers. DataError for a file that is no photo and
-    for a folder without photos."""
+    """Return the photos in a list of files and folders. Only the headers are read. Raise DataError for a file that is no
+    photo, and for a folder without photos."""
     paths: list[str] = []
     of_folders: set[str] = set()
     warnings: list[str] = []
@@ -59,22 +59,22 @@ def list_photos(given: Sequence[str]) -> Photos:
         sound = [file for file, fault in faults.items() if not fault]
         warnings += [f"warning: skipped photo {file}, which {fault}" for file, fault in faults.items() if fault]
         if not sound:
-            raise DataError(f"folder {path} contains no {'readable ' if faults else ''}photos")
+            raise DataError(f"folder {path} contains no {'readable ' if faults else ''}photos; give another folder")
         paths += sound
         of_folders |= {*sound}
     return Photos(tuple(dict.fromkeys(paths)), frozenset(of_folders - {*given}), tuple(warnings))
 
 
 def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
-    """Print the most probable classes of each photo of --predict, or write them to --output.
+    """Print the most probable classes of each photo in --predict, or write them to the file in --output.
 
-    The newest intact one of the `selected` checkpoints is used.
+    The newest intact checkpoint in `selected` makes the predictions.
     """
     log = RunLog(None)
     for note in run.notes:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
-        log.note("--predict records no profile; leave it out to profile validation")
+        log.note("--predict records no profile; to profile a validation, leave out --predict")
     checkpoint, values, warnings = load_weights(run, selected)
     listed = list_photos(run.options.checkpoint.predict)
     for warning in (*warnings, *listed.warnings):
@@ -95,16 +95,16 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 
 def load_weights(run: Run, selected: Sequence[Checkpoint]) -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the newest intact checkpoint, its tensors, and warnings about damaged ones and unusual values."""
+    """Return the newest intact checkpoint, its tensors, and warnings about damaged checkpoints and unusual values."""
     checkpoint, values, warnings = read.load_network(selected, f"--restore-path {run.options.main.restore_path}")
     return checkpoint, values, [*warnings, *compatibility.value_warnings(run, values, checkpoint)]
 
 
 class Predictor:
-    """A network with the weights of a checkpoint; `close` frees its memory."""
+    """A network that predicts with the weights of a checkpoint."""
 
     def __init__(self, run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> None:
-        """`values`: the tensors of the checkpoint. CheckpointError if they belong to another network."""
+        """`values` are the tensors of the checkpoint. Raise CheckpointError if they belong to another network."""
         tf_runtime.import_tensorflow("3")
         from harness.programs.build import prediction_program
 
@@ -119,8 +119,8 @@ class Predictor:
             raise
 
     def prepare(self, images: Sequence[str | np.ndarray]) -> np.ndarray:
-        """Return images as the network takes them, [n, side, side, 3]. `images`: paths, or uint8 [height, width, 3].
-        DataError if one cannot be decoded."""
+        """Return the input of the network, [n, side, side, 3], for images given as paths or as uint8 [height, width, 3].
+        Raise DataError if an image cannot be decoded."""
         from Datasets.pipeline import image_files
 
         return image_files.load(images, self._run.data_source.spec, self._request)
@@ -138,7 +138,7 @@ class Predictor:
 
 
 class _Batch:
-    """The prepared images [n, side, side, 3] that a program reads, from the first one after each rewind."""
+    """The prepared images that a program reads. After each rewind, it starts again at the first image."""
 
     def __init__(self) -> None:
         self.images: Sequence[np.ndarray] = ()
@@ -148,8 +148,8 @@ class _Batch:
 
 
 def _answers(predictor: Predictor, listed: Photos, log: RunLog) -> dict[str, tuple[ImagePrediction, ...]]:
-    """Return the most probable classes by photo. A photo in a folder that cannot be decoded is skipped with a warning;
-    DataError for a photo that was named."""
+    """Return the most probable classes of each photo, by path. If a photo cannot be decoded, skip it with a warning if it
+    was found in a folder, or raise DataError if the user named it."""
 
     def load(paths: Sequence[str]) -> dict[str, np.ndarray]:
         try:
@@ -171,18 +171,19 @@ def _answers(predictor: Predictor, listed: Photos, log: RunLog) -> dict[str, tup
 
 
 def finite(probabilities: np.ndarray, weights: str) -> np.ndarray:
-    """Return the probabilities; CheckpointError if they are not finite. `weights`: the checkpoint, for the message."""
+    """Return the probabilities. Raise CheckpointError if one is not finite. `weights` names the checkpoint in the
+    message."""
     if not math.isfinite(probabilities.sum()):
         raise CheckpointError(f"the predictions of {weights} are not finite; give another checkpoint")
     return probabilities
 
 
 def best(probabilities: np.ndarray, names: Sequence[str]) -> tuple[ImagePrediction, ...]:
-    """Return the most probable classes of a photo. Equal probabilities keep the order of the classes."""
+    """Return the most probable classes of a photo. Classes with equal probabilities are sorted by their number."""
     order = [int(i) for i in (-probabilities).argsort(kind="stable")[:MOST]]
     return tuple(ImagePrediction(i, names[i] if i < len(names) else f"class {i}", float(probabilities[i])) for i in order)
 
 
 def table(path: str, answer: Sequence[ImagePrediction]) -> str:
-    """Return a photo's path, and a line for each of its most probable classes."""
+    """Return a text with the path of a photo, and a line for each of the most probable classes."""
     return "\n".join([escaped(path), *(f"  {100 * each.probability:5.1f} %  {short(each.name)}" for each in answer)])

@@ -1,4 +1,4 @@
-"""Write predictions to a file: a CSV row or a JSON object for each photo, with its most probable classes."""
+"""Write predictions for photos to a CSV or JSON file. Each photo is a row or an object with its most probable classes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from harness.reports import output
 
 
 class ImagePrediction(NamedTuple):
-    """A class with its probability, 0 to 1."""
+    """A class and its probability, from 0 to 1."""
 
     label: int
     name: str
     probability: float
 
 
-PredictionsByFile = Mapping[str, Sequence[ImagePrediction]]  # by photo, the most probable class first
+PredictionsByFile = Mapping[str, Sequence[ImagePrediction]]  # maps a path to predictions, the most probable class first
 
 
 def check(target: str | None, photos: Sequence[str]) -> None:
-    """OptionError for an --output that cannot be written, or without --predict."""
+    """Raise OptionError if the file in --output cannot be written, or if there are no photos to predict."""
     if target is None:
         return
     if not photos:
-        raise OptionError(f"--output {target} needs photos or a folder of photos to predict: --predict DIR")
+        raise OptionError(f"--output {target} needs photos: give files or folders as --predict PATH ...")
     if Path(target).suffix.lower() not in _FORMS:
         raise OptionError(f"--output {target}: the name must end in {' or '.join(_FORMS)}")
     output.check(target, _BEGINNINGS)
 
 
 def write(target: str, answers: PredictionsByFile) -> None:
-    """Write predictions as CSV or JSON, depending on the suffix, with six digits. Bytes in file names that are not UTF-8 are
-    escaped."""
+    """Write predictions as CSV or JSON, depending on the suffix of `target`. Probabilities have six significant digits.
+    Bytes in file names that are not UTF-8 are escaped."""
     rounded = {
         file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"): [
             each._replace(probability=float(f"{each.probability:.6g}")) for each in best
@@ -48,7 +48,7 @@ def write(target: str, answers: PredictionsByFile) -> None:
 
 
 def _csv(answers: PredictionsByFile) -> str:
-    """Return a header, and a row for each photo: file, then class, name and probability of each prediction."""
+    """Return CSV with a header and a row for each photo: the path, then class, name and probability of each prediction."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     most = max(map(len, answers.values()), default=0)
@@ -58,7 +58,7 @@ def _csv(answers: PredictionsByFile) -> str:
 
 
 def _json(answers: PredictionsByFile) -> str:
-    """Return a list with an object for each photo: its file and the list of its predictions."""
+    """Return a JSON list with an object for each photo, which contains the path and the list of predictions."""
     names = ("class", "name", "probability")
     listed = [{"file": file, "top": [dict(zip(names, each)) for each in best]} for file, best in answers.items()]
     return json.dumps(listed, indent=1, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""The weights of a validation or an inference server: the checkpoints of --restore-path, and their checks."""
+"""Check the checkpoints in --restore-path before a validation, a prediction or an inference server uses them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from harness.run.run import Run
 
 
 class SavedWeights(Origin):
-    """The checkpoints that --restore-path names; without any, random weights."""
+    """The checkpoints in --restore-path. If there are none, the weights are random."""
 
     def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:
-        """`recorded`: the options of their training; `folder`: the run directory that holds these."""
+        """`recorded` are the options of the training that wrote the checkpoints, and `folder` is its run directory."""
         self.checkpoints, self.folder, self.recorded = selected, folder, recorded
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """Return a note if --iterations is given."""
+        """Return a message if --iterations is given."""
         return [f"{options.words('iterations')} has no effect: this command does not train"] * options.given("iterations")
 
     def check_run(self, run: Run) -> list[str]:
-        """Reject checkpoints of another network, unreadable photos and a run directory that cannot be created. Return a
-        warning for each skipped photo or checkpoint."""
+        """Return a warning for each skipped photo or checkpoint. Raise an error for checkpoints of another network, for
+        unreadable photos, and for a run directory that cannot be created."""
         options, warnings = run.options.checkpoint, ()
         predictions_file.check(options.output, options.predict)
         if options.predict:

@@ -1,4 +1,4 @@
-"""Validate one checkpoint: accuracy, loss and speed over the whole validation set, as a row of validation.csv."""
+"""Validate a checkpoint: measure accuracy, loss and speed on the whole validation set for a row of validation.csv."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
 RANDOM_WEIGHTS = Checkpoint("random", -1)
-_PIECES = 20  # of a validation, between which the progress bar moves
-_LATENCY_MICRO_BATCHES = 100  # --latency is the mean of at most this many micro-batches
+_PIECES = 20  # The progress bar moves this number of times in a validation.
+_LATENCY_MICRO_BATCHES = 100  # --latency averages over at most this number of micro-batches.
 
 
 def validate(
@@ -38,22 +38,22 @@ def validate(
     team: Team,
     signals: Signals,
 ) -> dict[str, Any]:
-    """Return the row of a checkpoint with the tensors `values`, or of random weights if they are None.
+    """Return the row of validation.csv for a checkpoint. With `values` None, the weights are random.
 
-    The team's instances share the images. `global_batch`: that of the training, to compute the checkpoint's epoch.
-    StopRequest if one of several instances got a signal.
+    The instances (processes) of `team` divide the images among them. The epoch of the checkpoint is computed from
+    `global_batch`, the global batch of the training. Raise StopRequest if one of several instances received a signal.
     """
     if values is not None:
         program.load(compatibility.model_tensors(run, values, checkpoint))
     program.rewind()
     micro_batches = local_micro_batches(run)
-    most = local_micro_batches(run, 0)  # instance 0 has no fewer than the others
+    most = local_micro_batches(run, 0)  # Instance 0 has the largest number.
     totals, seconds = _accumulated_metrics(program, micro_batches, most, log, partial(team.stop_together, signals))
     totals, seconds = team.all_reduce_sum(totals), team.all_reduce_max(seconds)
     samples = totals["samples"]
     if not samples:
         raise DataError(
-            f"none of the {run.data_source.spec.validation_images} validation images can be used. Repair them, or give "
+            f"none of the {run.data_source.spec.validation_images} validation images can be read. Replace them, or give "
             "--no-validation"
         )
     return validation_row(
@@ -74,8 +74,8 @@ def validation_row(
     run: Run, checkpoint: Checkpoint, global_batch: int, *, accuracy: float, top5: float, loss: float, seconds: float,
     images: int, throughput: float, latency: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a row of validation.csv. `accuracy`, `top5`: per cent; -1, like `loss`, without labels. `throughput`: images
-    per second. `latency`: milliseconds of a micro-batch."""
+    """Return a row of validation.csv. `accuracy` and `top5` are in per cent, `throughput` is in images per second, and
+    `latency` is in milliseconds per micro-batch. Without labels, accuracy, top-5 accuracy and loss are -1."""
     updates = checkpoint.updates
     return {
         "name": checkpoint.name,
@@ -93,18 +93,20 @@ def validation_row(
 
 
 def local_micro_batches(run: Run, instance: int | None = None) -> int:
-    """Return the number of micro-batches of the validation set in an instance, by default this one."""
+    """Return the number of validation micro-batches that an instance processes. The default is the instance of this
+    process."""
     total = -(-run.data_source.spec.validation_images // run.validation_batch)
     return len(range(run.cluster.instance if instance is None else instance, total, run.cluster.size))
 
 
 def training_global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
-    """Return the global batch of a checkpoint's training: the given, recorded or planned one."""
+    """Return the global batch of the training: the value of --global-batch-size, otherwise the recorded value, otherwise the
+    planned value."""
     return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
 
 
 def record_profile(run: Run, program: InferenceProgram, request: profile.ProfileRequest | None, log: RunLog) -> None:
-    """Profile the compilation and one micro-batch, as the options request."""
+    """Profile the compilation and one micro-batch, if the options request it."""
     if run.options.device.profile_compilation:
         compiled = Compilation(program.phase_ends, build_time.target(log.folder, os.environ))
         program.rewind()
@@ -117,7 +119,7 @@ def record_profile(run: Run, program: InferenceProgram, request: profile.Profile
             log.note(line)
     if request is None:
         return
-    for attempt in (program.step, program.profile):  # the first warms up caches
+    for attempt in (program.step, program.profile):  # The first micro-batch warms up caches.
         program.rewind()
         operations = attempt(0, 1)
     log.note(profile.write_operations(request, f"{run.name}, one micro-batch of validation", operations))
@@ -126,10 +128,10 @@ def record_profile(run: Run, program: InferenceProgram, request: profile.Profile
 def _accumulated_metrics(
     program: InferenceProgram, micro_batches: int, most: int, log: RunLog, between: Callable[[], None]
 ) -> tuple[dict[str, float], float]:
-    """Return all sums, and the seconds on the device.
+    """Return the sum of each metric over the micro-batches of this instance, and the seconds on the device.
 
-    `most`: the largest number of micro-batches of an instance, so that all instances use the same number of pieces.
-    `between`: function to call after each piece.
+    The micro-batches are divided into pieces, and `between` is called after each piece. `most` is the largest number of
+    micro-batches of any instance, so that all instances call `between` the same number of times.
     """
     piece = max(1, -(-most // _PIECES))
     totals: dict[str, float] = dict.fromkeys(program.names, 0.0)
@@ -146,11 +148,11 @@ def _accumulated_metrics(
 
 
 def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> float | None:
-    """Return the mean milliseconds of a single micro-batch, with the host call; None without --latency."""
+    """Return the mean time of a micro-batch in milliseconds, including the call from the host. None without --latency."""
     if not run.options.checkpoint.latency or not micro_batches:
         return None
     if run.options.dataset.synthetic_data:
-        log.note("--latency is ignored: synthetic data have no input from the host to wait for")
+        log.note("--latency is ignored, because synthetic data need no input from the host")
         return None
     program.rewind()
     count = min(micro_batches, _LATENCY_MICRO_BATCHES)
