@@ -17,16 +17,26 @@ def _constant(prior: float, low: float, high: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The constants, for one tile of an IPU."""
+    """The constants, for one tile of an IPU.
 
-    matrix_share: float = _constant(0.4, 0.1, 0.95)  # matrix units reach this fraction of their peak in a convolution.
-    exchange_share: float = _constant(0.5, 0.1, 1.0)  # rearranged tensors reach this fraction of the exchange's rate.
-    memory_bytes: float = _constant(8.0, 2.0, 24.0)  # elementwise operations read and write this number of bytes per cycle.
-    function_cycles: float = _constant(4.0, 1.0, 20.0)  # a sigmoid or swish takes these cycles for each element.
-    launch_cycles: float = _constant(1500.0, 300.0, 8000.0)  # a compute set takes these cycles to synchronise and start.
-    update_cycles: float = _constant(3e6, 3e5, 2e7)  # host, loop and collectives add these cycles to every update.
-    later_software: float = _constant(0.95, 0.8, 1.0)  # SDK 2.4 takes this fraction of the cycles of SDK 2.0 to 2.3.
-    proportion_power: float = _constant(0.1, 0.01, 0.5)  # (0.6 / memory proportion) ** this multiplies convolution times.
+    * `matrix_share` is the fraction of their peak that matrix units reach in a convolution.
+    * `exchange_share` is the fraction of the exchange's rate that rearranged tensors reach.
+    * `memory_bytes` is the number of bytes per cycle that elementwise operations read and write.
+    * `function_cycles` is the number of cycles that a sigmoid or swish takes for each element.
+    * `launch_cycles` is the number of cycles to synchronise, exchange and start one compute set.
+    * `update_cycles` is the number of cycles that host, loop and collectives add to every update.
+    * `later_software` is the time with SDK 2.4 or later, relative to the time with SDK 2.0 to 2.3.
+    * `proportion_power` is the exponent p: convolutions take (0.6 / memory proportion)^p times as long as with 0.6.
+    """
+
+    matrix_share: float = _constant(0.4, 0.1, 0.95)
+    exchange_share: float = _constant(0.5, 0.1, 1.0)
+    memory_bytes: float = _constant(8.0, 2.0, 24.0)
+    function_cycles: float = _constant(4.0, 1.0, 20.0)
+    launch_cycles: float = _constant(1500.0, 300.0, 8000.0)
+    update_cycles: float = _constant(3e6, 3e5, 2e7)
+    later_software: float = _constant(0.95, 0.8, 1.0)
+    proportion_power: float = _constant(0.1, 0.01, 0.5)
 
 
 NAMES = tuple(each.name for each in fields(Constants))

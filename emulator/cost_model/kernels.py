@@ -20,18 +20,18 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-MATRIX_CHANNELS = 16  # this number of a group's channels fills the matrix units.
-SLIC_CHANNELS = (1, 2, 4)  # SLIC kernels need groups of this number of channels.
-VERTICAL_MACS = 4  # a tile does this number of multiply-adds per cycle in vector kernels.
-PARTIALS_SHARE = 0.5  # with FP32 partial sums, matrix units reach this fraction of their rate.
+MATRIX_CHANNELS = 16  # 16 channels of a group fill the matrix units.
+SLIC_CHANNELS = (1, 2, 4)  # SLIC kernels need groups of 1, 2 or 4 channels.
+VERTICAL_MACS = 4  # vector kernels do 4 multiply-adds per cycle in a tile.
+PARTIALS_SHARE = 0.5  # matrix units are half as fast with FP32 partial sums.
 
-# Each row has four numbers: elements read and written for each element of the result, forward and backward, then compute
-# sets launched, forward and backward.
+# Each operation has four numbers: elements read and written for each element of the result, forward and backward, then
+# compute sets launched, forward and backward.
 _ACCESSES: dict[str, tuple[float, float, int, int]] = {
     "norm": (3, 5, 5, 6), "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3),
     "global_mean": (1, 1, 2, 1), "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
 }  # fmt: skip
-_ELEMENTWISE = (2, 3, 1, 1)  # these numbers are for all other operations.
+_ELEMENTWISE = (2, 3, 1, 1)  # operations without a row in _ACCESSES have these numbers.
 _FUNCTIONS = ("swish", "sigmoid")
 _PROXY = (6, 9, 8, 10)  # proxy norm has a norm, an affine map, an activation and the subtraction of the mean.
 # A convolution rearranges input and weights, multiplies and reduces. The backward pass also transposes the weights.
@@ -71,7 +71,7 @@ class Kernels:
     proportion: float
     half_partials: bool
     two_pass: bool
-    exchange_time: float = 1.0  # --internal-exchange-optimisation-target multiplies the time of exchange by this factor.
+    exchange_time: float = 1.0  # --internal-exchange-optimisation-target changes this factor on the time of exchange.
     constants: Constants
 
     @classmethod

@@ -16,12 +16,12 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-CODE = 45  # each launched operation takes these bytes of code in every tile.
-CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take these bytes in every tile.
-UNEVEN = 1.1  # the fullest tile has this multiple of the mean tile's bytes.
-TEMPORARIES = 2.0  # copies and partial sums take this multiple of the largest product's input, output and weights.
+CODE = 45  # bytes of code in every tile for each launched operation.
+CODE_ALWAYS = 24_000  # bytes in every tile for loops, host exchange, collectives and stacks of six threads.
+UNEVEN = 1.1  # bytes in the fullest tile, relative to the mean of all tiles.
+TEMPORARIES = 2.0  # memory for copies and partial sums, relative to input, output and weights of the largest product.
 USUAL_IO_TILES = 32
-PREFETCHED = 1  # this number of micro-batches of images waits on the IPU by default.
+PREFETCHED = 1  # by default, one micro-batch of images waits on the IPU.
 _IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish is not in place, because its backward pass reads its input.
 
 

@@ -12,7 +12,7 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
 
-LEAST = 0.02  # options that save less than this fraction of the fullest IPU's bytes are left out.
+LEAST = 0.02  # options that save less than 2 % of the fullest IPU's memory are left out.
 
 
 def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from emulator.plan.ipu_ids import group_size
 
 KIB = 1024
 # These rates are in bytes per second. An IPU-Machine has four IPUs.
-HOST_LINK = 5.5e9  # the host sends data to one IPU at this rate, measured in Graphcore's EfficientDet example.
-GATEWAY_LINK = 25e9  # each machine has two ports of 100 Gbit/s to other PODs [D].
-STREAMING = 20e9  # four IPUs access their machine's DRAM at this rate. This value is an assumption without a source.
+HOST_LINK = 5.5e9  # from the host to one IPU, measured in Graphcore's EfficientDet example.
+GATEWAY_LINK = 25e9  # between PODs: each machine has two ports of 100 Gbit/s [D].
+STREAMING = 20e9  # between four IPUs and their machine's DRAM. This value is an assumption without a source.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from emulator.cost_model.workload import Workload
 from emulator.plan import schedules
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
 
-LINK_SHARE = 0.85  # transfers reach this fraction of the links' rate, as in poplibs' simulator.
-HOP = 15e-9  # a synchronisation takes this time in seconds for each of its 1 + IPUs / 4 hops, there and back.
-FED = 8_000.0  # one host process prepares at most this number of images per second. This value is an estimate.
+LINK_SHARE = 0.85  # transfers reach 0.85 times the links' rate, as in poplibs' simulator.
+HOP = 15e-9  # seconds for each of the 1 + IPUs / 4 hops of a synchronisation; signals go there and back.
+FED = 8_000.0  # one host process prepares at most 8,000 images per second. This value is an estimate.
 UPDATE_ACCESSES = 4  # an update reads and writes the gradient and the weight.
 SLOT_ACCESSES = 2  # an update reads and writes each slot.
-IO_OVERHEAD = 0.15  # I/O tiles hide all but this fraction of the transfers from the host.
+IO_OVERHEAD = 0.15  # I/O tiles hide 85 % of the transfers from the host.
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Timing:
         least = 4 * stages + 2
         if plan.accumulation <= least:
             return self._walked(plan.accumulation)
-        step = max(2, stages)  # schedules repeat after at most this number of micro-batches.
+        step = max(2, stages)  # schedules repeat after at most `step` micro-batches.
         short = self._walked(least)
         return short + (plan.accumulation - least) * (self._walked(least + step) - short) / step
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from emulator.cost_model.systems import System
 from emulator.cost_model.workload import Workload
 
-LARGEST_PIPELINE = 16  # the search tries up to this number of stages.
+LARGEST_PIPELINE = 16  # the search tries up to 16 stages.
 
 
 def scheduled(workload: Workload, schedule: str) -> Workload:

@@ -12,29 +12,40 @@ from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
-# Temporaries take at most this fraction of tile memory: by default (as in Graphcore's SDK), and at least.
+# The fraction of tile memory for temporaries is 0.6 by default, as in Graphcore's SDK. Every plan needs at least 0.01.
 DEFAULT_PROPORTION, MIN_PROPORTION = 0.6, 0.01
-# Each value of --internal-exchange-optimisation-target multiplies exchange time and code size by these factors. Graphcore
-# documents which of the two gets smaller; the factors are assumptions.
+# EXCHANGE_TARGETS has the factors by which --internal-exchange-optimisation-target multiplies exchange time and code size.
+# Graphcore documents which of the two gets smaller; the factors are assumptions.
 EXCHANGE_TARGETS = {None: (1.0, 1.0), "balanced": (1.0, 1.0), "cycles": (0.95, 1.1), "memory": (1.1, 0.9)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training run, or inference if `training` is False."""
+    """A training run, or inference if `training` is False.
+
+    * `slots` is the number of optimiser slots for each weight.
+    * `image_numbers` is the number of values in an image.
+    * `eight_bit` means that images arrive as bytes; otherwise they arrive in half precision.
+    * `from_host` means that images come from the host; otherwise the device generates images.
+    * `two_pass` means that norms read their input twice to compute statistics.
+    * `images` is the number of images in the training run: data set x epochs.
+    * `trained` has the names of the variables that gradients change.
+    * `least_micro_batch` is the smallest allowed micro-batch size.
+    * `processes` is the number of host processes that prepare images. None means one process for every two IPUs, as in the
+      published runs.
+    """
 
     trace: Trace
     plan: ExecutionPlan
-    slots: int  # each weight has this number of optimiser slots.
-    image_numbers: int  # an image has this number of values.
-    eight_bit: bool  # True if images arrive as bytes, False if they arrive in half precision.
-    from_host: bool = True  # False if the device generates the images.
-    two_pass: bool  # True if norms read their input twice to compute statistics.
-    images: int = 0  # the training run reads this number of images: data set x epochs.
-    trained: frozenset[str] = frozenset()  # gradients change the variables with these names.
+    slots: int
+    image_numbers: int
+    eight_bit: bool
+    from_host: bool = True
+    two_pass: bool
+    images: int = 0
+    trained: frozenset[str] = frozenset()
     training: bool = True
-    least_micro_batch: int = 1  # smaller micro-batches are not allowed.
-    # This number of host processes prepares images. None means one for every two IPUs, as in the published runs.
+    least_micro_batch: int = 1
     processes: int | None = None
 
     @property

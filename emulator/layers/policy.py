@@ -102,7 +102,7 @@ class PrecisionPolicy:
             else tf.cast(self._cast(gradient, all_reduce_format), _STORAGE_DTYPES[all_reduce_format])
         )
 
-    # Passes forward and backward
+    # The following methods are for passes forward and backward.
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
         """Cast images [batch, side, side, channels] to the compute format."""

@@ -61,7 +61,7 @@ class OperandLayers(TensorLayers):
         """
         super().__init__(weights, **context)
         self._operands = operands
-        self._segment, self._rounded = "", 0  # number of roundings in the segment, so that no two draw the same in any plan
+        self._segment, self._rounded = "", 0  # roundings are numbered, so that no two draw the same.
 
     def begin_segment(self, name: str) -> None:
         self._segment, self._rounded = name, 0
@@ -131,11 +131,11 @@ class RoundedLayers(OperandLayers):
     format."""
 
     def __init__(self, weights: dict[str, tf.Tensor], *, rounding: Rounding, **context: Any) -> None:
-        """`rounding`: of results and gradients; `weights` and `context`: arguments of OperandLayers."""
+        """`rounding` rounds results and gradients. OperandLayers has the other arguments."""
         super().__init__(weights, **context)
         self._rounding = rounding
-        self._gradients: dict[str, _GradientRounding] = {}  # by name of the tensor
-        self._parameters: set[str] = set()  # names of tensors that depend on weights only
+        self._gradients: dict[str, _GradientRounding] = {}  # keys are names of tensors.
+        self._parameters: set[str] = set()  # these tensors depend on weights only.
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
         gradient = _GradientRounding(self._segment, rounded=True)

@@ -21,9 +21,9 @@ from base.tracing import TensorFunction, compiled
 from emulator.native import library
 from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
 
-FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # bits of FP32
-MOST_MOVED = BIAS - 1  # in octaves: the power of two and its reciprocal must be normal FP32 numbers
-NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # kinds of formats, as kernels name them
+FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # the layout of FP32
+MOST_MOVED = BIAS - 1  # the largest exponent of a scale: the scale and its reciprocal must be normal FP32 numbers.
+NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # native kernels use the same names.
 Predicate = Callable[[], bool]
 
 
@@ -42,7 +42,7 @@ class Rounding:
 
     stochastic: bool = False
     saturate: bool = False
-    trap: bool = False  # True makes an overflow infinity, so that checks can distinguish it from NaN.
+    trap: bool = False  # an overflow becomes infinity, so that checks can distinguish it from NaN.
     format: Format = FP16
 
     def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:

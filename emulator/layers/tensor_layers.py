@@ -36,7 +36,7 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
         limit = math.sqrt(3.0) * deviation
         values = tf.random.stateless_uniform(variable.shape, key, -limit, limit)
     else:
-        # a normal distribution truncated at two deviations has 0.8796 times the deviation of the full one
+        # Truncation at two deviations multiplies the deviation of a normal distribution by 0.8796.
         values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
     return tf.cast(values, dtype)
 
@@ -88,7 +88,7 @@ class TensorLayers(Layers):
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
         self._frozen = frozen
-        # These remember which tensors are the result of a batch norm, and which are the sum of a batch norm and a shortcut.
+        # _linear_norms has the results of batch norms; _sums has the sums of a batch norm and a shortcut.
         self._linear_norms: dict[Any, _LocalNorm] = {}
         self._sums: dict[Any, tuple[_LocalNorm, tf.Tensor]] = {}
 
@@ -305,8 +305,7 @@ class TensorLayers(Layers):
 
 
 MOMENTS = "moving_mean", "moving_variance"  # these are the variables of batch norm that hold moving statistics.
-# A method computes each kind of norm and the activation after it. Methods are given by name, so that subclasses can replace
-# them.
+# NORMS has names of methods, so that subclasses can replace them. Each computes a norm and the activation after it.
 NORMS = {GroupNorm: "_group_norm", BatchNorm: "_batch_norm"}
 
 

@@ -23,10 +23,10 @@ from base.storage import cache as storage
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-SWITCH = "HARNESS_KERNELS"  # environment variable
-# keys in /proc/cpuinfo
+SWITCH = "HARNESS_KERNELS"  # this environment variable can switch the kernels off.
+# Compiled code depends on these lines of /proc/cpuinfo.
 _TELLING = ("model name", "model", "flags", "Features", "CPU implementer", "CPU variant", "CPU part")
-OFF = ("0", "false", "no", "off")  # values that switch the kernels off
+OFF = ("0", "false", "no", "off")  # HARNESS_KERNELS has one of these values to switch the kernels off.
 FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -96,9 +96,9 @@ def described() -> str:
         reason = f"{SWITCH}={os.environ[SWITCH]}"
     elif compiler():
         call = "make kernels" if commands.in_checkout() else "cnn kernels"
-        reason = f"to build faster ones for this processor, run {call}"
+        reason = f"to build faster kernels for this processor, run {call}"
     else:
-        reason = "there is no C++ compiler to build faster ones"
+        reason = "there is no C++ compiler to build faster kernels"
     return f"only those of TensorFlow and XLA; {reason}"
 
 

@@ -9,13 +9,14 @@ from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import Precision
 from Models._layers import Variable
 
-STEP = "global_step"  # this variable counts the weight updates.
+STEP = "global_step"  # global_step counts the weight updates.
 STEP_SHAPE = (1,)  # tensors are never scalars, because readers of checkpoints iterate over the values.
-FP32_COPY = "fp32"  # this slot holds the FP32 copy of a weight.
-EMA = "ema"  # this slot holds the exponential moving average of a variable, in FP32.
-LOSS_SCALE = "loss_scaling"  # holds the loss scale, the updates since it last changed, and the number of skipped updates.
+FP32_COPY = "fp32"  # the slot fp32 holds the FP32 copy of a weight.
+EMA = "ema"  # the slot ema holds the exponential moving average of a variable, in FP32.
+LOSS_SCALE = "loss_scaling"  # has the loss scale, the number of updates since its last change, and of skipped updates.
 
-# With --format-scaling maximum, this tensor [layers, 2] holds the largest activation and the largest gradient of each layer.
+# With --format-scaling maximum, format_scaling [layers, 2] holds the largest activation and the largest gradient of each
+# layer.
 AMAX_HISTORY = "format_scaling"
 
 

@@ -23,20 +23,24 @@ from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
-TENSORFLOW = 750_000_000  # Python, TensorFlow with its libraries, and the graph of a few layers take this number of bytes.
-OPERATION = 500_000  # each layer needs these bytes for graph, kernels and executors.
-COMPILER = 80_000_000  # half precision, group norm and swish need the XLA compiler, which takes these bytes.
-COMPILED_HALF, COMPILED = 2_200_000, 200_000  # the compiled code of a layer takes these bytes, in half precision and FP32.
-GRADIENTS = 2.2  # gradients and their sums take this multiple of the trained weights in FP32.
-SLOWED = 2.5  # each optimiser slot after the first adds this multiple of the trained weights in FP32.
-SAVED = 4.3  # values read, values passed to the writer, and TensorFlow's copies take this multiple of a checkpoint's size.
-WORKED_ON = 2.0  # one operation at work takes this multiple of the largest layer's input and output.
+# The first five constants are in bytes. COMPILER is for XLA, which half precision, group norm and swish need.
+TENSORFLOW = 750_000_000  # Python, TensorFlow with its libraries, and the graph of a few layers.
+OPERATION = 500_000  # the graph, kernels and executors of a layer.
+COMPILER = 80_000_000
+COMPILED_HALF, COMPILED = 2_200_000, 200_000  # the compiled code of a layer, in half precision and in FP32.
+# GRADIENTS is the memory for gradients and gradient sums, and SLOWED the memory for each optimiser slot after the first,
+# relative to the trained weights in FP32. SAVED is the memory for copies of the values that a checkpoint writes, relative to
+# their size.
+GRADIENTS = 2.2
+SLOWED = 2.5
+SAVED = 4.3
+WORKED_ON = 2.0  # a running operation takes at most twice the memory of the largest layer's input and output.
 FETCHED = 4  # the host holds the images of four passes: one being made, two waiting, one in use.
-CERTAIN = 0.8  # every measured run needed more than this fraction of the prediction.
-# ulimit counts other memory than the resident peak: factor x peak + offset, in bytes. The address space includes memory that
+CERTAIN = 0.8  # every measured run needed more than 0.8 times the predicted memory.
+# Limits of ulimit are compared with factor x resident peak + offset, in bytes. The address space includes memory that
 # threads only reserve. The writable memory excludes the pages of mapped files.
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
-_OVERWRITTEN = ("norm", "add")  # an operation of _OVERWRITES that follows these overwrites their result.
+_OVERWRITTEN = ("norm", "add")  # a following operation of _OVERWRITES reuses the memory of the result.
 _OVERWRITES = ("relu", "relu6", "add")
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the suffix of a format's name gives its special values.
+IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the end of a format's name: special values
 EXPONENT_BITS, FRACTION_BITS = (2, 8), (1, 22)
-LEAST, MOST = -126, 104  # FP32 holds numbers with these exponents, with room for rounding.
+LEAST, MOST = -126, 104  # FP32 holds numbers from 2^-126 to 2^104 with room for rounding.
 _NAME = re.compile(r"(?:float[0-9]{1,2}_)?e([0-9]{1,2})m([0-9]{1,2})(?:b(-?[0-9]{1,4}))?(fnuz|fn)?")
 
 
@@ -144,7 +144,7 @@ _BY_BITS = {each[1:]: each for each in TABLE}
 _BY_NAME = {each.name.lower(): each for each in TABLE}
 _OTHER_NAMES = {"float32": FP32, "float16": FP16, "half": FP16, "bfloat16": BF16}
 NAMES = tuple(_BY_NAME)
-# TensorFlow has tensors with these formats, but no variables.
+# TensorFlow has tensors in these 8-bit formats, but no variables.
 TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")
 
 

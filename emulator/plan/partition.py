@@ -16,7 +16,7 @@ from emulator.plan.trace import Operation, Trace
 Stages = tuple[tuple[str, ...], ...]  # each stage has the names of its segments.
 
 PASSES = 3  # each multiply-add is done three times: forward, for the input's gradient, and for the kernel's gradient.
-# A norm, activation, addition or pool costs this number of multiply-adds for each element. In half precision, a tile does 64
+# A norm, activation, addition or pool costs 32 multiply-adds for each element. In half precision, a tile does 64
 # multiply-adds or 4 vector operations per cycle. So an element costs 16 multiply-adds forward and 16 backward.
 ELEMENT_COST = 32
 

@@ -21,14 +21,14 @@ from Models._layers import Variable
 from Models._norms import BatchNorm
 
 AUTO = "auto"
-INPUT = "input"  # names a stage that has no segments and only passes the images to the next stage.
+INPUT = "input"  # a stage without segments has this name and only passes the images to the next stage.
 MAX_SAMPLES = 2**31 - 1  # the device loop counts the samples of an update in 32 bits.
-MAX_FOLDED = 8  # --fold auto stops here: batch norm needs separate operations for each micro-batch of a pass.
-WORTH_MEMORY = 1.02  # --fold auto accepts this multiple of the shortest time, because larger passes take more memory.
+MAX_FOLDED = 8  # --fold auto chooses at most 8, because batch norm needs operations for each micro-batch of a pass.
+WORTH_MEMORY = 1.02  # --fold auto prefers smaller passes that are up to 2 % slower, because they take less memory.
 # These times were measured on two cores of an AMD EPYC (benchmarks/NOTES.md). `auto` uses them on every machine, because the
 # bits of a result depend on the fold.
-SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10  # each sample takes this time, forward and backward.
-SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9  # each pass takes this time in addition.
+SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10  # the time of a sample, forward and backward, grows by these.
+SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9  # the time of a pass grows by these, whatever its number of samples.
 
 
 class PlanError(WrongInput):
@@ -42,22 +42,30 @@ class ExecutionPlan:
 
     Micro-batch m = accumulation step x total replicas + replica. The first replica of instance k has the number k x
     replicas. Each instance adds its gradients in the order of m, then the sums of the instances are added.
+
+    * `options` has the default value for every option without effect.
+    * `stages` has the names of each stage's segments (blocks of layers).
+    * `updates_per_host_step` is the largest number of weight updates in a host step, or 0 without training.
+    * `max_in_flight` is the largest number of passes in each stage that wait for their backward.
+    * `stage_devices` has the TensorFlow device of each stage.
+    * `fold` is the number of a replica's micro-batches that share a pass.
+    * `instance` is the number of this process, from 0.
     """
 
-    options: DeviceOptions = field(repr=False)  # options without effect have their defaults.
+    options: DeviceOptions = field(repr=False)
     micro_batch_size: int
     accumulation: int
-    stages: tuple[tuple[str, ...], ...]  # each stage has the names of its segments.
-    updates_per_host_step: int = 1  # a host step does up to this number of weight updates, 0 without training.
+    stages: tuple[tuple[str, ...], ...]
+    updates_per_host_step: int = 1
     precision: Precision
     schedule: str
-    max_in_flight: tuple[int, ...]  # each stage holds at most this number of passes that wait for their backward.
-    stage_devices: tuple[str, ...]  # TensorFlow runs each stage on this device.
+    max_in_flight: tuple[int, ...]
+    stage_devices: tuple[str, ...]
     training_device: Device
     validation_device: Device
-    fold: int  # this number of a replica's micro-batches share a pass.
+    fold: int
     instances: int = 1
-    instance: int = 0  # processes are numbered from 0.
+    instance: int = 0
 
     @property
     def stage_names(self) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 
 KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"
-UNLIMITED = -1  # a queue with this capacity has no limit.
-MAX_RECORDED = 1 << 24  # a recorded host step has at most this number of cells.
+UNLIMITED = -1  # a TensorFlow queue with capacity -1 has no limit.
+MAX_RECORDED = 1 << 24  # a recorded host step has at most 2^24 cells.
 
 Token = tf.Tensor
 Tokens = tuple[tuple[Token, ...], ...]  # each stage has the tokens of its last backward and its last forward.

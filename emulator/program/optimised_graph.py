@@ -17,7 +17,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 from base import draws
 
-GRAPH, NAMES = "graph.pb", "names.json"  # names of its files
+GRAPH, NAMES = "graph.pb", "names.json"  # a cache entry has these files.
 
 
 @dataclass(frozen=True)

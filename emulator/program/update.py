@@ -23,8 +23,8 @@ from emulator.program.variables import ProgramVariables
 from emulator.program.worker_group import buckets, elements
 from Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
 
-Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # holds a variable and its slots after an update.
-AMAX_DECAY = 2.0 ** (-1 / 16)  # every update multiplies the running amax (largest value) by this.
+Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the result of an update: a variable and its slots
+AMAX_DECAY = 2.0 ** (-1 / 16)  # every update multiplies the running amax (largest value) by this decay.
 _STOP_AND_SECONDS = "stop requests, seconds"  # the small all-reduce has these values of every process.
 
 

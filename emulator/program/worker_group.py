@@ -33,7 +33,7 @@ JOB = "worker"
 _STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # all sessions of a server find texts by these names.
 _DEVICE_TYPES = ("CPU", "GPU")
 _WITHOUT_PROXY = "no_grpc_proxy"  # gRPC reads this list of hosts without proxy before no_proxy.
-_REMOTE_TIMEOUT_MS = 5000  # a living instance accepts a message within this time, in milliseconds.
+_REMOTE_TIMEOUT_MS = 5000  # a living instance accepts a message within 5000 milliseconds.
 
 
 class WorkerGroup:
@@ -62,8 +62,8 @@ class WorkerGroup:
         self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32 and increase.
         self._keys = itertools.count(self._first_key + 1)
         self._between_steps: tf.RunOptions | None = None  # all calls on the host use these options.
-        self._calls = 0  # number of calls on the host so far
-        self.waiting: tuple[int, float] | None = None  # number of the current call on the host, and its start in seconds
+        self._calls = 0  # counts the calls on the host.
+        self.waiting: tuple[int, float] | None = None  # holds number and start (seconds) of the current call.
 
     @property
     def size(self) -> int:
@@ -157,7 +157,7 @@ class WorkerGroup:
         device_number = 2 * (spec.device_index or 0) + _DEVICE_TYPES.index(spec.device_type or "CPU")
         return self._first_key + 1 + (device_number * self.size + among.start) * (self.size + 1) + len(among)
 
-    # One-sided calls: the other instances may be busy and need not call anything.
+    # Other instances need not call anything for the following methods, so they may be busy.
 
     def send_message(self, text: str, instances: Sequence[int]) -> None:
         """Send a text to all other instances that can be reached."""
@@ -215,7 +215,8 @@ class WorkerGroup:
         with graph.as_default(), tf.device(f"{_task(instance)}/cpu:0"), tf.Session(target, config=config) as session:
             yield session
 
-    # Calls on the host, between the programs' steps. Make them from one thread, because they form a sequence.
+    # The following calls run on the host, between the steps of programs. Call them from one thread, because their order
+    # matters.
 
     def all_gather(self, text: str) -> list[str]:
         """Return the texts of all instances, in the order of the instances."""
