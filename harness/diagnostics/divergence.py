@@ -69,8 +69,8 @@ class Divergence:
         self._context.log.note(f"warning: {reason}")
 
     def check_values(self, values: Mapping[str, np.ndarray], iteration: int, together: bool) -> None:
-        """Check the weights and the optimiser's slots after update `iteration`, before they are saved. If all instances
-        (processes) do this at the same time, `together` is true: then no other instance waits in the next update."""
+        """Check the weights and the optimiser's slots after update `iteration`, before they are saved. `together` is true if
+        all instances (processes) do this at the same time, so that no instance waits for another one in the next update."""
         if self._options.keep_going:
             return
         from harness.checkpoints import compatibility
@@ -151,8 +151,8 @@ class LostGradients:
     def add(self, first: int, lost: np.ndarray) -> None:
         """Add the shares [updates, layers, 2] of the updates from `first` on.
 
-        The shares of update 0 are ignored: if the scale of a norm starts at zero, all gradients before it are 0 in this
-        update.
+        The shares of update 0 are ignored: if the scale of a norm starts at zero, the layers before the norm have only
+        zero gradients in this update.
         """
         counted = lost[1:] if first == 0 else lost
         self._sum += counted.sum(0, dtype=np.float64)

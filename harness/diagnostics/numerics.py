@@ -44,7 +44,7 @@ def truncate_after(folder: Path, updates: int) -> None:
 
 
 def is_missing(folder: Path, updates: int, every: int) -> bool:
-    """Return whether there should be an observation after `updates`, but is none."""
+    """Return whether the observation after `updates` should exist but is missing."""
     return updates > 0 and updates % every == 0 and updates not in map(_updates, _lines(folder))
 
 

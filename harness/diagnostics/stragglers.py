@@ -10,7 +10,7 @@ from harness.cluster.cluster import Cluster
 # wait for less than the share LITTLE.
 MUCH, LITTLE = 0.1, 0.05
 _OFTEN = 0.75  # An instance is reported only if it is the slowest in this share of the updates.
-_UPDATES, _SECONDS = 16, 5.0  # minimum number of updates and minimum time for a decision
+_UPDATES, _SECONDS = 16, 5.0  # A decision needs this number of updates and this time.
 
 
 class Stragglers:

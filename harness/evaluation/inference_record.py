@@ -21,7 +21,7 @@ from harness.run.run import Run
 
 FILE = "inference.json"
 NAMES = "classes"  # key of the class names in inference.json and in the options of a .npz file
-_MAX_BYTES = 64 << 20  # maximum size of the file
+_MAX_BYTES = 64 << 20
 _REMEDY = "Restore the original file, or delete it to continue without class names"
 
 

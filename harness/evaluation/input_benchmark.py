@@ -8,8 +8,8 @@ from collections.abc import Callable
 from base.process import tf_runtime
 from harness.run.run import Run
 
-SECONDS = 4.0  # duration of the measurement of each stage
-_WARMING = 3  # number of batches before each measurement, which fill the buffers
+SECONDS = 4.0  # Each stage is measured for this time.
+_WARMING = 3  # This number of batches fills the buffers before each measurement.
 
 
 def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:

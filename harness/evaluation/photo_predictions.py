@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from ipu_utils import InferenceProgram
 
-MOST = 5  # number of classes to report for each photo
-_TOGETHER = 64  # number of photos in memory at a time
+MOST = 5  # This number of classes is reported for each photo.
+_TOGETHER = 64  # At most this number of photos is in memory.
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def validate(
     team: Team,
     signals: Signals,
 ) -> dict[str, Any]:
-    """Return the row of validation.csv for a checkpoint. With `values` None, the weights are random.
+    """Return the row of validation.csv for a checkpoint. If `values` is None, the weights are random.
 
     The instances (processes) of `team` divide the images among them. The epoch of the checkpoint is computed from
     `global_batch`, the global batch of the training. Raise StopRequest if one of several instances received a signal.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from harness.export.network import TrainedNetwork
     from harness.export.predict import Runner
 
-CHECKED, CALIBRATED = 64, 128  # number of images for the comparison, and for the calibration of --int8
-_COARSE = 4  # coloured squares along each side of a generated image
+CHECKED, CALIBRATED = 64, 128  # These are numbers of images for the comparison and for the calibration of --int8.
+_COARSE = 4  # A generated image has this number of squares along each side.
 
 
 class ExportError(Exception):

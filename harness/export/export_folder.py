@@ -16,7 +16,7 @@ from harness.export.network import LABELS, PREPROCESSING
 PROGRAM = Path(__file__).with_name("predict.py")  # classifies photos with the exported files
 _TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)
 FILES = (*_TEXTS, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
-_MAX_BYTES = 64 << 20  # maximum size of a text file
+_MAX_BYTES = 64 << 20
 
 
 def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:

@@ -16,7 +16,7 @@ from harness.export.file_formats import FORMATS
 from harness.options import sources
 
 SCRIPT = "validation"  # cnn export accepts the options of this command for network and data.
-FOLDER = "export"  # name of the default output folder in the run directory
+FOLDER = "export"  # This is the name of the default output folder in the run directory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
         description="Export a trained network for other runtimes, and compare each file with the checkpoint.",
-        epilog="cnn export also accepts validation.py's options of data set and model, such as --data-dir. These options "
+        epilog="cnn export also accepts the data set and model options of validation.py, such as --data-dir. These options "
         "override the recorded values.",
     )  # fmt: skip
     add = own.add_argument

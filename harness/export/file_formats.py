@@ -1,4 +1,4 @@
-"""Write and run each export format. The frozen graph of the network is converted to the format."""
+"""Convert the frozen graph of a network to each export format, and open the exported files."""
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ def _check_given(parsed: cli.Parsed) -> None:
     for name, source in parsed.options.sources.items():
         if source.startswith(COMMAND_LINE) and parsed.catalogue.options[name].section not in _OWN:
             raise OptionError(
-                f"{flag(name)} is not an option of cnn export. Leave it out: only options of data set and "
-                "model are accepted, and exports always compute in FP32"
+                f"{flag(name)} is not an option of cnn export. Leave it out: cnn export accepts only "
+                "data set and model options, and always computes in FP32"
             )
 
 

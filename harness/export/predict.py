@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageOps
 
 Runner = Callable[[np.ndarray], np.ndarray]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
-_SHOWN = 5  # number of classes to print for each photo
+_SHOWN = 5  # This number of classes is printed for each photo.
 
 
 def _onnx(model: Path) -> Runner:

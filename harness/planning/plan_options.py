@@ -24,8 +24,8 @@ from harness.reports import output
 from harness.run import data, resolve, rules
 from harness.run.run import Run
 
-MAX_PROCESSES = 65536  # largest value of --processes
-TRAINING_ONLY = ("dry_run", "explain", "summary")  # options of train.py that cnn plan rejects
+MAX_PROCESSES = 65536
+TRAINING_ONLY = ("dry_run", "explain", "summary")  # cnn plan rejects these options of train.py.
 RANDOM = "--generated-data"  # Plans use generated data, so that they read no files.
 FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
                      "get the same global batch. Default: the smallest Mk2 POD with enough IPUs")  # fmt: skip
     own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
                      help="one or more configurations to plan and compare")  # fmt: skip
-    own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; FILE - is standard output")
+    own.add_argument("--json", metavar="FILE", help="write the predictions to FILE as JSON; - is standard output")
     own.add_argument("--html", metavar="FILE", help="write the predictions to an HTML page with charts")
     own.add_argument("--search", action="store_true", help="search for the fastest plan that fits in memory, with the same "
                      "network and global batch, and print the plan as a configuration for configs.yml")  # fmt: skip

@@ -16,8 +16,8 @@ NOTE = "The planner is fitted to published rates. To see its errors, run python 
 
 
 def report(planned: Sequence[Planned]) -> str:
-    """Return a text on all plans. If there are several, a table compares them first. Notes and number formats appear only
-    once for each configuration."""
+    """Return the report on all plans. If there are several plans, a table compares them first. Notes and number formats
+    appear only once for each configuration."""
     parts = ["\n".join(comparison(planned))] if len(planned) > 1 else []
     parts += [one(each, each.run is not before) for each, before in zip(planned, (None, *(p.run for p in planned)))]
     return "\n\n".join([*parts, commands.as_invoked(NOTE)])
@@ -47,7 +47,7 @@ def unit_of_work(prediction: Prediction) -> str:
 
 
 def one(planned: Planned, whole: bool = True) -> str:
-    """Return a text on a plan. If `whole` is true, it includes the notes and number formats of the configuration."""
+    """Return the report on one plan. If `whole` is true, the report includes notes and number formats."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
     energy, unit = prediction.kilowatt_hours, unit_of_work(prediction)

@@ -36,7 +36,7 @@ class Planned:
     given: Prediction | None = None
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
-    undivided: str = ""  # the reason if a plan that is scaled to a system leaves IPUs unused
+    undivided: str = ""  # the reason if the plan leaves some IPUs of the system unused
 
     @cached_property
     def remedies(self) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def folded(summary: str, content: str) -> str:
 
 
 def image(content: bytes, alternative: str, small: bool) -> str:
-    """Return an embedded PNG or JPEG image. If `small` is true, it is enlarged without blurring."""
+    """Return an embedded PNG or JPEG image. If `small` is true, browsers enlarge the image without blurring."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
     data = base64.b64encode(content).decode()
     return f'<img{" class=small" if small else ""} alt="{escape(alternative)}" src="data:image/{kind};base64,{data}">'

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SMALL = 64  # Images up to this side, in pixels, are not scaled.
 _SIDE = 160  # Larger images are scaled to this side, in pixels.
-WRONG = 12  # maximum number of wrong predictions that the page shows
+WRONG = 12  # The page shows at most this number of wrong predictions.
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MATRIX = 25  # With more classes, the confusion matrix is not drawn.
 _LISTED = 30  # With more classes, the table of classes is folded.
-_PAIRS = 12  # maximum number of pairs of confused classes
+_PAIRS = 12  # At most this number of pairs of confused classes is listed.
 _SCORES = "precision", "recall", "F1"
 
 

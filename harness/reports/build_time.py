@@ -17,7 +17,7 @@ from base.storage.files import write_atomically
 from emulator.plan.timings import PhaseEnd
 from harness.reports.profile import FOLDER_VARIABLE
 
-BEGAN = time.perf_counter()  # about the start of the process, because every command imports this module early
+BEGAN = time.perf_counter()  # Every command imports this module early, so this is about the start of the process.
 PREPARED, IMPORTED = "options, data and plan", "import of TensorFlow"
 STEM = "compilation"
 
@@ -57,7 +57,7 @@ class Compilation:
                 self._target.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._target, json.dumps({"traceEvents": events}))
                 lines.append(f"Trace of the phases for chrome://tracing or ui.perfetto.dev: {self._target}")
-            except OSError as error:  # a missing profile is no reason to end the run
+            except OSError as error:  # The run continues without a profile.
                 lines.append(f"The compilation profile was not written: {error.strerror}: {error.filename}")
         return lines
 

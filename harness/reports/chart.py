@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from xml.sax.saxutils import escape, quoteattr
 
-WIDTH, SIZE, EDGE = 440.0, 16, 14  # chart width, font size and margin in pixels
-STEP = 21  # line height in pixels
+WIDTH, SIZE, EDGE = 440.0, 16, 14  # These are the chart width, font size and margin in pixels.
+STEP = 21  # This is the line height in pixels.
 INK, SOFT, RULE, AXIS, PAPER = "#333", "#666", "#e4e4e4", "#888", "#fff"
 PALE, BLUE, ORANGE, GREEN, PURPLE, SAND, RED = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f", "#8a5a99", "#d9a37e", "#c1121f"
 GREY, LIGHT = "#adb5bd", "#eef0f2"
@@ -210,7 +210,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Dot:
-    """A value in a row as a dot, `lift` pixels below the row's middle."""
+    """A dot in a row at the value `x0`. The dot is `lift` pixels below the middle of the row."""
 
     x0: float
     colour: str

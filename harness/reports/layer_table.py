@@ -49,7 +49,7 @@ def _kind(operation: Operation) -> str:
 
 
 def _counts(operations: Iterable[Operation]) -> Row:
-    """Return the last four columns for some operations. The first three of these columns are empty instead of 0."""
+    """Return the last four columns of the table. All except the last column are empty instead of 0."""
     counted = list(operations)
     variables = [variable for operation in counted for variable in operation.variables]
     trained = sum(variable.elements for variable in variables if variable.trainable)

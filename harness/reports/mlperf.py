@@ -1,7 +1,7 @@
 """Write log lines for the compliance checker of MLPerf Training (`--mlperf-logging`).
 
-Each event becomes a line `:::MLLOG {...}` in log.txt and in result_<seed>.txt. The keys are those of MLCommons' package
-mlperf-logging, with the rules of the open division.
+Each event becomes a line `:::MLLOG {...}` in log.txt and in result_<seed>.txt. The keys come from MLCommons' package
+mlperf-logging and follow the rules of the open division.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Events:
     def __init__(self, run: Run, log: RunLog) -> None:
         self._run, self._log = run, log if run.options.logging.mlperf_logging else None
         self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
-        self._block = -1  # first weight update of the current block
-        self._over = True  # False between run_start and run_stop
+        self._block = -1  # This is the first weight update of the current block, or -1 outside of blocks.
+        self._over = True  # This is False between run_start and run_stop.
         # The clock is read once, so that times never decrease if somebody sets it back.
         self._zero = time.time() - time.monotonic()
 
@@ -40,7 +40,7 @@ class Events:
             try:
                 with files.append(self._results) as results:
                     results.write(f"{line}\n".encode())
-            except OSError as error:  # not an error of the run, because log.txt has the same lines
+            except OSError as error:  # The run continues, because log.txt has the same lines.
                 self._log.note(f"warning: writing {self._results} stops here ({error.strerror}); log.txt has all events")
                 self._results = None
 

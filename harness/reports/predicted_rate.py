@@ -29,7 +29,8 @@ def on_smallest_system(run: Run) -> Prediction | None:
 
 
 def lines(run: Run) -> list[str]:
-    """Return lines with the prediction for the start of a log. They name the POD, because this machine is slower."""
+    """Return lines with the prediction for the start of a log. The lines name the POD, because this machine has another
+    rate."""
     prediction = on_smallest_system(run) if run.trains else None
     if prediction is None:
         return []

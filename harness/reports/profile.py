@@ -167,7 +167,7 @@ def _write_all(
             members[EXECUTION] = json.dumps(content, indent=1) + "\n"
             write_atomically(request.target.with_name(EXECUTION), members[EXECUTION])
             write_atomically(request.target.with_name(ARCHIVE), _archive(members))
-    except OSError as error:  # a missing profile is no reason to end the run
+    except OSError as error:  # The run continues without a profile.
         return f"The profile was not written: {error.strerror}: {error.filename}"
     return ""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
 MAX_CLOCKS = 64  # Only the start of a longer schedule is drawn, because the rest repeats the same pattern.
-Cell = tuple[Action, float, float, str]  # a pass, its start, its end, and its tooltip
+Cell = tuple[Action, float, float, str]  # A cell is a pass, its start, its end and its tooltip.
 
 
 def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:

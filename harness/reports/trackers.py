@@ -23,7 +23,7 @@ _MLFLOW_LIMITS = {  # By default, MLflow tries for minutes to reach its server.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-_SUCCESS, _FAILURE = 1, 2  # status codes of a session in TensorBoard's HParams plug-in
+_SUCCESS, _FAILURE = 1, 2  # These are status codes of TensorBoard's HParams plug-in.
 _LONGEST = 500  # MLflow rejects parameter values with more characters.
 
 

@@ -25,7 +25,7 @@ _DATA = {
 BLOCKS = " ▁▂▃▄▅▆▇█"
 # Colour and line width of each run in a chart. The first line is wide, so it stays visible below the other lines.
 PENS = ((PALE, 6.0), *((colour, 2.2) for colour in (BLUE, ORANGE, GREEN, PURPLE, SAND, RED, "#00808a")))
-# title, column of training.csv, column of validation.csv, value that the y axis must include
+# Each panel has a title, a column of training.csv, a column of validation.csv, and a value that the y axis must include.
 _COMPARED = (
     ("Training loss", "loss_batch", "", None),
     ("Validation loss", "", "loss", None),
