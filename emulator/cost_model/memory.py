@@ -16,10 +16,10 @@ from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
 
-CODE = 45  # bytes of code in every tile for each launched operation.
-CODE_ALWAYS = 24_000  # bytes in every tile for loops, host exchange, collectives and stacks of six threads.
-UNEVEN = 1.1  # bytes in the fullest tile, relative to the mean of all tiles.
-TEMPORARIES = 2.0  # memory for copies and partial sums, relative to input, output and weights of the largest product.
+CODE = 45  # each launched operation takes 45 bytes of code in every tile.
+CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take 24,000 bytes in every tile.
+UNEVEN = 1.1  # the fullest tile has 1.1 times the bytes of the mean tile.
+TEMPORARIES = 2.0  # copies and partial sums take twice the memory of the largest product: of its input, output and weights.
 USUAL_IO_TILES = 32
 PREFETCHED = 1  # by default, one micro-batch of images waits on the IPU.
 _IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish is not in place, because its backward pass reads its input.
@@ -105,7 +105,7 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
     """Return three numbers of elements. The first counts the activations per image that wait for a backward pass, the second
     the activations per image of the current micro-batch. The third is the size of the micro-batch's largest product.
 
-    Without recomputation, all activations that the backward pass reads wait. With recomputation, only the stage's input
+    Without recomputation, all activations that the backward pass reads are kept. With recomputation, only the stage's input
     waits for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps
     the inputs of its segments and recomputes one segment at a time.
     """

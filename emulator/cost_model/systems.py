@@ -20,9 +20,9 @@ from emulator.plan.ipu_ids import group_size
 
 KIB = 1024
 # These rates are in bytes per second. An IPU-Machine has four IPUs.
-HOST_LINK = 5.5e9  # from the host to one IPU, measured in Graphcore's EfficientDet example.
-GATEWAY_LINK = 25e9  # between PODs: each machine has two ports of 100 Gbit/s [D].
-STREAMING = 20e9  # between four IPUs and their machine's DRAM. This value is an assumption without a source.
+HOST_LINK = 5.5e9  # the host sends 5.5 GB/s to one IPU, as measured in Graphcore's EfficientDet example.
+GATEWAY_LINK = 25e9  # a machine sends 25 GB/s to other PODs, through two ports of 100 Gbit/s [D].
+STREAMING = 20e9  # a machine's DRAM delivers 20 GB/s to its four IPUs. This value is an assumption without a source.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Ipu:
 
 MK1 = Ipu(
     name="Mk1", tiles=1216, tile_memory=256 * KIB, clock=1.6e9, half_macs=32, single_macs=8, exchange=4.1, link=256e9
-)  # [C]; the value of `exchange` is from Mk2.
+)  # these values are from [C], except `exchange`, which is the value of Mk2.
 MK2 = Ipu(
     name="Mk2", tiles=1472, tile_memory=624 * KIB, clock=1.33e9, half_macs=64, single_macs=16, exchange=4.1, link=320e9
 )  # [P] [L] [T]

@@ -6,8 +6,9 @@ mean and deviation are the statistics of the activation for a Gaussian channel, 
     value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
     mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
 
-After every update, these two rows are recomputed from the other rows. The backward pass computes gradients of all six rows.
-Once per update, `chain_gradient` propagates the gradients of the two statistics to the other rows.
+After every update, proxy mean and inverse proxy deviation are recomputed from the other rows. The backward pass computes
+gradients of all six rows. Once per update, `chain_gradient` propagates the gradients of the two statistics to the other
+rows.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class GradientWatch:
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             size, formats = tf.abs(dy[:1]), self._watched.formats[name]
-            most_lost = max(each.smallest for each in formats) / 2  # half of the smallest number rounds to 0.
+            most_lost = max(each.smallest for each in formats) / 2  # numbers up to half of the smallest number round to 0.
             zeros = size <= most_lost if name in self._watched.exact_zero_is_underflow else tf.zeros_like(size, tf.bool)
             beyond = tf.logical_not(size < min(each.overflow for each in formats))
             if self.with_largest:

@@ -23,11 +23,10 @@ from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
-# The first five constants are in bytes. COMPILER is for XLA, which half precision, group norm and swish need.
-TENSORFLOW = 750_000_000  # Python, TensorFlow with its libraries, and the graph of a few layers.
-OPERATION = 500_000  # the graph, kernels and executors of a layer.
-COMPILER = 80_000_000
-COMPILED_HALF, COMPILED = 2_200_000, 200_000  # the compiled code of a layer, in half precision and in FP32.
+TENSORFLOW = 750_000_000  # Python, TensorFlow and the graph of a few layers take 750 MB.
+OPERATION = 500_000  # graph, kernels and executors take 0.5 MB for each layer.
+COMPILER = 80_000_000  # half precision, group norm and swish need the XLA compiler, which takes 80 MB.
+COMPILED_HALF, COMPILED = 2_200_000, 200_000  # compiled code takes 2.2 MB for each layer in half precision, 0.2 MB in FP32.
 # GRADIENTS is the memory for gradients and gradient sums, and SLOWED the memory for each optimiser slot after the first,
 # relative to the trained weights in FP32. SAVED is the memory for copies of the values that a checkpoint writes, relative to
 # their size.
@@ -40,7 +39,7 @@ CERTAIN = 0.8  # every measured run needed more than 0.8 times the predicted mem
 # Limits of ulimit are compared with factor x resident peak + offset, in bytes. The address space includes memory that
 # threads only reserve. The writable memory excludes the pages of mapped files.
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
-_OVERWRITTEN = ("norm", "add")  # a following operation of _OVERWRITES reuses the memory of the result.
+_OVERWRITTEN = ("norm", "add")  # an operation of _OVERWRITES after a norm or sum reuses the memory of the result.
 _OVERWRITES = ("relu", "relu6", "add")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """The number of CPU cores that this process may use, and of GPUs that TensorFlow can use."""
+    """The number of CPU cores that this process may use, and the number of GPUs that TensorFlow can use."""
 
     cores: int
     gpus: int

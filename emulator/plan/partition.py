@@ -13,7 +13,7 @@ from base.errors import UserError
 from base.plugins import nearest
 from emulator.plan.trace import Operation, Trace
 
-Stages = tuple[tuple[str, ...], ...]  # each stage has the names of its segments.
+Stages = tuple[tuple[str, ...], ...]  # the names of the segments in each stage.
 
 PASSES = 3  # each multiply-add is done three times: forward, for the input's gradient, and for the kernel's gradient.
 # A norm, activation, addition or pool costs 32 multiply-adds for each element. In half precision, a tile does 64
@@ -47,7 +47,7 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
             given = f"--pipeline-splits: '{before}' is given before '{after}' but comes after it in the model"
             raise PartitionError(f"{given}; give the names in the model's order")
     if stages is not None and len(cuts) != stages - 1:
-        short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # a ReLU ends each residual unit.
+        short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # residual units end with a ReLU.
         raise PartitionError(
             f"--pipeline-splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'}, but --shards {stages} needs "
             f"{stages - 1}. Give auto or segments such as {', '.join(short)}",

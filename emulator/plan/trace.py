@@ -56,7 +56,7 @@ class Trace:
 
     @cached_property
     def by_segment(self) -> dict[str, tuple[Operation, ...]]:
-        """The operations of each segment. A segment that returns its input has none."""
+        """The operations of each segment. A segment that only returns its input has no operations."""
         return {name: tuple(o for o in self.operations if o.segment == name) for name in self.segments}
 
     @property

@@ -116,7 +116,7 @@ class _Pass:
             x, y = self.inputs[stage, b], self.outputs[stage, b]
             if network.plan.options.enable_recomputation and (stage, b) != last:
                 x = _after(x, (dy,))
-                y, _ = self.run(block, x)  # the first run recorded the statistics.
+                y, _ = self.run(block, x)  # the forward pass has recorded the statistics.
             dxs = gradients(y, [self.weights[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
             variable_gradients |= dict(zip(block.variables, dxs))
             dy = dxs[-1] if needs_input_gradient else dy

@@ -175,7 +175,7 @@ class TrainingProgram(Program):
             try:
                 for loss, accuracy, *_ in rows if report and not failed else ():
                     report(float(loss), float(accuracy))
-            except Exception as error:  # for example, the log cannot be written.
+            except Exception as error:  # `report` may fail, for example if the log cannot be written.
                 failed.append(error)
                 self.stop(drop_update=False)
             if ended:
