@@ -1,6 +1,6 @@
-"""The contract of data sets: description, request to open, request for a stream, and opened source.
+"""The interface of data sets: the description, the request to open, the request for a stream, and the opened source.
 
-Nothing here imports TensorFlow, so that data are found and counted, and errors reported, without delay.
+This file does not import TensorFlow, so that data are found and counted, and errors reported, without delay.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class DataSpec:
 
     name: str
     num_classes: int
-    image_size: int | None  # side of the records' images in pixels; None: any size (the model decides)
+    image_size: int | None  # side of the stored images in pixels; None: images may have any size.
     train_images: int
     validation_images: int
     class_names: tuple[str, ...] = ()
-    class_images: tuple[int, ...] = ()  # training images per class; (): only the records tell.
+    class_images: tuple[int, ...] = ()  # training images of each class; () if they are not counted.
     first_label: int = 1  # label of the first class in the records.
-    notes: tuple[str, ...] = ()  # lines for the log, about the files.
-    frame: int = 0  # pixels of zeros that were added on each side of the published images.
-    standardised: bool = False  # each image has mean 0, deviation 1 in the stream. False: use channel means.
-    precision: str | None = None  # default; None: that of the recipes published with these data.
+    notes: tuple[str, ...] = ()  # lines about the files, for the log.
+    frame: int = 0  # number of zero pixels that were added on each side of the published images.
+    standardised: bool = False  # the stream gives each image mean 0 and deviation 1; otherwise it uses channel means.
+    precision: str | None = None  # default of --precision; None: the published recipes decide.
 
     @property
     def labels(self) -> range:
@@ -43,13 +43,13 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """The place of the data, and the part to use.
+    """The location of the data, and the share to use.
 
-    `percentage`: the share of the shards to use, from the first one.
-    `num_classes`: the number of classes, if the files do not tell it.
-    `skip_bad`: the number of unusable records and damaged places to skip, each with a warning.
-    `validation_split`: the fraction of every class folder that is used for validation instead of training.
-    `train_dir`, `validation_dir`: the folders of the splits, with one folder per class, in `data_dir` or elsewhere.
+    `percentage` is the share of the shards to use, in per cent, beginning with the first shard.
+    `num_classes` is the number of classes, if the files do not contain it.
+    `skip_bad` is the number of damaged records to skip, each with a warning, before the run stops.
+    `validation_split` is the fraction of every class folder that is used for validation instead of training.
+    `train_dir` and `validation_dir` are folders that contain one folder per class, in `data_dir` or elsewhere.
     """
 
     data_dir: str | None = None
@@ -66,24 +66,26 @@ class OpenRequest:
 class ReadRequest:
     """A request for a stream of batches.
 
-    `batch_size`: samples per batch. In training, those of a pass: micro-batch x fold x the replicas that share batch
-    norm. In validation, a micro-batch.
-    `start`: position of the first sample in the endless order of epochs (training only). Position p is element
-    p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
-    `shard_block`, `shard_stride`: with several instances, the stream holds the first `shard_block` of every `shard_stride`
-    positions, counted from `start`; 0 means every position. A block is one micro-batch per replica of the instance; in
-    validation, one micro-batch.
-    `eight_bit_io`: send images as uint8 (fractions are cut off) and normalise them in `on_device`, regardless of
+    `batch_size` is the number of samples per batch. A validation batch is a micro-batch. A training batch has
+    micro-batch x fold x (number of replicas that share batch norm) samples.
+    `start` is the position of the first training sample in the endless order of epochs. With N records, position p is
+    element p mod N of epoch p div N; element i of epoch e is record permuted(i, e).
+    `shard_block` and `shard_stride` divide the samples between several processes (instances). The stream contains the
+    first `shard_block` of every `shard_stride` positions, counted from `start`; 0 means every position. A block is one
+    micro-batch per replica of the process; in validation, one micro-batch.
+    `eight_bit_io` sends images as uint8 (fractions are cut off) and normalises them in `on_device`, regardless of
     `hostside_norm`. Standardised data sets then send 32 x 32 images with "moments".
-    `shuffle_block`: number of neighbouring records that stay together in the order of an epoch.
-    `augment`: False applies evaluation preprocessing to the training stream.
-    `policy`: "none", "trivial" or "rand"; "rand" uses `magnitude`, 0 to 10. Only if `augment`.
-    `colour_jitter`: largest change of brightness, contrast and saturation, 0 to 1. Only if `augment`.
-    `random_erasing`: a probability. Only if `augment`.
-    `normalise_input`, `symmetric_input`: the normalisation of photos; neither one: subtract the channel means.
-    `image_mean`, `image_std`: for pixels from 0 to 1, red, green and blue; (): use the two switches above.
-    `fused_preprocessing`: `on_device` pads photos to four channels, the last one zero.
-    `hostside_norm`: normalise in the stream rather than in `on_device`.
+    `shuffle_block` is the number of neighbouring records that stay together when an epoch is shuffled.
+    `augment` is False if the training stream uses the preprocessing of validation, without random changes.
+    `policy` is "none", "trivial" or "rand"; "rand" uses `magnitude`, 0 to 10.
+    `colour_jitter` is the largest change of brightness, contrast and saturation, 0 to 1.
+    `random_erasing` is the probability of erasing a rectangle.
+    `normalise_input` and `symmetric_input` choose the normalisation of photos. If both are False, channel means are
+    subtracted.
+    `image_mean` and `image_std` replace these two switches, unless they are (). The values are for red, green and blue
+    pixels from 0 to 1.
+    `fused_preprocessing` makes `on_device` add a fourth channel of zeros to photos.
+    `hostside_norm` normalises in the stream rather than in `on_device`.
     """
 
     batch_size: int
@@ -109,9 +111,10 @@ class ReadRequest:
     dataset_cache: bool = True
 
 
-_SAMPLED = 64  # records of a split that its digest reads
+_SAMPLED = 64  # number of records per split that `digest` reads
 
-# a stage of the input pipeline: name, function that returns the stream up to this stage, images per element
+# An input pipeline consists of stages. A stage has a name, a function that returns the stream after this stage, and the
+# number of images per element.
 InputStage = tuple[str, Callable[[], "tf.data.Dataset"], int]
 
 
@@ -122,20 +125,22 @@ class DataSource(Protocol):
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         """Return an endless stream of {"image": [batch, side, side, 3] float32, "label": [batch] int32,
-        "position": [batch] int64}; standardised images with `eight_bit_io` also have "moments": [batch, 4] float32."""
+        "position": [batch] int64}. For standardised images with `eight_bit_io`, add "moments": [batch, 4] float32."""
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         """Return a stream of every image once, in order. Zero images with label -1 pad the last batch."""
 
     def training_in_order(self) -> DataSource:
-        """Return this data set with the training images in place of the validation images."""
+        """Return a data set whose validation stream gives the training images in file order."""
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Return the stages of the stream; the last one is the complete stream."""
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Finish the preprocessing in the device's graph: float32 [batch, side, side, 3], or 4 channels with
-        `fused_preprocessing`."""
+        """Finish the preprocessing in the device's graph.
+
+        Return float32 [batch, side, side, 3], or 4 channels with `fused_preprocessing`.
+        """
 
 
 class Records(Protocol):
@@ -156,7 +161,7 @@ class Records(Protocol):
 def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
     """Return a digest (12 hex digits) of at most _SAMPLED records per split, independent of file names.
 
-    Each split is its number of records and a function that reads record i.
+    A split is given by its number of records and a function that reads record i.
     """
     hasher = hashlib.blake2b(digest_size=6)
     for count, read in splits:
@@ -164,7 +169,7 @@ def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
             try:
                 record = read(i)
             except DataError:
-                record = b"damaged"  # training reports the fault
+                record = b"damaged"  # training reports the damage later
             hasher.update(f"{count} {i} {len(record)} ".encode() + record)
     return hasher.hexdigest()
 

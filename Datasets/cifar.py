@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary versions. The sizes are counted from the files."""
+"""CIFAR-10 and CIFAR-100 in the binary versions. The images are counted in the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start tools/datasets/convert.py as `python -m Datasets.convert`, without importing it: Datasets is a lower layer."""
+"""Run tools/datasets/convert.py for `python -m Datasets.convert`. An import is not allowed: tools is a higher layer."""
 
 if __name__ == "__main__":
     import runpy

@@ -1,6 +1,7 @@
-"""Fashion-MNIST: an included balanced selection, and the full set from its IDX files.
+"""Fashion-MNIST: an included selection with equally many images per class, and the full set from its IDX files.
 
-Both are expanded once to CIFAR-10's binary records (32 x 32, three equal channels), so CIFAR's reader reads them.
+The images are expanded once to CIFAR-10's binary records (32 x 32, three equal channels), so that CIFAR's reader can
+read them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def open_full(request: OpenRequest) -> BinarySource:
             return _full(_FULL, folder, request.environ)
     raise DataError(
         f"data set fashion-mnist-full: no IDX files ({_idx_names()}) in {' or '.join(map(str, folders))}; "
-        "run apt install dataset-fashion-mnist, or give their folder with --data-dir"
+        "run apt install dataset-fashion-mnist, or give the folder with the files by --data-dir"
     )
 
 

@@ -13,7 +13,7 @@ from Datasets.formats.tfrecord import RecordIndex, part, shards
 from Datasets.sources import image_folder, locate
 from Datasets.sources.photo_source import PhotoSource, open_shards
 
-_LOOKED_AT = 20_000  # images whose headers are checked before a run, which takes a few seconds
+_LOOKED_AT = 20_000  # number of image headers checked before a run; this takes a few seconds
 _WANTED = f"train/<class>/<images>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"
 
 SPECS = {
@@ -29,7 +29,7 @@ SPECS = {
 
 
 def open_imagefolder(request: OpenRequest) -> PhotoSource:
-    """Open the shards in the folder if there are any, else the images of the tree."""
+    """Open the shards in the data folder, or the image files in class folders if there are no shards."""
     top, *given = _places(request)
     train = part(shards(top, "train"), request.percentage)
     if train and any(given):
@@ -41,7 +41,7 @@ def open_imagefolder(request: OpenRequest) -> PhotoSource:
         if request.percentage < 100:
             raise DataError(
                 f"data set imagefolder: --dataset-percentage-to-use {request.percentage} needs shards, but {top} has none; "
-                "leave it out, or convert the images first"
+                "leave it out, or convert the images first: cnn convert FOLDER SHARDS"
             )
         return _open_tree(top, *given, request)
     classes = class_names.read(top)
@@ -53,13 +53,15 @@ def open_imagefolder(request: OpenRequest) -> PhotoSource:
     if request.validation_split:
         raise DataError(
             f"data set imagefolder: --validation-split {request.validation_split:g} needs folders of images, but {top} "
-            "has shards; leave it out, and convert with --validation"
+            "has shards; leave it out, or convert the original folders again: cnn convert FOLDER SHARDS --validation 0.1"
         )
     validation = part(shards(top, "validation"), request.percentage, least=1)
     index, held_out, tolerance, notes = open_shards("imagefolder", train, validation, top, request)
     return _source(
         classes, index, held_out,
-        f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,
+        f"no validation-?????-of-????? with records in {top}; convert the original folders again: cnn convert FOLDER SHARDS "
+        "--validation 0.1",
+        tolerance,
         notes, class_names.first_label(top),
     )  # fmt: skip
 
@@ -75,7 +77,7 @@ CLASS_NAMES = {"imagefolder": names_of_classes}
 
 
 def _places(request: OpenRequest) -> tuple[Path, Path | None, Path | None]:
-    """Return the data folder, and the given folders of training and validation."""
+    """Return the data folder, and the folders given by --train-dir and --validation-dir."""
     data_dir = request.data_dir or request.environ.get("DATA_DIR")
     train, validation = (
         locate.split_folder(given, data_dir, f"data set imagefolder: {option}") if given else None
@@ -103,7 +105,7 @@ def _open_tree(top: Path, train: Path | None, validation: Path | None, request: 
 
 
 def _split(tree: image_folder.Listing, top: Path, fraction: float) -> image_folder.Listing:
-    """Move a fraction of the tree's training images to validation: the same images as Datasets.convert would."""
+    """Move a fraction of the training images to validation. Datasets.convert would move the same images."""
     if not fraction:
         return tree
     if tree.validation:

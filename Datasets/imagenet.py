@@ -1,4 +1,4 @@
-"""ImageNet as TFRecord shards (train-00000-of-01024, validation-00000-of-00128, or any other number)."""
+"""ImageNet as any number of TFRecord shards, such as train-00000-of-01024 and validation-00000-of-00128."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_imagenet(request: OpenRequest) -> PhotoSource:
 
 
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
-    """Return the names in labels.txt, next to the shards or above them, without counting records; () without one."""
+    """Return the class names in labels.txt, next to the shards or in the folder above; () if there is no such file."""
     top = locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
     training_folders = ((train, folder) for folder in _candidates(top) if (train := _shards_in(folder, "train")))
     train, folder = next(training_folders, ([], top))
@@ -51,7 +51,7 @@ CLASS_NAMES = {"imagenet": names_of_classes}
 
 
 def _source(train: list[Path], validation: list[Path], folder: Path, request: OpenRequest) -> PhotoSource:
-    """Open the shards. Count the sizes from the records, and read the classes from labels.txt if there is one."""
+    """Open the shards, count the records, and read the class names from labels.txt if the file exists."""
     classes, file = class_names.beside(train, folder)
     if classes:
         class_names.agree(classes, request.num_classes, str(file))
@@ -73,7 +73,7 @@ def _candidates(top: Path) -> Iterator[Path]:
 
 
 def _shards_in(folder: Path, split: str) -> list[Path]:
-    """Return the shards of a split: in the folder, in a folder below named after the split, or in one next to `train`."""
+    """Return the shards of a split, in the folder or in a folder named after the split, below it or next to `train`."""
     tops = [folder, folder.parent] if folder.name == "train" else [folder]
     names = {"train": ("train",), "validation": ("validation", "val")}[split]
     for place in (folder, *(top / name for top in tops for name in names)):

@@ -1,4 +1,4 @@
-"""Start tools/datasets/verify.py as `python -m Datasets.verify`, without importing it: Datasets is a lower layer."""
+"""Run tools/datasets/verify.py for `python -m Datasets.verify`. An import is not allowed: tools is a higher layer."""
 
 if __name__ == "__main__":
     import runpy

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from base.errors import DataError
 from base.fields import escaped
 
-REMEDY = "repair or remove it, or skip some with --skip-bad-records NUMBER"
+REMEDY = "repair or remove it, or skip bad records with --skip-bad-records NUMBER"
 
 
 class Tolerance:
-    """Count each skipped place once, from any thread. Up to `most` places are skipped; the next one is an error."""
+    """Counts skipped records, each once, from any thread. Up to `most` are skipped; the next one is an error.
+
+    A `place` is the name of a record or of a damaged position in a file.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -23,23 +26,23 @@ class Tolerance:
         self._lock = threading.Lock()
 
     def add(self, place: str, reason: str) -> None:
-        """Count a place and warn about it; raise DataError beyond `most` places."""
+        """Count a place and warn that it is skipped; raise DataError for more than `most` places."""
         with self._lock:
             if place in self._places:
                 return
             self._places.add(place)
             count = len(self._places)
         if count > self.most:
-            beyond = f"; it is number {count}, but --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
+            beyond = f"; it is bad record {count}, but --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
             raise DataError(f"{place} cannot be used: {reason}{beyond}")
         warning = escaped(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})")
         with self._lock:
             self._warn(warning)
 
     def follow(self, keep: Callable[[str], None], warn: Callable[[str], None]) -> None:
-        """Pass all earlier warnings, already printed on standard error, to `keep`, and each later one to `warn`.
+        """Pass each later warning to `warn`, in the thread that finds the bad record.
 
-        `warn` is called in the thread that finds the place.
+        Earlier warnings were printed on standard error; pass them to `keep`, which writes them to the log only.
         """
         with self._lock:
             for warning in self._warnings:

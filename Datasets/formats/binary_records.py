@@ -14,13 +14,13 @@ from base.storage import input_files
 from base.storage.input_files import Slices
 
 SIDE = 32
-PIXEL_BYTES = 3 * SIDE * SIDE  # planes: red, green, blue
-_TOGETHER = 1024  # records per read
+PIXEL_BYTES = 3 * SIDE * SIDE  # the red values come first, then the green and the blue values
+_TOGETHER = 1024  # number of records per read
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """The layout of a record: `label_bytes` of labels, of which the one at `label_at` is used, then the pixels."""
+    """The layout of a record: `label_bytes` bytes with labels, then the pixels. The label at byte `label_at` is used."""
 
     label_bytes: int
     label_at: int
@@ -32,7 +32,7 @@ class RecordLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryFiles:
-    """The files of a data set: names for both splits, the folder in its archive, and the record layout."""
+    """The files of a data set: names for both splits, the folder name in the published archive, and the record layout."""
 
     folder: str
     train: tuple[str, ...]
@@ -68,7 +68,7 @@ class RecordFile:
         return np.frombuffer(data, np.uint8).reshape(-1, each)
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Return all records in order, as blocks."""
+        """Return all records in order, in blocks of at most _TOGETHER."""
         return (self.rows(first, min(_TOGETHER, len(self) - first)) for first in range(0, len(self), _TOGETHER))
 
     def labels(self) -> np.ndarray:
@@ -77,7 +77,7 @@ class RecordFile:
 
 
 class Gatherer:
-    """Read records by number: from memory with `cache`, else from the files."""
+    """Reads records by number: from memory if `cache` is true, else from the files."""
 
     def __init__(self, files: Sequence[RecordFile], layout: RecordLayout, cache: bool) -> None:
         self._files = files
@@ -86,7 +86,7 @@ class Gatherer:
         self._cached = np.concatenate([block for file in files for block in file.blocks()]) if cache else None
 
     def __call__(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels, uint8 [n, 32, 32, 3], and labels, int32 [n]; zeros and -1 beyond the last record."""
+        """Return pixels, uint8 [n, 32, 32, 3], and labels, int32 [n]. Beyond the last record, return zeros and label -1."""
         there = records < self._ends[-1]
         rows = np.zeros((len(records), self._layout.record_bytes), np.uint8)
         if self._cached is not None:
@@ -99,7 +99,7 @@ class Gatherer:
         labels = rows[:, self._layout.label_at].astype(np.int32)
         labels[~there] = -1
         planes = rows[:, self._layout.label_bytes :].reshape(-1, 3, SIDE, SIDE)
-        return np.stack([planes[:, 0], planes[:, 1], planes[:, 2]], axis=-1), labels  # twice as fast as a transpose
+        return np.stack([planes[:, 0], planes[:, 1], planes[:, 2]], axis=-1), labels  # this is twice as fast as a transpose
 
 
 def records_digest(files: Sequence[RecordFile]) -> str:

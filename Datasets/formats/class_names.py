@@ -1,7 +1,8 @@
-"""Class names: labels.txt of a data set, and ImageNet's own.
+"""Class names, from a data set's labels.txt, or the included names of ImageNet's classes.
 
-Line i of labels.txt, counted from 1, is the name of label i. If all lines are NUMBER:NAME, as written by TF-Slim, the
-number is the label; 0:background is not a class."""
+Line i of labels.txt, counted from 1, is the name of label i. If all lines are NUMBER:NAME, as TF-Slim writes them, the
+number is the label; the line 0:background is not a class.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +20,24 @@ from base.storage import input_files
 from Datasets._spec import DataSpec
 
 FILE = "labels.txt"
-_MAX_BYTES = 16 << 20  # of labels.txt: a few hundred thousand classes
+_MAX_BYTES = 16 << 20  # limit for labels.txt: a few hundred thousand classes
 _IMAGENET = Path(__file__).resolve().parent.parent / "_embedded" / "imagenet_classes.txt"
 IMAGENET_CLASSES = 1000
 _NUMBERED = re.compile(r"\s*(\d{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
 
 
 def normal(name: str) -> str:
-    """Return a name in Unicode's NFC form: systems write accents in two ways."""
+    """Return a name in Unicode's NFC form, because operating systems write accents in two ways."""
     return unicodedata.normalize("NFC", name)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the classes in the order of their labels: by value if all are numbers, else as strings."""
+    """Return the classes in the order of their labels: sorted by value if all names are numbers, else as strings."""
     unique = sorted(set(names))
     values = {name: _number(name) for name in unique}
     if None not in values.values() and len(set(values.values())) < len(unique):
         twice = next((a, b) for a, b in itertools.combinations(unique, 2) if values[a] == values[b])
-        raise DataError(f"classes {twice[0]} and {twice[1]} are the same number; use one spelling")
+        raise DataError(f"classes {twice[0]} and {twice[1]} are the same number; write it in one way")
     return tuple(unique if None in values.values() else sorted(unique, key=values.__getitem__))
 
 
@@ -48,12 +49,12 @@ def _number(name: str) -> float | None:
 
 
 def read(folder: Path) -> tuple[str, ...]:
-    """Return the names in a folder's labels.txt, in the order of the labels; () without one."""
+    """Return the names in a folder's labels.txt, in the order of the labels; () if there is no such file."""
     return _read(folder)[0]
 
 
 def first_label(folder: Path) -> int:
-    """Return the label, in the records, of the first class in a folder's labels.txt; 1 without one."""
+    """Return the label that records use for the first class, according to labels.txt; 1 if there is no such file."""
     return _read(folder)[1]
 
 
@@ -75,9 +76,9 @@ def _read(folder: Path) -> tuple[tuple[str, ...], int]:
 
 
 def _numbered(names: Sequence[str], file: Path) -> tuple[tuple[str, ...], int] | None:
-    """Return the names and the first label if all lines are NUMBER:NAME; None for plain names such as 16:9 and 12:30.
+    """Return the names and the first label if all lines are NUMBER:NAME; otherwise return None.
 
-    Raise DataError if the numbers are not consecutive.
+    Raise DataError if the numbers are not consecutive. Lines such as 16:9 and 12:30 are plain names.
     """
     lines = [_NUMBERED.fullmatch(line) for line in names]
     if None in lines:
@@ -91,7 +92,7 @@ def _numbered(names: Sequence[str], file: Path) -> tuple[tuple[str, ...], int] |
         if all(_number(line[2]) is not None for line in lines):
             return None
         fault = f"{gap + 1} has no name" if gap < numbers[-1] else "a number appears twice"
-        raise DataError(f"{file}: lines are NUMBER:NAME, but {fault}; use each label once, without gaps")
+        raise DataError(f"{file}: lines are NUMBER:NAME, but {fault}; use each number once, without gaps")
     if by_number[numbers[0]].lower() == "background" and numbers[0] == 0 and len(numbers) > 1:
         numbers = numbers[1:]
     ordered_names = tuple(by_number[number] for number in numbers)
@@ -101,7 +102,7 @@ def _numbered(names: Sequence[str], file: Path) -> tuple[tuple[str, ...], int] |
 
 
 def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]:
-    """Return the names in the first labels.txt, next to the shards or in `folder`, and its path; () without one."""
+    """Return the names in labels.txt next to the shards, or else in `folder`, and the file's path; () if missing."""
     for place in [*(shard.parent for shard in shards[:1]), folder]:
         if names := read(place):
             return names, place / FILE
@@ -109,7 +110,7 @@ def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]
 
 
 def text(names: Iterable[str]) -> str:
-    """Return the content of labels.txt. Add the labels if the plain names could be read as NUMBER:NAME."""
+    """Return the content of labels.txt. Prefix each line with its label if the names look like NUMBER:NAME."""
     names = tuple(names)
     if names and all(map(_NUMBERED.fullmatch, names)):
         names = tuple(f"{label}:{name}" for label, name in enumerate(names, 1))
@@ -121,7 +122,7 @@ def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
     if num_classes is not None and num_classes != len(names):
         raise DataError(
             f"{num_classes} classes are expected (by --num-classes, or by the run), but {where} names {len(names)}; "
-            "leave out --num-classes, give the matching folder, or start a new run"
+            "leave out --num-classes, give the data folder of the run, or start a new run"
         )
 
 

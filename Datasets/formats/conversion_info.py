@@ -1,7 +1,7 @@
 """The files written with converted shards.
 
-conversion.json has the number of records per shard, and <split>-files.txt the image file names in the order of the
-records. The file conversion.unfinished marks a conversion that has not ended.
+conversion.json contains the number of records of each shard. <split>-files.txt lists the image files in the order of the
+records. The file conversion.unfinished exists until a conversion is complete.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from base.storage import input_files
 
 FILE = "conversion.json"
 UNFINISHED = "conversion.unfinished"
-_MAX_JSON = 16 << 20  # bytes, enough for 99,999 shards
-_MAX_NAMES = 1 << 30  # bytes: about ten million images
+_MAX_JSON = 16 << 20  # bytes; this is enough for 99,999 shards
+_MAX_NAMES = 1 << 30  # bytes; this is enough for about ten million images
 
 
 def names_file(split: str) -> str:
@@ -33,12 +33,12 @@ def names_text(names: Iterable[str]) -> str:
 def read_names(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str, ...]:
     """Return the image files of a split's first shards, in the order of the records; () if unknown.
 
-    `counts`: shard name -> number of records.
+    `counts` maps shard names to numbers of records.
     """
     try:
         names = input_files.content(folder / names_file(split), _MAX_NAMES).decode("utf-8").splitlines()
         converted = {name: count for name, count in read(folder).items() if name.startswith(f"{split}-")}
-    except (OSError, ValueError, DataError):  # the names are only for display
+    except (OSError, ValueError, DataError):  # the names are only shown to the user
         return ()
     known = [*converted.items()][: len(counts)] == [*counts.items()] and sum(converted.values()) == len(names)
     return tuple(names[: sum(counts.values())]) if known else ()
@@ -47,16 +47,18 @@ def read_names(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str
 def read(folder: Path) -> dict[str, int]:
     """Return the number of records of each converted shard; {} without conversion.json.
 
-    Raise DataError if the file is damaged or the conversion has not ended.
+    Raise DataError if the file is damaged or if the conversion was interrupted.
     """
     file = folder / FILE
     if (folder / UNFINISHED).exists():
         raise DataError(f"the conversion into {folder} was interrupted; run it again, or remove {folder / UNFINISHED}")
     try:
         entries = bounds.json_value(input_files.content(file, _MAX_JSON))
-        records = entries.get("records", {}) if isinstance(entries, dict) else None  # other programs' files have none
+        records = (
+            entries.get("records", {}) if isinstance(entries, dict) else None
+        )  # files of other programs have no key "records"
         if not isinstance(records, dict) or not all(type(count) is int for count in records.values()):
-            raise ValueError("it lacks the numbers of records")
+            raise ValueError("the numbers of records are missing")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -67,7 +69,7 @@ def read(folder: Path) -> dict[str, int]:
 def differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
     """Return a message for each shard or split whose records differ from conversion.json.
 
-    `counts`: shard name -> number of records found, for the first shards of every split.
+    `counts` maps the names of each split's first shards to the numbers of records found in the files.
     """
     converted = read(folder)
     lost = [
@@ -81,7 +83,7 @@ def differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
 
 
 def check(folder: Path, counts: Mapping[str, int], tolerated: bool) -> tuple[str, ...]:
-    """Return warnings about shards that have lost records; raise DataError for the first one unless `tolerated`."""
+    """Return warnings about shards that have lost records. Unless `tolerated`, raise DataError for the first shard."""
     lost = differences(folder, counts)
     if lost and not tolerated:
         raise DataError(f"{lost[0]}; copy or convert it again, or remove {folder / FILE} if this is intended")

@@ -1,4 +1,4 @@
-"""The files of Fashion-MNIST: published IDX files, the included selection, and their expansion to CIFAR-10 records."""
+"""Read Fashion-MNIST's published IDX files or the included selection, and write them as CIFAR-10 records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from base.storage import input_files
 IDX_FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 EMBEDDED = Path(__file__).resolve().parent.parent / "_embedded" / "fashion_mnist.xz"
-SELECTED = (("train", 10_000), ("t10k", 2_000))  # the first images of each class, equally many
+SELECTED = (("train", 10_000), ("t10k", 2_000))  # the included images: equally many of each class, the first ones
 CLASSES = 10
 SIDE = 28
 FRAME = 2  # zero pixels on each side, to reach CIFAR's 32 x 32
-_MAX_BYTES = 1 << 28  # of an unpacked file; the largest published one has 47 MB
+_MAX_BYTES = 1 << 28  # limit for an unpacked file; the largest published file has 47 MB
 
 Split = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 28, 28], labels uint8 [n]
 
@@ -32,7 +32,7 @@ def holds_idx(folder: Path) -> bool:
 
 
 def idx_paths(folder: Path) -> list[Path]:
-    """Return the four IDX files of a folder that has them."""
+    """Return the four IDX files of a folder for which `holds_idx` is true."""
     return [next(file for file in _spellings(folder, name) if file.is_file()) for name in IDX_FILES]
 
 
@@ -77,7 +77,7 @@ def unpacked(file: Path) -> dict[str, Split]:
 
 
 def writer(read: Callable[[], dict[str, Split]]) -> Callable[[Path], None]:
-    """Return a builder for the cache, which writes train.bin and test.bin in CIFAR-10's binary format."""
+    """Return a function that writes train.bin and test.bin into a cache folder, in CIFAR-10's binary format."""
 
     def build(folder: Path) -> None:
         splits = read()
@@ -88,13 +88,16 @@ def writer(read: Callable[[], dict[str, Split]]) -> Callable[[Path], None]:
 
 
 def _records(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return records of 1 + 3072 bytes: the label, then the image padded to 32 x 32, three times."""
+    """Return records of 1 + 3072 bytes: the label, then three equal channels of the image padded to 32 x 32."""
     framed = np.pad(images, ((0, 0), (FRAME, FRAME), (FRAME, FRAME))).reshape(len(images), -1)
     return np.ascontiguousarray(np.concatenate([labels[:, None], framed, framed, framed], axis=1))
 
 
 def read_array(file: Path, dimensions: int) -> np.ndarray:
-    """Return the array in an IDX file: two zero bytes, type 8 (uint8), number of dimensions, big-endian sizes, data."""
+    """Return the array in an IDX file.
+
+    The file consists of two zero bytes, the type 8 (uint8), the number of dimensions, big-endian sizes, and the data.
+    """
     try:
         data = input_files.content(file, _MAX_BYTES)
         if file.suffix == ".gz":
@@ -109,7 +112,9 @@ def read_array(file: Path, dimensions: int) -> np.ndarray:
         raise DataError(f"{file} is not an IDX file of uint8 with {dimensions} dimension{'s' * (dimensions > 1)}")
     shape = tuple(int(size) for size in np.frombuffer(data, ">u4", dimensions, 4))
     if len(data) != header + math.prod(shape):
-        raise DataError(f"{file} has {len(data)} bytes, but {header + math.prod(shape)} by its header; it may be truncated")
+        raise DataError(
+            f"{file} has {len(data)} bytes, but its header says {header + math.prod(shape)}; it may be truncated"
+        )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 

@@ -1,7 +1,7 @@
 """Check an image's header with Pillow before decoding: format, size, orientation, and whether it can be read.
 
-Decoders trust headers and allocate memory at once, so a small file that claims gigabytes must be rejected before.
-Nothing here imports TensorFlow.
+Decoders trust headers and allocate memory at once, so a small file that claims gigabytes must be rejected first.
+This file does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from base.storage import input_files
 if TYPE_CHECKING:
     from PIL import Image
 
-MAX_PIXELS = 1 << 27  # 400 MB decoded, enough for cameras of a hundred megapixels
-MAX_BYTES = 1 << 27  # of an image file, and of a record
+MAX_PIXELS = 1 << 27  # decoded, this is 400 MB; it is enough for cameras of a hundred megapixels
+MAX_BYTES = 1 << 27  # limit for an image file, and for a record
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WebP")
 _BEGINNINGS = re.compile(
     rb"(?P<JPEG>\xff\xd8\xff)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<GIF>GIF8)|(?P<BMP>BM)|(?P<WebP>RIFF.{4}WEBP)"
-    # formats that cannot be read
+    # formats that are recognised but not supported
     rb"|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))|(?P<AVIF>.{4}ftypavi[fs])"
     rb"|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)|(?P<PNM>P[1-7]\s)|(?P<PSD>8BPS)",
     re.DOTALL,
 )
 _LONGEST_BEGINNING = 12
-# the frame header of a JPEG that is lossless or hierarchical, or does not have 8 bits
+# matches the frame header of a JPEG that is lossless or hierarchical, or does not have 8 bits per value
 _UNREAD_JPEG = re.compile(
     rb"\xff(?:[\xc3\xc5-\xc7\xcb\xcd-\xcf]\0[\x0b\x0e\x11\x14]|[\xc0-\xc2\xc9\xca]\0[\x0b\x0e\x11\x14][^\x08])"
 )
-_END = b"\xff\xd9"  # of a JPEG
-_ORIENTATION = 0x0112  # EXIF's tag
+_END = b"\xff\xd9"  # the end of a JPEG
+_ORIENTATION = 0x0112  # EXIF's tag for the orientation
 _TURNING = (
     b"eXIf",
     b"Raw profile type exif",
     b"XML:com.adobe.xmp",
-)  # PNG chunks with an orientation; they may follow the pixels
+)  # marks in PNG chunks that contain an orientation; these chunks may follow the pixels
 
 
 class Header(NamedTuple):
@@ -58,12 +58,12 @@ class Header(NamedTuple):
 
 
 def header(encoded: bytes) -> Header:
-    """Return the header of an encoded image; raise DataError ("is ...", "claims ...") if it must not be decoded."""
+    """Return the header of an encoded image; raise DataError ("is ...", "claims ...") if decoding is not possible."""
     return _header(io.BytesIO(encoded), len(encoded), encoded)
 
 
 def fault(encoded: bytes) -> str | None:
-    """Return why an encoded image must not be decoded ("is ...", "claims ..."); None if its header is good."""
+    """Return the reason why an encoded image cannot be decoded, by its header ("is ...", "claims ..."), or None."""
     try:
         header(encoded)
     except DataError as error:
@@ -72,7 +72,7 @@ def fault(encoded: bytes) -> str | None:
 
 
 def file_fault(file: Path) -> str | None:
-    """Return why a file is not a readable image, by its header; None if it is. Read no more than the header if possible."""
+    """Return the reason why a file is not a readable image, by its header, or None. Usually read only the header."""
     try:
         with input_files.open_regular_file(file) as raw, io.BufferedReader(raw) as stream:
             _header(stream, os.fstat(raw.fileno()).st_size)
@@ -95,7 +95,10 @@ def read(path: str) -> bytes:
 
 
 def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header:
-    """Return the header of a file of `size` bytes. `encoded`: all its bytes; None: check the header only."""
+    """Return the header of a file of `size` bytes.
+
+    `encoded` has all bytes of the file; None checks the header only.
+    """
     form = _format(stream.read(_LONGEST_BEGINNING), size)
     stream.seek(0)
     try:
@@ -103,7 +106,7 @@ def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header
             at = stream.tell()
             (width, height), turn = image.size, _orientation(image, form, encoded)
     except Exception as error:  # Pillow raises many types of errors for damaged files
-        if getattr(error, "errno", None) is not None:  # a failed read, not damage
+        if getattr(error, "errno", None) is not None:  # reading failed, so the image may be intact
             raise
         _refuse_unread_jpeg(form, stream, size)
         raise DataError(f"is damaged: its {form} header cannot be read") from None
@@ -112,13 +115,13 @@ def _header(stream: BinaryIO, size: int, encoded: bytes | None = None) -> Header
         raise DataError(f"claims {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
     if size > MAX_BYTES:
         raise DataError(f"has {size} bytes, more than the limit of {MAX_BYTES}")
-    if form == "JPEG" and encoded is not None and encoded.rfind(_END, at) < 0:  # decoding a crop may not notice this
+    if form == "JPEG" and encoded is not None and encoded.rfind(_END, at) < 0:  # decoding only a crop may not detect this
         raise DataError("is truncated: the end of its JPEG is missing")
     return Header(form, width, height, turn)
 
 
 def _refuse_unread_jpeg(form: str, stream: BinaryIO, size: int) -> None:
-    """Raise DataError if the first `size` bytes belong to a valid JPEG of a kind that the decoders cannot read."""
+    """Raise DataError if the first `size` bytes have a header of a JPEG kind that the decoders cannot read."""
     if form == "JPEG":
         stream.seek(0)
         if _UNREAD_JPEG.search(stream.read(size)):
@@ -140,7 +143,7 @@ def _format(first_bytes: bytes, size: int) -> str:
 
 @cache
 def _pillow() -> ModuleType:
-    """Import Pillow, which is slow, and silence it: sizes are checked here, and its warnings would clutter the log."""
+    """Import Pillow late, because this is slow. Turn off Pillow's warnings and its limit on sizes, checked here."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None
@@ -149,11 +152,13 @@ def _pillow() -> ModuleType:
 
 
 def _orientation(image: Image.Image, form: str, encoded: bytes | None) -> int:
-    """Return the orientation by which Pillow, and programs with exported networks, turn an image upright; 1 for none."""
-    if encoded is None or (form == "PNG" and not any(word in encoded for word in _TURNING)):  # else Pillow decodes the PNG
+    """Return the orientation that Pillow finds, from 1 (upright) to 8, so that exported networks see the same image."""
+    if encoded is None or (
+        form == "PNG" and not any(word in encoded for word in _TURNING)
+    ):  # otherwise Pillow would decode the PNG
         return 1
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # Pillow raises many types; an image with damaged EXIF is still usable
+    except Exception:  # Pillow raises many types of errors for damaged EXIF data, but the image is usable
         return 1
     return int(found) if found in range(1, 9) else 1

@@ -1,7 +1,7 @@
-"""The preprocessing of one image: constants, and a description for programs that use an exported network.
+"""Constants of the preprocessing of one image, and a description of it for programs that use an exported network.
 
-The arithmetic is in `Datasets/pipeline` (normalisation.py, augmentation.py, decoding.py, image_files.py). Nothing here
-imports TensorFlow.
+The arithmetic is in `Datasets/pipeline` (normalisation.py, augmentation.py, decoding.py, image_files.py). This file does
+not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from Datasets._spec import DataSpec, ReadRequest
 CHANNEL_MEAN = (123.68, 116.78, 103.94)  # for pixels from 0 to 255; red, green, blue
 UNIT_MEAN = (0.485, 0.456, 0.406)  # for pixels from 0 to 1
 UNIT_DEVIATION = (0.229, 0.224, 0.225)
-SYMMETRIC_MIDDLE, SYMMETRIC_SCALE = 127.0, 128.0  # of EfficientNet-Lite
-CENTRAL = 256 / 224  # evaluation: shorter side of the resized image / side of the crop
+SYMMETRIC_MIDDLE, SYMMETRIC_SCALE = 127.0, 128.0  # the constants of EfficientNet-Lite
+CENTRAL = 256 / 224  # in validation: shorter side of the resized image / side of the crop
 
 
 def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
 
 
 def unit_constants(request: ReadRequest) -> tuple[Sequence[float], Sequence[float]] | None:
-    """Return the requested means and deviations, for pixels from 0 to 1; None if the request has none."""
+    """Return the requested means and deviations, for pixels from 0 to 1; None if no such constants are requested."""
     if request.image_mean:
         return request.image_mean, request.image_std
     return (UNIT_MEAN, UNIT_DEVIATION) if request.normalise_input else None
@@ -45,7 +45,7 @@ def _photo(_: DataSpec, request: ReadRequest) -> dict[str, Any]:
 
 
 def _small(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
-    """Describe sets of small images: the largest central square, in the set's frame of zeros."""
+    """Describe the crop of small images: the largest central square, inside the data set's frame of zeros."""
     side = spec.image_size or request.image_size
     return {
         "crop": "largest central square", "square": side - 2 * spec.frame, "method": "area", "frame_of_zeros": spec.frame,

@@ -11,11 +11,11 @@ _WORDS = {
     **dict.fromkeys(("test", "tests", "testing", "tst", "holdout"), TEST),
 }
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-_ENDING = re.compile(r"(set|data|images?|imgs?|pictures?|photos?|split)$")  # as in testset
+_ENDING = re.compile(r"(set|data|images?|imgs?|pictures?|photos?|split)$")  # removed from words such as testset
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a name refers to; None if it refers to none or to several."""
+    """Return the split that a name refers to; None if the name refers to no split or to several splits."""
     words = (word.lower() for word in _WORD.findall(name))
     found = {_WORDS.get(word) or _WORDS.get(_ENDING.sub("", word)) for word in words} - {None}
     return found.pop() if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Images as records: tf.train.Example with ImageNet's feature names."""
+"""Read and write images as records: messages of the type tf.train.Example with ImageNet's feature names."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ ENCODED = "image/encoded"
 LABEL = "image/class/label"
 TEXT = "image/class/text"
 BOX_EDGES = tuple(f"image/object/bbox/{edge}" for edge in ("ymin", "xmin", "ymax", "xmax"))
-_BYTES_LIST, _INT64_LIST = 1, 3  # fields of tf.train.Feature
+_BYTES_LIST, _INT64_LIST = 1, 3  # field numbers in tf.train.Feature
 UNPARSED = "it is not a tf.train.Example"
-WRONG_LABEL = "its label is"  # prefix of a reason that `fault` returns
+WRONG_LABEL = "its label is"  # beginning of a reason that `fault` returns
 LABEL_REMEDY = (
-    "labels.txt must name every label: one name per line, from label 1; or lines 0:NAME, 1:NAME if labels start at 0 "
-    "(0:background is not a class)"
+    "labels.txt must name every label: one name per line, from label 1; or lines 0:NAME, 1:NAME if labels start at 0. "
+    "The line 0:background is not a class"
 )
 
 
 class Example(NamedTuple):
-    """All values of a record's two features, encoded images and labels from 1. A good record has one of each."""
+    """All values of two features of a record: encoded images, and labels. A good record has one image and one label."""
 
     encoded: list[bytes]
     labels: list[int]
 
 
 def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
-    """Return why a record cannot be used, or None: it needs one image without `image_fault`, and one of the `labels`."""
+    """Return the reason why a record cannot be used, or None.
+
+    A record needs one label, which is in `labels`, and one image for which `image_fault` returns None.
+    """
     example = parse(payload)
     if example is None:
         return UNPARSED
@@ -44,10 +47,10 @@ def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | No
 
 
 def serialised(encoded: bytes, label: int, text: str) -> bytes:
-    """Return a record with an image file's bytes, its label (from 1) and the name of its class.
+    """Return a record with an image file's bytes, the label (from 1) and the name of the class.
 
-    The result equals protobuf's deterministic serialisation, done by hand so that checks of the data need not import
-    TensorFlow.
+    The result equals protobuf's deterministic serialisation. This function does not use protobuf, so that checks of the
+    data need not import TensorFlow.
     """
     features = {
         LABEL: _field(_INT64_LIST, _field(1, _varint(label))),
@@ -73,10 +76,10 @@ def _varint(value: int) -> bytes:
 
 
 def parse(payload: bytes) -> Example | None:
-    """Return the values in a record's payload; None if it is not a valid tf.train.Example.
+    """Return the values in a record's payload; None if the payload is not a valid tf.train.Example.
 
-    Repeated fields are invalid: protobuf merges them, but TensorFlow's parser rejects them. They show in a payload
-    longer than its parsed message.
+    Repeated fields are invalid: protobuf merges them, but TensorFlow's parser rejects them. If a payload has repeated
+    fields, it is longer than the parsed message.
     """
     import tensorflow.compat.v1 as tf
     from google.protobuf.message import DecodeError

@@ -1,9 +1,9 @@
 """TFRecord shards: their numbering, and the position and bytes of each record.
 
-A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
-Indexing reads only the twelve bytes before every payload; for large data sets the index is kept in the user's cache.
-A payload's checksum is verified when the payload is read. After a damaged length the rest of the shard is lost, because
-nothing shows where the next record begins.
+A record consists of a length (8 bytes, little-endian), the length's checksum (4 bytes), the payload, and the payload's
+checksum (4 bytes). To build an index, only the twelve bytes before each payload are read. For large data sets, the index
+is saved in the user's cache. A payload's checksum is verified when the payload is read. After a damaged length, the rest
+of the shard is lost, because nothing shows where the next record begins.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from Datasets.formats.split_names import split_of
 _SHARD = re.compile(  # train-00000-of-00004, val-00000-of-00008.tfrecord, name-train.tfrecord-00000-of-00064, train.tfrecord
     r"(?P<name>.+?)(?:\.tfrecords?)?-(?P<number>\d+)-of-(?P<total>\d+)(?:\.tfrecords?)?|(?P<single>.+)\.tfrecords?", re.ASCII
 )
-_WALKERS = 16  # files indexed at once, because most of the time is spent waiting for the disk
+_WALKERS = 16  # number of files indexed at once, because most of the time is spent waiting for the disk
 _NAMED = 5
-_MIN_CACHED = 1 << 30  # bytes of shards
+_MIN_CACHED = 1 << 30  # the index is saved if the shards have at least this number of bytes
 _LENGTH_BYTES, _HEADER_BYTES, _FOOTER_BYTES = 8, 12, 4
-MAX_SHARDS = 99_999  # five digits
+MAX_SHARDS = 99_999  # shard numbers have five digits
 CUT = "it is truncated: the file ends at byte {size}"
 _COMPRESSIONS = {"gzip": re.compile(rb"\x1f\x8b"), "zlib": re.compile(rb"\x78[\x01\x5e\x9c\xda]")}  # first bytes
 
 
 class LostRecords(DataError):
-    """All records of a file from `record` on cannot be found; None: the file is empty."""
+    """The records of a file cannot be found, from number `record` to the end. `record` is None if the file is empty."""
 
     def __init__(self, file: Path, record: int | None, reason: str) -> None:
         self.place = str(file) if record is None else _place_name(file, record)
@@ -52,7 +52,7 @@ class LostRecords(DataError):
 
 
 def shard_names(folder: Path, split: str) -> list[re.Match[str]]:
-    """Return the matches of a split's shard names in a folder, sorted by name."""
+    """Return the names of a split's shards in a folder, sorted, as matches of _SHARD."""
     matches = map(_SHARD.fullmatch, sorted(os.listdir(folder)))
     return [match for match in matches if match and split_of(match["name"] or match["single"]) == split]
 
@@ -76,31 +76,31 @@ def shards(folder: Path, split: str) -> list[Path]:
 
 
 def _numbered(match: re.Match[str], number: str) -> str:
-    """Return a shard's name with another number; "*.tfrecord" for a name without number."""
+    """Return a shard's name with another number, or "*.tfrecord" if the name has no number."""
     if match["number"] is None:
         return "*.tfrecord"
     return match[0][: match.start("number")] + number + match[0][match.end("number") :]
 
 
 def part(files: list[Path], percentage: int, least: int = 0) -> list[Path]:
-    """Return the first `percentage` of the shards, but at least `least`; raise DataError if none is left."""
+    """Return the first `percentage` of the shards, but at least `least` shards; raise DataError if no shard is left."""
     count = max(len(files) * percentage // 100, least)
     if files and not count:
         raise DataError(
             f"--dataset-percentage-to-use {percentage} of {len(files)} shards "
-            f"({files[0].name} ...) leaves no shard; give at least {-(-100 // len(files))}"
+            f"({files[0].name} ...) leaves no shard; give a percentage of at least {-(-100 // len(files))}"
         )
     return files[:count]
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a record with this payload."""
+    """Return a record with this payload: lengths and checksums are added."""
     length = len(payload).to_bytes(_LENGTH_BYTES, "little")
     return b"".join((length, masked_checksum(length), payload, masked_checksum(payload)))
 
 
 def payload_places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of every payload of a shard. `file` is named in messages.
+    """Yield the offset and length of every payload in `content`, the bytes of the shard `file`.
 
     Raise LostRecords at a damaged length, and DataError for a compressed file.
     """
@@ -124,7 +124,7 @@ def payload_places(file: Path, content: Slices) -> Iterator[tuple[int, int]]:
 
 
 def payload(content: Slices, offset: int, length: int) -> tuple[bytes, str | None]:
-    """Return a record's payload, and why it cannot be used (None if it can)."""
+    """Return a record's payload, and the reason why it cannot be used, or None."""
     if length > MAX_BYTES:
         return b"", f"it has {length} bytes, more than the limit of {MAX_BYTES}"
     found = content[offset : offset + length]
@@ -140,7 +140,7 @@ def masked_checksum(part: bytes) -> bytes:
 
 
 def _check_compression(file: Path, header: bytes) -> None:
-    """Raise DataError for a compressed file, because records are read by their offsets."""
+    """Raise DataError for a compressed file, because records are read at their offsets."""
     for name, beginning in _COMPRESSIONS.items():
         if beginning.match(header):
             raise DataError(f"{file} is compressed ({name}), which is not supported; decompress all shards")
@@ -153,7 +153,8 @@ def _place_name(file: Path, record: int) -> str:
 class RecordIndex:
     """The position of every record in a list of shards. Records are numbered consecutively through all shards.
 
-    `tolerance`: the limit on damaged lengths to skip. `environ`: tells the place of the user's cache; None: no cache.
+    `tolerance` limits the number of damaged lengths to skip. `environ` has the environment variables that locate the
+    user's cache; None disables the cache.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class RecordIndex:
     def payload(self, record: int) -> bytes:
         """Return a record's bytes; raise DataError if it is damaged.
 
-        Open the file for each read: a thousand open shards would exhaust the file descriptors.
+        The file is opened for each read, because a thousand open shards would exhaust the file descriptors.
         """
         file, _ = self._place(record)
         try:
@@ -212,7 +213,7 @@ class RecordIndex:
 
 
 def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
-    """Return the cache file for the index of exactly these files; None for small sets, for which no cache is needed."""
+    """Return the cache file for the index of exactly these files; None for small data sets, whose index is not saved."""
     try:
         stats = [file.stat() for file in files]
     except OSError as error:
@@ -232,7 +233,7 @@ def _save_index(path: Path, index: tuple[np.ndarray, ...]) -> None:
 
 
 def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
-    """Return counts, offsets and lengths from the cache, int64; None if there is no intact file."""
+    """Return the index from the cache: counts, offsets and lengths, int64. Return None if no intact file exists."""
     try:
         with np.load(path) as arrays:
             counts, offsets, lengths = (arrays[name] for name in ("counts", "offsets", "lengths"))
@@ -242,7 +243,7 @@ def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
 
 
 def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return offsets and lengths of a shard's payloads, int64, and whether all records were found."""
+    """Return the offsets and lengths of a shard's payloads, int64, and whether all records were found."""
     offsets, lengths, whole = array("q"), array("q"), True
     try:
         with input_files.open_regular_file(file) as stream:

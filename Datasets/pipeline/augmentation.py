@@ -1,6 +1,6 @@
-"""Random crops, mirroring and resizing: small images by micro-batches, photos one by one.
+"""Random crops, mirroring and resizing. Small images are processed as micro-batches, photos one by one.
 
-Every draw is keyed by (seed, epoch, record).
+Every random draw depends only on the seed, the epoch and the record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FRAME = 4  # zero pixels added on every side of a small image before its random 
 
 
 class Cuts(NamedTuple):
-    """Crops of images: first row and column in the framed image, and whether the image is mirrored."""
+    """Crops of images: the first row and column in the image with its frame, and whether the image is mirrored."""
 
     top: tf.Tensor
     left: tf.Tensor
@@ -23,7 +23,7 @@ class Cuts(NamedTuple):
 
 
 def random_cuts(record: tf.Tensor, epoch: tf.Tensor, seed: int) -> Cuts:
-    """Return random crops of the framed images, half of them mirrored."""
+    """Return random crops of images with a frame. Half of the images are mirrored."""
     return Cuts(
         top=draws.uniform_below(2 * FRAME + 1, draws.key(seed, "data/crop-top"), epoch, record),
         left=draws.uniform_below(2 * FRAME + 1, draws.key(seed, "data/crop-left"), epoch, record),
@@ -40,7 +40,8 @@ def no_cuts(record: tf.Tensor) -> Cuts:
 def flip_and_crop(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
     """Mirror images [n, side, side, c] of any type, add a frame of zeros, and crop to the old size.
 
-    Two gathers do all this: rows first, then columns, counted from the right in mirrored images.
+    The frame is added first. Then a gather selects the rows, and a second gather the columns, in reverse order if
+    mirrored.
     """
     side = image.shape[1]
     rows = cuts.top[:, None] + tf.range(side)
@@ -53,8 +54,8 @@ def flip_and_crop(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
 def random_window(shape: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Return a photo's crop of random position, area and aspect ratio: int32 (top, left, height, width).
 
-    `shape`: int32 [3]. `boxes`: float32 [1, n, 4]; the crop covers at least a tenth of one (without boxes, of the image).
-    `seed`: int32 [2].
+    `shape` is the photo's shape, int32 [3]. `boxes` are bounding boxes of objects, float32 [1, n, 4]; the crop covers at
+    least a tenth of a box, or of the photo if there is no box. `seed` is int32 [2].
     """
     corner, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
         image_size=shape, bounding_boxes=boxes, seed=seed, min_object_covered=0.1,
@@ -70,7 +71,7 @@ def flipped(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
 
 
 def sized(image: tf.Tensor, side: int) -> tf.Tensor:
-    """Return images [n, side, side, c], resized unless they have this size already."""
+    """Return images [n, side, side, c], resized to `side` if their size differs."""
     return image if image.shape[1] == side else resize(image, side, side)
 
 

@@ -1,10 +1,9 @@
-"""Random changes of one training image.
+"""Random changes of one training image: TrivialAugment (Müller and Hutter, arXiv 2103.10158), RandAugment (Cubuk et al.,
+arXiv 1909.13719), colour jitter, and random erasing (Zhong et al., arXiv 1708.04896).
 
-They are TrivialAugment (Müller and Hutter, arXiv 2103.10158), RandAugment (Cubuk et al., arXiv 1909.13719), colour
-jitter and random erasing (Zhong et al., arXiv 1708.04896).
-
-Images are float32 [side, side, 3], 0 to 255. Each draw is a function of (seed, epoch, record), so an image changes in the
-same way in every layout and after resuming. An operation's amount is linear in its magnitude, 0 to 1.
+Images are float32 [side, side, 3], 0 to 255. Each random draw depends only on the seed, the epoch and the record, so an
+image changes in the same way for every number of devices and after resuming. An operation's amount is proportional to its
+magnitude, 0 to 1.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from Datasets._spec import ReadRequest
 
-FILL = 128.0  # grey, for pixels from outside the image and for erased rectangles.
-LEAST_SHARE, MOST_SHARE = 0.02, 0.4  # erased share of the area.
+FILL = 128.0  # grey value of erased rectangles and of pixels from outside the image.
+LEAST_SHARE, MOST_SHARE = 0.02, 0.4  # limits of the erased share of the area.
 STEEPEST = math.log(1 / 0.3)  # largest |log(height / width)| of an erased rectangle.
 RAND_OPERATIONS, TRIVIAL_MAGNITUDES = 2, 31
-_DRAWS = (6, 3, 5)  # for policy, jitter and erasing; fixed, so that options do not change each other's draws
+_DRAWS = (6, 3, 5)  # number of draws for policy, jitter and erasing, whether or not they are used
 _LUMA = (0.299, 0.587, 0.114)
 
 
 def draw(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> tf.Tensor | None:
-    """Return uniform draws for records [...], float32 [..., 14]; None if the request changes no image."""
+    """Return uniform random draws for records [...], float32 [..., 14]; None if the request changes no image."""
     if not request.augment or not (request.policy != "none" or request.colour_jitter or request.random_erasing):
         return None
     key = draws.key(request.seed, "data/policy")
@@ -37,7 +36,7 @@ def draw(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> tf.Tensor
 
 
 def changed(image: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> tf.Tensor:
-    """Return an image with the requested changes. `drawn`: the image's row of `draw`."""
+    """Return an image with the requested changes. `drawn` is the image's row of the result of `draw`."""
     if drawn is None:
         return image
     policy, jitter, erasing = tf.split(drawn, _DRAWS)
@@ -54,7 +53,7 @@ def changed(image: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> 
 
 
 def erased_rectangle(drawn: tf.Tensor, side: int) -> tuple[tf.Tensor, ...]:
-    """Return top, left, height and width of a rectangle in pixels, from draws [4].
+    """Return top, left, height and width of a rectangle in pixels, computed from draws [4].
 
     The share of the area is uniform from LEAST_SHARE to MOST_SHARE. The logarithm of height / width is uniform within
     limits that keep every rectangle inside the image.
@@ -83,7 +82,7 @@ def _erased(image: tf.Tensor, drawn: tf.Tensor, probability: float) -> tf.Tensor
 
 
 def _one_of_all(image: tf.Tensor, drawn: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Apply a random operation of the table, with a random sign if it is signed."""
+    """Apply a random operation of OPERATIONS, with a random sign if the operation is signed."""
     table = tuple(OPERATIONS.values())
     which = tf.cast(drawn[0] * len(table), tf.int32)
     least = tf.gather(tf.constant([-each.most if each.signed else each.most for each in table]), which)
@@ -104,7 +103,7 @@ def brightness(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
 def contrast(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
     """Change the contrast like PIL's ImageEnhance.Contrast: away from the mean grey.
 
-    The sums are in integers, so the result does not depend on the number of threads.
+    The sums are exact integers, so the result does not depend on the number of threads.
     """
     sums = _by_channel(tf.reduce_sum, tf.cast(tf.round(_flat(image)), tf.int32))
     mean = tf.reduce_sum(tf.cast(sums, tf.float32) * _LUMA) / (image.shape[0] * image.shape[1])
@@ -118,14 +117,17 @@ def colour(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
 
 
 def _sharpness(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """Like PIL's ImageEnhance.Sharpness: away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13, except at edges."""
+    """Change the sharpness like PIL's ImageEnhance.Sharpness, away from an image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13.
+
+    Pixels at the image's edges are unchanged.
+    """
     inner = image[1:-1, 1:-1]
     smooth = (9 * tf.nn.avg_pool2d(image[None], 3, 1, "VALID")[0] + 4 * inner) / 13
     return tf.clip_by_value(image + amount * tf.pad(inner - smooth, [[1, 1], [1, 1], [0, 0]]), 0.0, 255.0)
 
 
 def _posterize(image: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
-    """Clear the lowest `amount` bits (rounded)."""
+    """Clear the lowest `amount` bits of each value; `amount` is rounded."""
     unit = 2 ** tf.round(amount)
     return tf.floor(image / unit) * unit
 
@@ -145,7 +147,7 @@ def _autocontrast(image: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
 
 
 def _equalize(image: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-    """Like PIL's ImageOps.equalize: map each channel by its cumulative histogram."""
+    """Map each channel by its cumulative histogram, like PIL's ImageOps.equalize."""
     places = tf.cast(tf.round(_flat(image)), tf.int32) + np.tile(np.int32([0, 256, 512]), image.shape[1])
     counts = tf.raw_ops.DenseBincount(input=tf.reshape(places, [-1]), size=768, weights=tf.constant([], tf.int32))
     largest = tf.gather(counts, _by_channel(tf.reduce_max, places))
@@ -163,7 +165,10 @@ def _rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
 
 
 def _affine(image: tf.Tensor, x: tuple = (1.0, 0.0), y: tuple = (0.0, 1.0), shift: tuple = (0.0, 0.0)) -> tf.Tensor:
-    """Transform the image bilinearly: a matrix with rows `x` and `y` about the centre, then `shift`, in image sides."""
+    """Transform the image bilinearly by a matrix with rows `x` and `y` about the centre, then shift it.
+
+    `shift` is a fraction of the image's side.
+    """
     side, transform = image.shape[0], []
     for (a, b), by in zip((x, y), shift):
         transform += [a, b, (side - 1) / 2 * (1 - a - b) + by * side]
@@ -178,7 +183,7 @@ def _away_from(other: tf.Tensor, image: tf.Tensor, amount: tf.Tensor) -> tf.Tens
 
 
 def _flat(image: tf.Tensor) -> tf.Tensor:
-    """Return the image as [side, 3 * side]: TensorFlow reduces and broadcasts long rows several times as fast."""
+    """Return the image as [side, 3 * side], because TensorFlow reduces and broadcasts long rows several times as fast."""
     return tf.reshape(image, [image.shape[0], -1])
 
 
@@ -187,7 +192,7 @@ def _by_channel(reduce: Callable, flat: tf.Tensor) -> tf.Tensor:
 
 
 class Operation(NamedTuple):
-    """An operation. `most`: its amount at the largest magnitude. `signed`: whether the amount may be negative too."""
+    """An operation. `most` is the amount at the largest magnitude. If `signed`, the amount may also be negative."""
 
     change: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     most: float

@@ -1,7 +1,7 @@
-"""Common parts of all streams: positions in the endless order of epochs, chunks of micro-batches, and prefetching.
+"""Functions for all streams: positions in the endless order of epochs, chunks of micro-batches, and prefetching.
 
-A stream is a pure function of its request, without shuffle buffers or random state. A stream that starts at a later
-position is therefore the rest of the same stream, on any number of threads.
+A stream depends only on its request; it has no shuffle buffer and no random state. A stream that starts at a later
+position is therefore the rest of the same stream, for any number of threads.
 
 Streams call Python (`tf.numpy_function`), so they need an initializable iterator in the process that built them.
 """
@@ -16,20 +16,20 @@ from base import draws
 from Datasets._spec import ReadRequest
 
 _ENDLESS = 1 << 60
-_CHUNK_SAMPLES = 256  # with fewer, the overhead per call outweighs the work on 32 x 32 images
+_CHUNK_SAMPLES = 256  # with fewer samples, the overhead per call exceeds the work on 32 x 32 images
 _CHUNK_BYTES = 16 << 20
 _PREFETCH = 2
 
 
 def sample_position(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
-    """Return the position of a stream's sample, given its number; works with tensors and numpy arrays."""
+    """Return the position of the sample with number `sample` in a stream; works with tensors and numpy arrays."""
     if not request.shard_stride:
         return request.start + sample
     return request.start + sample // request.shard_block * request.shard_stride + sample % request.shard_block
 
 
 def validation_micro_batches(request: ReadRequest, size: int) -> int:
-    """Return the number of micro-batches in this process's share of `size` samples."""
+    """Return the number of micro-batches that this process reads if there are `size` samples in total."""
     total = -(-size // request.batch_size)
     if not request.shard_stride:
         return total
@@ -43,10 +43,10 @@ def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
 
 
 def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the record (of `size` records) at each position [n], and its epoch; both int64 [n].
+    """Return the record at each position [n], and the epoch; both int64 [n]. There are `size` records.
 
-    Blocks of `block` neighbouring records are permuted as a whole. The last, incomplete block follows a random one of
-    them.
+    Blocks of `block` neighbouring records are permuted as a whole. The last, incomplete block is inserted at a random
+    place between the other blocks.
     """
     epoch, index = position // size, position % size
     key, block = draws.key(seed, "data/order"), min(block, size)
@@ -54,14 +54,14 @@ def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) 
         return draws.permuted(index, epoch, size, key), epoch
     blocks, rest = divmod(size, block)
     before = block * tf.cast(draws.uniform_below(blocks + 1, draws.key(seed, "data/order-rest"), epoch), tf.int64)
-    index_in_blocks = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without the incomplete block
+    index_in_blocks = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # skips the incomplete block
     record = draws.permuted(index_in_blocks // block, epoch, blocks, key) * block + index_in_blocks % block
     in_rest = tf.logical_and(index >= before, index < before + rest)
     return tf.where_v2(in_rest, blocks * block + index - before, record), epoch
 
 
 def micro_batches_per_chunk(request: ReadRequest) -> int:
-    """Return the number of micro-batches per call, which does not affect the results."""
+    """Return the number of micro-batches that one call reads. This number does not affect the results."""
     sample_bytes = 4 * 3 * request.image_size**2
     samples = min(_CHUNK_SAMPLES, _CHUNK_BYTES // sample_bytes)
     return max(1, samples // request.batch_size)

@@ -1,4 +1,4 @@
-"""Decode photos to uint8 pixels: the whole image, only a random crop, or the central crop for evaluation."""
+"""Decode photos to uint8 pixels: the whole image, a random crop, or the central crop for validation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from base.storage import input_files
 from Datasets.formats import image_headers, preprocessing
 from Datasets.pipeline import augmentation
 
-LONGEST = 32  # longer side / shorter side; a longer image is cropped before it is resized
+LONGEST = 32  # an image is cropped before resizing if its longer side exceeds 32 times its shorter side
 
 
 class Decoder:
-    """The decoder used in training, for commands that check images. Thread-safe."""
+    """Decodes images as in training, for commands that check images. Thread-safe."""
 
     def __init__(self) -> None:
         with tf.Graph().as_default() as graph:
@@ -30,7 +30,7 @@ class Decoder:
             atexit.register(self._session.close)  # closing it in garbage collection can deadlock
 
     def fault(self, encoded: bytes) -> str | None:
-        """Return why an image cannot be decoded ("is ...", "claims ..."); None if it can."""
+        """Return the reason why an image cannot be decoded ("is ...", "claims ..."), or None."""
         wrong = image_headers.fault(encoded)
         if wrong:
             return wrong
@@ -41,7 +41,7 @@ class Decoder:
         return None
 
     def file_fault(self, file: Path) -> str | None:
-        """Return why a file cannot be read or decoded; None if it can."""
+        """Return the reason why a file cannot be read or decoded, or None."""
         reason = image_headers.file_fault(file)
         try:
             return reason or self.fault(input_files.content(file, image_headers.MAX_BYTES))
@@ -52,7 +52,7 @@ class Decoder:
 def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Decode only a crop of random position, area and aspect ratio, uint8 [height, width, 3].
 
-    `boxes`, `seed`: see `augmentation.random_window`.
+    `augmentation.random_window` explains `boxes` and `seed`.
     """
 
     def from_jpeg() -> tf.Tensor:
@@ -69,7 +69,7 @@ def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def whole(encoded: tf.Tensor) -> tf.Tensor:
-    """Decode an image, uint8 [height, width, 3]: the first frame, upright by EXIF or XMP, without transparency."""
+    """Decode an image's first frame, turned upright by EXIF or XMP, without transparency; uint8 [height, width, 3]."""
     encoded, orientation = _checked_header(encoded)
     stored = tf.cond(
         tf.image.is_jpeg(encoded),
@@ -80,9 +80,9 @@ def whole(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _checked_header(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return an encoded image and its orientation, int32 from 1 to 8, after a check of its header.
+    """Check an encoded image's header; return the image and its orientation, int32 from 1 to 8.
 
-    Decoders trust the header and allocate memory at once.
+    The check is needed because decoders trust the header and allocate memory at once.
     """
     orientation = tf.ensure_shape(tf.numpy_function(_checked_orientation, [encoded], tf.int32), [])
     with tf.control_dependencies([orientation]):
@@ -97,7 +97,7 @@ def _checked_orientation(encoded: bytes) -> np.int32:
 
 
 def _upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """Turn or mirror an image or crop [height, width, 3] from its stored orientation, as in EXIF, to upright."""
+    """Turn or mirror an image or crop [height, width, 3] so that it is upright. `orientation` is EXIF's number."""
     turned = partial(tf.numpy_function, _turned, [image, orientation], tf.uint8)
     return tf.ensure_shape(tf.cond(orientation > 1, turned, lambda: image), [None, None, 3])
 
@@ -111,8 +111,8 @@ def _turned(image: np.ndarray, orientation: np.int32) -> np.ndarray:
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
     """Decode an image, uint8 [height, width, 3]: BMP, GIF and WebP with Pillow, other formats with TensorFlow.
 
-    TensorFlow's decoder ignores the colour table of a BMP, makes transparent pixels of a GIF black, unlike those of a
-    PNG, and decodes every frame of a WebP.
+    TensorFlow's decoder ignores the colour table of a BMP, makes transparent pixels of a GIF black, and decodes every
+    frame of a WebP.
     """
     start = tf.strings.substr(encoded, 0, 2)
     pixels = tf.cond(
@@ -131,7 +131,7 @@ def _by_pillow(encoded: bytes) -> np.ndarray:
 
 
 def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
-    """Return the central crop, float32 [side, side, 3], of the image resized to a shorter side of 256/224 x `side`."""
+    """Resize an image to a shorter side of 256/224 x `side`; return the central crop, float32 [side, side, 3]."""
     image = _bounded_aspect(image)
     shape = tf.shape(image)[:2]
     shorter = tf.reduce_min(shape)
@@ -142,7 +142,7 @@ def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def _bounded_aspect(image: tf.Tensor) -> tf.Tensor:
-    """Cut an image to an aspect ratio of at most LONGEST. Resized, an image of 1 x 1,000,000 pixels would fill memory."""
+    """Cut an image to an aspect ratio of at most LONGEST. Otherwise resizing 1 x 1,000,000 pixels would fill memory."""
     shape = tf.shape(image)[:2]
     extent = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
     top, left = tf.unstack((shape - extent) // 2)

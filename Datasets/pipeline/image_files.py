@@ -16,10 +16,10 @@ from Datasets.pipeline import augmentation, decoding, normalisation
 def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadRequest) -> np.ndarray:
     """Return images [n, side, side, 3] as in the validation stream: float32, or uint8 with `eight_bit_io`.
 
-    `images`: paths, or decoded images, uint8 [height, width, 3].
+    `images` are paths, or decoded images, uint8 [height, width, 3].
 
-    For photos, take the central crop. For data sets of small standardised images, take the largest central square, and
-    add the data set's frame unless the image already has the size of its records.
+    For data sets of photos, take the central crop. For data sets of small images, take the largest central square and add
+    the data set's frame of zeros, unless the image already has the size of the stored images.
     """
     with tf.Graph().as_default(), tf.Session() as session:
         encoded, pixels = tf.placeholder(tf.string, []), tf.placeholder(tf.uint8, [None, None, 3])
@@ -48,12 +48,13 @@ def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadReques
 def _check_shape(name: str, height: int, width: int) -> None:
     if max(height, width) > decoding.LONGEST * min(height, width):
         raise DataError(
-            f"{name} has {width} x {height} pixels, but no side may exceed {decoding.LONGEST} times the other; crop it"
+            f"{name} has {width} x {height} pixels, but the longer side may be at most {decoding.LONGEST} times the shorter "
+            "side; crop the image"
         )
 
 
 def _framed(image: tf.Tensor, side: int, frame: int) -> tf.Tensor:
-    """Return the central square in a frame of zeros, [side, side, 3]. An image of side x side is unchanged."""
+    """Return the central square in a frame of zeros, [side, side, 3]. An image of side x side pixels is unchanged."""
     whole = tf.reduce_all(tf.equal(tf.shape(image)[:2], side))
     inner = _square(image, side - 2 * frame)
     framed = tf.pad(inner, [[frame, frame], [frame, frame], [0, 0]])
@@ -61,7 +62,7 @@ def _framed(image: tf.Tensor, side: int, frame: int) -> tf.Tensor:
 
 
 def _square(image: tf.Tensor, side: int) -> tf.Tensor:
-    """Return the largest central square, averaged down to whole numbers [side, side, 3]."""
+    """Return the largest central square, resized by averaging and rounded to whole numbers, [side, side, 3]."""
     height, width = tf.unstack(tf.shape(image)[:2])
     edge = tf.minimum(height, width)
     top, left = (height - edge) // 2, (width - edge) // 2

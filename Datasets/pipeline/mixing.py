@@ -1,7 +1,7 @@
 """Mixup (Zhang et al., arXiv 1710.09412) and cutmix (Yun et al., arXiv 1905.04899) of the images of a micro-batch.
 
-Every draw is a function of (seed, sample position) or (seed, number of the micro-batch in training). Host and device,
-any fold and any restart therefore mix images identically.
+Every random draw depends only on the seed and on the position of the sample or of the micro-batch in training. Images are
+therefore mixed identically on host and device, for every --fold, and after resuming.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import tensorflow.compat.v1 as tf
 from base import draws
 
 _CANDIDATES = 8
-_SMALLEST_ALPHA = 1e-300  # no mixing even at this value, and logarithms of draws stay finite
-_CUTMIX_TAIL = math.exp(-4.0)  # version 1: the smallest kept part is 1 + ln(exp(-4)) / 4 = 0
+_SMALLEST_ALPHA = 1e-300  # smaller alphas are raised to this, which mixes nothing and keeps logarithms finite
+_CUTMIX_TAIL = math.exp(-4.0)  # in version 1, the smallest kept share is 1 + ln(exp(-4)) / 4 = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
     """Mixes the images of each micro-batch.
 
-    `mixup_alpha`: both parameters of mixup's Beta distribution; 0: no mixup.
-    `cutmix_lambda`: the kept share of an image's area; 1: no cutmix. In `cutmix_version` 1 it varies.
-    `micro_batch_size`: number of images, at least 2.
+    `mixup_alpha` is the value of both parameters of mixup's Beta distribution; 0 disables mixup.
+    `cutmix_lambda` is the share of an image's area that cutmix keeps; 1 disables cutmix. In `cutmix_version` 1, the
+    share varies at random around this value.
+    `micro_batch_size` is the number of images in a micro-batch, at least 2.
     """
 
     mixup_alpha: float
@@ -37,7 +38,7 @@ class Mixing:
     def __call__(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Return the features of whole micro-batches, with mixed images [batch, side, side, 3].
 
-        Add "labels", int32 [batch, n], and "shares", float32 [batch, n], which sum to 1 for each image.
+        Add "labels", int32 [batch, n], and "shares", float32 [batch, n]. The shares of an image sum to 1.
         """
         image = self._by_micro_batch(features["image"])
         position = self._by_micro_batch(features["position"])
@@ -63,16 +64,17 @@ class Mixing:
         return draws.key(self.seed, f"mixing/{what}")
 
     def _mixup_lambda(self, position: tf.Tensor) -> tf.Tensor:
-        """Return the larger of m and 1 - m, m ~ Beta(alpha, alpha), for each position; float32."""
+        """Draw m from Beta(alpha, alpha) for each position; return the larger of m and 1 - m, float32."""
         one, other = (self._log_gamma_draw(position, f"mixup/{k}") for k in range(2))
         m = tf.sigmoid(one - other)
         return tf.cast(tf.maximum(m, 1 - m), tf.float32)
 
     def _log_gamma_draw(self, position: tf.Tensor, what: str) -> tf.Tensor:
-        """Return the logarithm of a Gamma(alpha) draw for each position, float64. For small alphas the draw underflows.
+        """Return the logarithm of a Gamma(alpha) draw for each position, float64. The draw itself may underflow.
 
-        The method is a Gamma(alpha + 1) draw times u^(1 / alpha): Marsaglia and Tsang, "A simple method for generating
-        gamma variables", ACM TOMS 26 (2000). At least 95 % of the candidates are accepted, so eight are enough.
+        The method multiplies a Gamma(alpha + 1) draw by u^(1 / alpha): Marsaglia and Tsang, "A simple method for
+        generating gamma variables", ACM TOMS 26 (2000). At least 95 % of the candidates are accepted, so eight candidates
+        are enough.
         """
 
         def uniform(use: str, candidate: tf.Tensor | int) -> tf.Tensor:
@@ -92,8 +94,8 @@ class Mixing:
         return math.log(d) + tf.gather(log_v, first, batch_dims=2) + power
 
     def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return for each micro-batch the mask of pasted pixels, bool [n, 1, side, side, 1], and the exact kept share,
-        float32 [n, 1]."""
+        """Return the mask of pasted pixels, bool [n, 1, side, side, 1], and the exact share of kept pixels,
+        float32 [n, 1], for each micro-batch."""
         cut = tf.sqrt(1 - self._cutmix_lambda(index)) * side
         cut = tf.cast(tf.round(cut), tf.int32)
         inside = []

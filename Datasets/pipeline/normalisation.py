@@ -1,4 +1,4 @@
-"""Normalise pixels on the host or on the device: each small image by itself, photos by channel statistics."""
+"""Normalise pixels on the host or on the device: small images by their own statistics, photos by channel statistics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from Datasets.pipeline.augmentation import FRAME, Cuts, no_cuts, sized
 
 
 def standardise(image: tf.Tensor) -> tf.Tensor:
-    """Standardise images [n, h, w, c] of whole numbers 0 to 255: mean 0 and deviation 1 per image, float32."""
+    """Give each image [n, h, w, c] of whole numbers 0 to 255 the mean 0 and the deviation 1; return float32."""
     return _standardised(image, *mean_and_scale(image))
 
 
 def mean_and_scale(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return mean and 1 / deviation (at most sqrt(h w c)) of each image of whole numbers, both float32 [n].
+    """Return the mean and 1 / deviation (at most sqrt(h w c)) of each image of whole numbers, both float32 [n].
 
-    The sums are exact, in integers, so the result does not depend on the batch size. The inverse is returned because
-    TensorFlow may rewrite divisions by constants, but not multiplications.
+    The sums are exact integers, so the result does not depend on the batch size. The inverse is returned because
+    TensorFlow may rewrite divisions by constants, but does not rewrite multiplications.
     """
     count = image.shape[1] * image.shape[2] * image.shape[3]
     whole = tf.cast(image, tf.int32)
@@ -37,7 +37,7 @@ def _standardised(image: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Ten
 
 
 def standardise_in_floats(image: tf.Tensor) -> tf.Tensor:
-    """Like `standardise`, within rounding, but only in FP32, for runtimes without 64-bit integers and FP64."""
+    """Standardise images in FP32 only, for runtimes without FP64. The result equals `standardise` up to rounding."""
     pixels = tf.cast(image, tf.float32)
     centred = pixels - tf.reduce_mean(pixels, [1, 2, 3], keepdims=True)
     least = float(image.shape[1] * image.shape[2] * image.shape[3]) ** -0.5
@@ -46,15 +46,15 @@ def standardise_in_floats(image: tf.Tensor) -> tf.Tensor:
 
 
 def moments(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
-    """Return what `from_bytes` needs to know about the uncropped images: mean, scale, top, left; float32 [n, 4]."""
+    """Return the values that `from_bytes` needs for each image before its crop: mean, scale, top, left; float32 [n, 4]."""
     mean, scale = mean_and_scale(image)
     return tf.stack([mean, scale, tf.cast(cuts.top, tf.float32), tf.cast(cuts.left, tf.float32)], axis=1)
 
 
 def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
-    """Standardise cropped uint8 images with the moments of the whole image; the frame becomes zero.
+    """Standardise cropped uint8 images with the moments of the whole images; set the frame to zero.
 
-    The result equals the float stream to the bit.
+    The result has the same bits as images standardised on the host.
     """
     mean, scale, top, left = tf.unstack(moments, axis=1)
     sent = image.shape[1]
@@ -68,7 +68,10 @@ def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def standardised_on_device(image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None) -> tf.Tensor:
-    """Return standardised images, float32 [n, side, side, 3]. Standardise uint8 images; without `moments`, as uncropped."""
+    """Return standardised images, float32 [n, side, side, 3].
+
+    Float images are standardised already. Standardise uint8 images; if there are no `moments`, images are not cropped.
+    """
     if moments is None and not request.eight_bit_io:
         return image
     return from_bytes(image, _moments_of_whole(image) if moments is None else moments, request.image_size)
@@ -86,8 +89,8 @@ def normalised_on_device(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
 def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     """Normalise photos from 0 to 255 as requested; float32.
 
-    Subtract channel means, use ImageNet's or given means and deviations, or scale to about -1 to 1. With
-    `fused_preprocessing`, add a fourth channel of zeros.
+    According to the request, subtract the channel means, use ImageNet's or the given means and deviations, or scale to
+    about -1 to 1. With `fused_preprocessing`, add a fourth channel of zeros.
     """
     normal = _normalised(tf.cast(image, tf.float32), request)
     return tf.pad(normal, [[0, 0]] * (len(normal.shape) - 1) + [[0, 1]]) if request.fused_preprocessing else normal
@@ -96,8 +99,8 @@ def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
 def visible(image: tf.Tensor, request: ReadRequest, standardised: bool) -> tf.Tensor:
     """Return network inputs as visible images, uint8 [n, side, side, 3].
 
-    Normalised photos get their original brightness. Standardised images have lost it, so each is stretched from its
-    darkest to its brightest value.
+    Normalised photos get their original brightness. Standardised images have lost their brightness, so each image is
+    stretched from its darkest to its brightest value.
     """
     image = image[..., :3]
     if standardised:
@@ -119,7 +122,7 @@ def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
 def _repeated(channels: Sequence[float], image: tf.Tensor) -> tf.Tensor:
     """Return one number per channel, repeated for each pixel of a row if the width of `image` [..., width, 3] is known.
 
-    TensorFlow broadcasts long rows twice as fast as three numbers.
+    TensorFlow broadcasts a long row twice as fast as three numbers.
     """
     values, width = np.float32(channels), image.shape[-2] if (image.shape.rank or 0) > 1 else None
     return tf.constant(values if width is None else np.tile(values, (width, 1)))

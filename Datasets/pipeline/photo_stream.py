@@ -1,11 +1,11 @@
 """Streams of photos from records: read, parse, crop and decode, mirror, resize, normalise.
 
-A record that cannot be read or decoded stops the stream with a DataError (inside TensorFlow's error) that names file
-and record. TensorFlow's decoders know neither. Failed elements are therefore dropped, and the first gap in the positions
-of a complete micro-batch identifies the record.
+A record that cannot be read or decoded stops the stream with a DataError (inside TensorFlow's error) that names the file
+and the record. TensorFlow's decoders do not know these names. Failed elements are therefore dropped, and the first gap in
+the positions of a micro-batch identifies the failed record.
 
-If bad records are tolerated, the next good record replaces a bad one in training, and an uncounted zero image replaces
-it in validation. All other images keep their positions.
+If bad records are tolerated, training replaces a bad record by the next good record, and validation replaces it by a zero
+image that is not counted. All other images keep their positions.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from Datasets.formats import tf_example
 from Datasets.formats.bad_records import Tolerance
 from Datasets.pipeline import augmentation, auto_augment, batching, decoding, normalisation, record_reader
 
-_READ_TOGETHER = 32  # payloads per call into Python
-_READERS = 4  # such calls at once, because most of the time is spent waiting for the disk
-_MAX_REPLACEMENTS = 8  # records tried after a bad one
+_READ_TOGETHER = 32  # number of records read by one call into Python.
+_READERS = 4  # number of such calls at once, because most of the time is spent waiting for the disk.
+_MAX_REPLACEMENTS = 8  # number of following records tried as a replacement for a bad record
 
 Element = dict[str, tf.Tensor]
 
 
 def train_stream(index: Records, request: ReadRequest, labels: range, tolerance: Tolerance) -> tf.data.Dataset:
-    """Return an endless stream of micro-batches with random crops, or central ones without `augment`."""
+    """Return an endless stream of training batches with random crops, or with central crops if `augment` is False."""
     size = len(index)
     prepare = partial(_prepared, request=request, labels=labels, augment=request.augment)
     if not tolerance.most:
@@ -63,11 +63,11 @@ def train_stream(index: Records, request: ReadRequest, labels: range, tolerance:
 
 
 def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
-    """Return an endless stream of payloads in the order of the epochs, _READ_TOGETHER per element."""
+    """Return an endless stream of serialised records in the order of the epochs, _READ_TOGETHER per element."""
 
     def read(position: tf.Tensor) -> Element:
         record, epoch = batching.record_and_epoch(position, size, request.seed, request.shuffle_block)
-        drawn = _drawn(record, epoch, request)  # here rather than per record: one operation draws for many
+        drawn = _drawn(record, epoch, request)  # one operation draws for many records
         order = {"expected": record, "record": record, "epoch": epoch, "position": position}
         return {"payload": load(record), **order, **drawn}
 
@@ -114,7 +114,7 @@ def validation_stream(index: Records, request: ReadRequest, labels: range, toler
         return tf.data.Dataset.from_tensors({**_blank(element["position"], request), "expected": element["expected"]})
 
     decoded = _decoded_with_replacements(single, prepare, request, replacement if tolerance.most else None)
-    # one micro-batch more than needed: otherwise a gap at the end would leave the last batch incomplete and undetected
+    # Add one more micro-batch than needed. Otherwise a gap at the end would make the last batch incomplete and drop it.
     filling = tf.data.Dataset.range(num_images, (count + 1) * request.batch_size).map(place)
     filling = filling.map(partial(_blank, request=request))
     check = _Check(index, prepare, labels, place, place, tolerance, False)
@@ -127,7 +127,7 @@ def _decoded_with_replacements(
     request: ReadRequest,
     replacement: Callable[[Element], tf.data.Dataset] | None,
 ) -> tf.data.Dataset:
-    """Prepare records in parallel, in order. Drop failures, or replace them by the first good replacement."""
+    """Prepare records in parallel, in order. Drop failed records, or replace each by the first good replacement."""
 
     def original_or_replacement(element: Element) -> Element:
         original = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
@@ -140,7 +140,7 @@ def _decoded_with_replacements(
 
 @dataclass(frozen=True)
 class _Check:
-    """Checks that micro-batches are complete, and raises the error of a missing record."""
+    """Checks that a batch is complete, and raises the error of a missing record."""
 
     index: Records
     prepare: record_reader.Prepare
@@ -151,7 +151,11 @@ class _Check:
     training: bool
 
     def __call__(self, number: np.ndarray, position: np.ndarray, expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
-        """Return the positions, int64 [batch]. `expected`, `actual`: records by order and by image, -1 for padding."""
+        """Return the positions, int64 [batch].
+
+        `expected` has the records in the order of the stream, and `actual` the records whose images were used instead if a
+        record is bad; -1 marks padding.
+        """
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
@@ -176,7 +180,7 @@ class _Check:
 
 
 def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest) -> tf.data.Dataset:
-    """Return batches, after a check that their positions have no gap."""
+    """Return batches; check that the positions of the samples have no gap."""
 
     def checked(number: tf.Tensor, element: Element) -> Element:
         records = [element[name] for name in ("position", "expected", "record")]
@@ -199,14 +203,14 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
 
 
 def _prepared(element: Element, request: ReadRequest, labels: range, augment: bool, cropped: bool = True) -> Element:
-    """Return a record's image, float32 [side, side, 3] from 0 to 255, and its label from 0.
+    """Return a record's image, float32 [side, side, 3] from 0 to 255, and its label, which counts from 0.
 
-    `cropped`: False decodes only.
+    If `cropped` is false, only decode the image.
     """
     parsed = tf_example.in_graph(element["payload"])
     stored = parsed[tf_example.LABEL]  # int64, because an invalid label may look valid in 32 bits
     good = tf.logical_and(stored >= labels.start, stored < labels.stop)
-    # the raw operation, because tf.Assert adds a branch for every record
+    # This uses the raw operation, because tf.Assert adds a branch for every record.
     said = [f"{tf_example.LABEL} must be {labels.start} to {labels[-1]}, not", stored, "(-1: the record has none)"]
     stop = tf.raw_ops.Assert(condition=good, data=said)
     with tf.control_dependencies([stop]):
@@ -222,7 +226,7 @@ def _prepared(element: Element, request: ReadRequest, labels: range, augment: bo
 
 
 def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element:
-    """Draw for records [n]: crop seed, int32 [n, 2]; flip, bool [n]; and changes by `auto_augment`, if any."""
+    """Return the random draws for records [n]: seeds of crops, int32 [n, 2]; flips, bool [n]; draws of `auto_augment`."""
     drawn = {
         "seed": draws.seed_pairs(draws.key(request.seed, "data/box"), epoch, record),
         "flip": tf.equal(draws.uniform_below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
@@ -237,7 +241,7 @@ def _boxes(parsed: Element) -> tf.Tensor:
 
 
 def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:
-    """Mirror the crop if drawn, and resize it to a square."""
+    """Mirror the crop if the draw says so, and resize the crop to a square."""
     image = augmentation.flipped(image, element["flip"])
     return augmentation.resize(image[None], request.image_size, request.image_size)[0]
 

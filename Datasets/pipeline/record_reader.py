@@ -1,4 +1,4 @@
-"""Load records in a stream, and find out why a record failed."""
+"""Load records in a stream, and find the reason why a record failed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from Datasets.formats import tf_example
 from Datasets.formats.bad_records import REMEDY
 from Datasets.pipeline import batching, decoding
 
-_CACHE_SHARE = 4  # the cache uses at most 1 / _CACHE_SHARE of the memory that the process may use
+_CACHE_SHARE = 4  # the cache uses at most a quarter of the memory that the process may use
 
 Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
 def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function from record numbers, int64 [n], to payloads, string [n]. `cache`: keep them while memory allows."""
+    """Return a function from record numbers, int64 [n], to serialised records, string [n].
+
+    `cache` keeps records in memory while there is room.
+    """
     cached: dict[int, bytes] = {}
     free_bytes = _cache_bytes() if cache else 0
     lock = threading.Lock()
@@ -36,7 +39,7 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
         try:
             payload = index.payload(record)
         except DataError:
-            return b""  # parsing it fails and leaves a gap; `fail` then reads it again for the reason
+            return b""  # parsing fails and leaves a gap; `fail` then reads the record again to find the reason
         with lock:
             if len(payload) <= free_bytes:
                 cached[record] = payload
@@ -55,7 +58,7 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def check(index: Records, record: int, prepare: Prepare, labels: range) -> None:
-    """Raise DataError if a record cannot be used. Without this check, a set without any usable record loops forever."""
+    """Raise DataError if a record cannot be used. Without this check, a set without a usable record would loop forever."""
     reason = fault(index, record, prepare, labels)
     if reason:
         remedy = tf_example.LABEL_REMEDY if reason.startswith(tf_example.WRONG_LABEL) else REMEDY
@@ -63,7 +66,7 @@ def check(index: Records, record: int, prepare: Prepare, labels: range) -> None:
 
 
 def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str | None:
-    """Return why a record cannot be used; None if it can."""
+    """Return the reason why a record cannot be used, or None."""
     try:
         payload = index.payload(record)
     except DataError as error:
@@ -74,11 +77,13 @@ def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str |
 def fail(index: Records, record: int, prepare: Prepare, labels: range) -> NoReturn:
     """Raise the error of a record that failed in a stream."""
     check(index, record, prepare, labels)
-    raise DataError(f"{index.name(record)} could not be used, but now it can; another process may be writing its file")
+    raise DataError(
+        f"{index.name(record)} could not be used before, but now it can; another process may be writing the file"
+    )
 
 
 def record_at(position: int, size: int, request: ReadRequest) -> int:
-    """Return the number of the record at a position, without a stream."""
+    """Return the number of the record at a position of the training order."""
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
         return int(session.run(batching.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
@@ -100,7 +105,7 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
             session.run(prepared)
         except tf.errors.OpError as error:
             return tf_runtime.telling_line(error)
-        except UnicodeDecodeError:  # TensorFlow's message quotes the record, which is not text
+        except UnicodeDecodeError:  # TensorFlow's message contains bytes of the record
             return tf_example.UNPARSED
     return None
 

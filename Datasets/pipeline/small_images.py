@@ -17,7 +17,7 @@ Element = dict[str, tf.Tensor]
 
 
 def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
-    """Return an endless stream of micro-batches, augmented if requested."""
+    """Return an endless stream of training batches, augmented if requested."""
     per_chunk = batching.micro_batches_per_chunk(request)
 
     def read(position: tf.Tensor) -> Element:
@@ -56,7 +56,7 @@ def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _changed(pixels: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -> tf.Tensor:
-    """Apply the changes of `auto_augment` to each image; uint8 [n, side, side, 3]."""
+    """Apply the random changes of `auto_augment` to each image; return uint8 [n, side, side, 3]."""
     if drawn is None:
         return pixels
 
@@ -67,7 +67,10 @@ def _changed(pixels: tf.Tensor, drawn: tf.Tensor | None, request: ReadRequest) -
 
 
 def _preprocessed(pixels: tf.Tensor, cuts: augmentation.Cuts | None, request: ReadRequest) -> Element:
-    """Standardise, mirror, crop and resize images; with `eight_bit_io`, return uint8 and moments for the device instead."""
+    """Standardise, mirror, crop and resize images.
+
+    With `eight_bit_io`, only mirror and crop; return uint8 images and the moments with which the device standardises.
+    """
     if request.eight_bit_io:
         image = augmentation.flip_and_crop(pixels, cuts) if cuts else pixels
         return {"image": image, "moments": normalisation.moments(pixels, cuts or augmentation.no_cuts(pixels[:, 0, 0, 0]))}

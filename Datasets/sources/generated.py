@@ -1,6 +1,6 @@
-"""Data without files: the same random image and label for every sample, in a host stream or in the device's graph.
+"""Data without files: one random image and label, repeated in a host stream or in the device's graph.
 
-Shapes and normalisation are those of another data set.
+Shapes and normalisation imitate another data set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEVIATION = 60.0
 def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the generated sample for each position [n], in the device's graph: images and labels [n].
 
-    The images are float32 [n, side, side, 3], like those of a stream without `eight_bit_io`; apply `on_device` next.
+    The images are float32 [n, side, side, 3], as in a stream without `eight_bit_io`. Apply `on_device` to them next.
     """
     import tensorflow.compat.v1 as tf
 
@@ -32,7 +32,7 @@ def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tupl
 
 
 class GeneratedSource:
-    """A data set of one sample."""
+    """A data set that repeats one random sample."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
@@ -56,7 +56,7 @@ class GeneratedSource:
         return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Normalise like the imitated data set."""
+        """Normalise images like the imitated data set."""
         from Datasets.pipeline import normalisation
 
         if self.spec.standardised:
@@ -82,7 +82,7 @@ class GeneratedSource:
 
 
 def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
-    """Return an image [side, side, 3] as in a stream, and a label. Both depend only on the seed.
+    """Return an image [side, side, 3] as in a stream, and a label. Image and label depend only on the seed.
 
     The last class never occurs, as in the original harness.
     """
@@ -95,7 +95,7 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     drawn = tf.random.stateless_truncated_normal(
         [1, side, side, 3], draws.stateless_seed(request.seed, "data/generated-image"), _MEAN, _DEVIATION
     )
-    image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, which fit into eight bits
+    image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers that fit into eight bits
     drawn_from = max(1, spec.num_classes - 1)
     sample = {"label": draws.uniform_below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
     if request.eight_bit_io:

@@ -1,7 +1,7 @@
 """Image files in a tree with one folder per class: listed, labelled and served as records.
 
-The tree is SOURCE/<class>/*, or SOURCE has splits with class folders (`split_folders`). All files below a class folder
-belong to the class, also through links. Folders without images are not classes.
+The tree is SOURCE/<class>/*, or SOURCE contains folders of splits that contain class folders (`split_folders`). All files
+below a class folder belong to the class, also files behind links. Folders without images are not classes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources import image_tree, split_folders
 from Datasets.sources.split_folders import Splits, listed
 
-_TESTED_TOGETHER = 16  # files opened at once, because most of the time is spent waiting for the disk
+_TESTED_TOGETHER = 16  # number of files opened at once, because most of the time is spent waiting for the disk
 
 
 class ImageFile(NamedTuple):
-    """A file, and its label from 1."""
+    """A file and its label, which counts from 1."""
 
     file: Path
     label: int
 
 
 class BadFile(NamedTuple):
-    """A file that is not a usable image, and why."""
+    """A file that is not a usable image, and the reason."""
 
     file: Path
     reason: str
@@ -40,7 +40,7 @@ class BadFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Images by split; `validation` is None if the source has no such split. `notes`: lines for the log."""
+    """Images by split; `validation` is None if the source has no validation split. `notes` are lines for the log."""
 
     classes: tuple[str, ...]
     train: list[ImageFile]
@@ -58,7 +58,7 @@ class Listing:
 
 
 def tree(top: Path, train: Path | None = None, validation: Path | None = None) -> Listing:
-    """Return all images below `top`, or in the given splits.
+    """Return all images below `top`, or in the given folders of the splits.
 
     Raise DataError if the tree has no classes, or if folders may be either classes or splits.
     """
@@ -78,14 +78,14 @@ def tree(top: Path, train: Path | None = None, validation: Path | None = None) -
 
 
 def classes_of(top: Path, train: Path | None = None, validation: Path | None = None) -> tuple[str, ...]:
-    """Return the classes of the tree, in the order of their labels."""
+    """Return the classes of a tree, in the order of their labels."""
     splits = split_folders.find(top, train, validation)
     found = _class_folders(splits.train, splits.class_folders).items()
     return _ordered([name for name, folders in found if any(map(image_tree.holds_images, folders))], splits.train)
 
 
 def _class_folders(split: Path, folders: list[str]) -> dict[str, list[Path]]:
-    """Return the folders of each class: several if the name has several Unicode spellings."""
+    """Return the folders of each class. A class has several folders if its name occurs in several Unicode forms."""
     found: dict[str, list[Path]] = {}
     for name in folders:
         if not name.isprintable() or not name.strip():
@@ -110,7 +110,7 @@ def images_by_class(folder: Path, classes: tuple[str, ...]) -> tuple[list[ImageF
     found = {name: _class_files(there) for name, there in folders.items()}
     unknown = sorted(name for name, (images, _) in found.items() if images and name not in classes)
     if unknown:
-        raise DataError(f"class {unknown[0]} in {folder} is not a training class; those are: {listed(classes)}")
+        raise DataError(f"class {unknown[0]} in {folder} is not a training class; the training classes: {listed(classes)}")
     images = [ImageFile(file, label) for label, name in enumerate(classes, 1) if name in found for file in found[name][0]]
     return images, [file for name in sorted(found) for file in found[name][1]]
 
@@ -126,21 +126,22 @@ def _class_files(folders: list[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def damaged(images: list[ImageFile]) -> list[BadFile]:
-    """Return the files whose headers are not those of readable images."""
+    """Return the files that are not readable images, by their headers."""
     with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:
         reasons = list(pool.map(image_headers.file_fault, [image.file for image in images]))
     return [BadFile(image.file, reason) for image, reason in zip(images, reasons) if reason]
 
 
 def is_tree(folder: Path) -> bool:
-    """Return whether a folder in this one has an image."""
+    """Return whether a folder inside `folder` has an image."""
     return any(image_tree.holds_images(folder / name) for name in image_tree.names(folder, folders=True))
 
 
 def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], seed: int, option: str) -> Listing:
-    """Return the listing with a fraction of every class moved to validation, but at least one image left in training.
+    """Return the listing with a fraction of every class moved to validation. At least one image stays in training.
 
-    The choice depends on seed and names only. Raise DataError, which names the `option`, if no image can be moved.
+    The choice depends only on the seed and on the file names. Raise DataError, which names the option `option`, if no
+    image can be moved.
     """
     by_class: dict[int, list[ImageFile]] = defaultdict(list)
     for image in listing.train:
@@ -158,7 +159,7 @@ def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], s
 
 
 def shuffled(images: list[ImageFile], place: Callable[[Path], str], key: str) -> list[ImageFile]:
-    """Return the images in a random order that depends only on `key` and their names by `place`."""
+    """Return the images in a random order, which depends only on `key` and on the names that `place` returns."""
 
     def drawn(image: ImageFile) -> tuple[bytes, str]:
         name = place(image.file)
@@ -168,7 +169,7 @@ def shuffled(images: list[ImageFile], place: Callable[[Path], str], key: str) ->
 
 
 class FileIndex:
-    """Image files as numbered records, each a serialised tf.train.Example; the interface is that of RecordIndex."""
+    """Image files as numbered records, each a serialised tf.train.Example. The class has the interface of RecordIndex."""
 
     def __init__(self, images: list[ImageFile], classes: tuple[str, ...]) -> None:
         self._images = images
@@ -195,7 +196,7 @@ class FileIndex:
 
 
 def _loose(top: Path, splits: Splits) -> list[Path]:
-    """Return the split folders, and folders next to them named like splits, that have images outside class folders."""
+    """Return the folders that have images outside class folders: splits, and folders next to them named like splits."""
     places, beside = [splits.train, *[splits.validation] * bool(splits.validation)], splits.train.parent
     if splits.train != top:
         places += [beside / name for name in image_tree.names(beside, folders=True) if split_names.split_of(name)]

@@ -1,7 +1,7 @@
 """Find image files in a tree of folders.
 
-Names that begin with a dot and folders added by systems are ignored. A file is an image if its suffix or its header is
-that of an image; Thumbs.db and readme.txt are not.
+Names that begin with a dot, and folders added by operating systems, are ignored. A file is an image if its name has the
+suffix of an image or its content begins with the header of an image. Thumbs.db and readme.txt are no images.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _SYSTEM_FOLDERS = frozenset(  # folders with copies, thumbnails or deleted files
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Return all images in a folder and below, sorted by path; raise DataError if a folder cannot be read."""
+    """Return all images in a folder and its subfolders, sorted by path; raise DataError if a folder cannot be read."""
     return sorted(file for file in files(folder) if is_image(file))
 
 
 def filled(folder: Path) -> list[str]:
-    """Return the folders in a folder that have images, except links to a parent folder."""
+    """Return the names of the subfolders that have images, except links to a parent folder."""
     real, found = folder.resolve(), names(folder, folders=True)
     inside = [name for name in found if not real.is_relative_to((folder / name).resolve())]
     return [name for name in inside if holds_images(folder / name)]
 
 
 def holds_images(folder: Path) -> bool:
-    """Return whether the folder, or one below, has an image."""
+    """Return whether the folder, or a folder below it, has an image."""
     return any(is_image(file) for file in files(folder))
 
 
 def named_below(folder: Path) -> bool:
-    """Return whether a folder in this one has a file named like an image, without opening files."""
+    """Return whether a subfolder has a file named like an image, without opening files."""
     return any(has_suffix(file.name) for name in names(folder, folders=True) for file in files(folder / name))
 
 
@@ -61,9 +61,9 @@ def names(folder: Path, *, folders: bool) -> list[str]:
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below, also through links, except links to a parent folder.
+    """Yield the files in a folder and its subfolders. Follow links, except links to a parent folder.
 
-    Each folder is visited once, so cycles end.
+    Each folder is visited only once, so that cycles of links end.
     """
     real = os.path.realpath(folder)
     entered = {real, *map(str, Path(real).parents), os.path.realpath(folder.parent)}

@@ -1,4 +1,4 @@
-"""Locate the data: infer the data set from a path, and search folders for its files.
+"""Locate the data: infer the data set from a path, and search folders for the data set's files.
 
 Errors name the missing files and the searched folders.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from base.errors import DataError
 from Datasets._spec import OpenRequest
 
-MAX_FOLDERS = 20_000  # searched at most
-_NAMES_IN_PATHS = (  # the first row whose text is in the path wins
+MAX_FOLDERS = 20_000  # limit on the number of searched folders
+_NAMES_IN_PATHS = (  # text in the path, and data set; the first matching row counts
     ("imagenet", "imagenet"),
     ("cifar100", "cifar-100"),
     ("cifar-100", "cifar-100"),
@@ -35,8 +35,8 @@ def infer(data_dir: str, source: str = "--data-dir") -> str:
             return name
     known = ", ".join(text for text, _ in _NAMES_IN_PATHS)
     raise DataError(
-        f"no data set can be inferred from {source} {data_dir}: its name has none of {known}, and it has no class "
-        "folders with images; give --dataset"
+        f"no data set can be inferred from {source} {data_dir}: the path contains none of {known}, and the folder has no "
+        "class folders with images; give --dataset"
     )
 
 
@@ -52,7 +52,7 @@ def folder_given(name: str, wanted: str, request: OpenRequest) -> Path:
 
 
 def split_folder(given: str, data_dir: str | None, option: str) -> Path:
-    """Return the folder given by --train-dir or --validation-dir: relative to the data folder, or else as given."""
+    """Return the folder given by --train-dir or --validation-dir, relative to `data_dir` or to the current folder."""
     places = [Path(data_dir or "", given), Path(given)]
     for place in places:
         if place.is_dir():
@@ -61,7 +61,7 @@ def split_folder(given: str, data_dir: str | None, option: str) -> Path:
 
 
 def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> Path:
-    """Return `top` if it has one of `files`, else a folder named `folder` below it that does."""
+    """Return `top`, or a folder named `folder` below `top`: the first of these that has one of `files`."""
     for here in (top, *folders_called(folder, top)):
         if any((here / file).is_file() for file in files):
             missing = [file for file in files if not (here / file).is_file()]
@@ -75,7 +75,7 @@ def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> P
 
 
 def folders_called(name: str, top: Path) -> Iterator[Path]:
-    """Yield the folders of that name below `top`, sorted, also through links; raise DataError beyond `MAX_FOLDERS`."""
+    """Yield the folders called `name` below `top`, sorted. Follow links. Raise DataError after MAX_FOLDERS folders."""
     seen: set[str] = set()
     for here, below, _ in os.walk(top, followlinks=True):
         real = os.path.realpath(here)

@@ -1,4 +1,4 @@
-"""A data set of photos, from any kind of record."""
+"""A data set of photos, stored as TFRecord shards or as image files."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ if TYPE_CHECKING:
 def open_shards(
     name: str, train: Sequence[Path], validation: Sequence[Path], folder: Path, request: OpenRequest
 ) -> tuple[RecordIndex, RecordIndex | None, Tolerance, tuple[str, ...]]:
-    """Return the indexes of both splits, the limit on bad records, and warnings about shards that have lost records.
+    """Return the training index, the validation index, the limit on bad records, and warnings about lost records.
 
-    The second index is None if there are no validation shards. Raise DataError if there are no training records.
+    The validation index is None if there are no validation shards. Raise DataError if there are no training records.
     """
     tolerance = Tolerance(request.skip_bad)
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):
         shards = f"{len(train)} training shard{'s' * (len(train) > 1)}"
         raise DataError(f"data set {name}: no records in the {shards} in {folder}; convert or copy the data again")
-    # Needed even with --no-validation: a run records size and digest of both splits, and compares them with other
-    # instances, when it is resumed, and in later validations.
+    # The validation index is needed even with --no-validation. A run records the size and digest of both splits, and
+    # compares them between instances, when the run is resumed, and in later validations.
     held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
     counts = index.counts() | (held_out.counts() if held_out else {})
     return index, held_out, tolerance, conversion_info.check(train[0].parent, counts, bool(request.skip_bad))
 
 
 class PhotoSource:
-    """A data set of photos. `missing`: the error if there are no validation images. `tolerance`: the limit on bad
-    records, for both splits together."""
+    """A data set of photos.
+
+    `missing` is the error message if there are no validation images. `tolerance` limits the number of bad records in both
+    splits together.
+    """
 
     def __init__(
         self, spec: DataSpec, train: Records, validation: Records | None, missing: str, tolerance: Tolerance
@@ -69,7 +72,7 @@ class PhotoSource:
         return source
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
-        """Return the stages of training: read, decode, augment, batch; or validation as a single stage."""
+        """Return the training stages read, decode, augment and batch, or validation as a single stage."""
         from Datasets.pipeline import photo_stream
 
         if not training:
@@ -77,19 +80,19 @@ class PhotoSource:
         return photo_stream.stages(self._train, request, self.spec.labels, self.tolerance)
 
     def validation_name(self, record: int) -> str:
-        """Return the image file of a validation record, or its shard and number."""
+        """Return the image file of a validation record, or the record's shard and number if the file is unknown."""
         return self._validation.image_file(record)
 
     def digest(self) -> str:
-        """Return a digest of some records, to compare the data with another host's."""
+        """Return a digest of some records, to compare the data with the data on another host."""
         return digest((len(split), split.payload) for split in (self._train, self._validation) if split is not None)
 
     def validation_digest(self) -> str | None:
-        """Return a digest of some validation records; None if there are none."""
+        """Return a digest of some validation records; None if there are no validation records."""
         return digest([(len(self._validation), self._validation.payload)]) if self._validation else None
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Normalise, unless the stream has done it."""
+        """Normalise the images, unless the stream has already done so."""
         from Datasets.pipeline import normalisation
 
         return normalisation.normalised_on_device(image, request)

@@ -1,9 +1,9 @@
-"""The tables of all data set plug-ins, by data set.
+"""The merged tables of all data set plug-ins. Each table has a row per data set.
 
-`DATASETS`: functions from an `OpenRequest` to a `DataSource`.
-`SPECS`: the `DataSpec` with the published sizes.
-`CLASS_NAMES`: functions from an `OpenRequest` to the class names.
-`BINARY_FILES`: `BinaryFiles`, checked by Datasets.verify.
+* `DATASETS` has functions from an `OpenRequest` to a `DataSource`.
+* `SPECS` has descriptions (`DataSpec`) with the published sizes.
+* `CLASS_NAMES` has functions from an `OpenRequest` to the class names.
+* `BINARY_FILES` has the `BinaryFiles` that Datasets.verify checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from Datasets._spec import DataSpec
 
 
 def table(name: str) -> dict[str, Any]:
-    """Return a table by data set, merged from all plug-ins that have it."""
+    """Return the table `name`, merged from all plug-ins that define it."""
     rows: dict[str, Any] = {}
     for plugin in plugins.names("Datasets"):
         rows |= getattr(plugins.load("Datasets", plugin), name, {})

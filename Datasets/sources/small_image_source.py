@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class BinarySource:
-    """A data set of fixed-length records, whose sizes are counted from the files. `missing`: the error if there are no
-    validation images."""
+    """A data set of fixed-length records, which are counted in the files.
+
+    `missing` is the error message if there are no validation images.
+    """
 
     def __init__(
         self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: RecordLayout, missing: str = ""
@@ -55,9 +57,9 @@ class BinarySource:
         return whole_stream(self, request, training)
 
     def digest(self) -> str:
-        """Return a digest of all records, to compare the data with another host's or with those of a resumed run.
+        """Return a digest of all records, to compare the data with those of another host or of a resumed run.
 
-        These files have no checksums, so nothing else would detect a change.
+        The files have no checksums, so only this digest detects a change.
         """
         return hashlib.blake2b("".join(self._digests).encode(), digest_size=16).hexdigest()
 
@@ -66,11 +68,11 @@ class BinarySource:
 
     @cached_property
     def _digests(self) -> tuple[str, str]:
-        """Return the digests of training and validation records; cached, because resuming needs them several times."""
+        """Return the digests of training and validation records. Resuming needs them several times."""
         return records_digest(self._train), records_digest(self._validation)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Return float32 [n, side, side, 3]. Standardise uint8 images here; without `moments`, as uncropped images.
+        """Return float32 [n, side, side, 3]. Standardise uint8 images; without `moments`, they were not cropped.
 
         Float images were standardised on the host, before padding and cropping.
         """

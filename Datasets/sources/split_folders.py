@@ -1,7 +1,7 @@
 """Find the training and validation folders in a tree of images, by structure and by name.
 
-A split is a folder with class folders in it and a word for a split in its name, such as Training, test_set or
-images-val. If a folder has only one folder of folders, the search continues there.
+A split is a folder that contains class folders and whose name contains a word for a split, such as Training, test_set or
+images-val. If a folder contains only one folder of folders, the search continues in that folder.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ CLASSES_HINT = "if these are classes, set --train-dir to the folder around them"
 
 @dataclass(frozen=True)
 class Splits:
-    """The split folders, whose folders are the classes.
+    """The folders of the splits. Each contains one folder per class.
 
-    `apart`: a folder that is not a training class even if it is next to them. `notes`: log lines about other folders.
+    `apart` is a folder that is not a training class, even if it is next to the class folders. `notes` are log lines about
+    other folders.
     """
 
     train: Path
@@ -38,13 +39,13 @@ class Splits:
 
 
 def find(top: Path, train: Path | None = None, validation: Path | None = None) -> Splits:
-    """Return the splits of a tree; `train` and `validation` may be given.
+    """Return the splits of a tree. `train` and `validation` are the folders given by the user, if any.
 
-    Raise DataError if a folder may be either a class or a split.
+    Raise DataError if it is unclear whether a folder is a class or a split.
     """
     if train and validation and train.resolve() == validation.resolve():
         raise DataError(
-            f"--train-dir and --validation-dir are both {train}, but validation needs other images; leave one out"
+            f"--train-dir and --validation-dir are both {train}, but validation needs other images; leave out one option"
         )
     if train:
         return Splits(train, validation, validation)
@@ -61,7 +62,7 @@ def find(top: Path, train: Path | None = None, validation: Path | None = None) -
         chosen = by_split[VALIDATION] or by_split[TEST]
         validation = here / _only(chosen, here, "validation") if chosen else None
         if chosen and chosen == by_split[TEST]:
-            notes += (f"validation uses {validation}, because no other folder is named for it",)
+            notes += (f"validation uses {validation}, because no folder is named like a validation set",)
     train = here / _only(by_split[TRAIN], here, "training")
     others = [name for name in by_split[None] if not split_of(name)]
     unused = [name for name in (*by_split[VALIDATION], *by_split[TEST], *others) if here / name != validation]
@@ -82,14 +83,14 @@ def _classes_in(split: Path) -> set[str]:
 
 
 def _entered(top: Path, apart: Path | None) -> tuple[Path, list[str]]:
-    """Return the first folder, from `top` down, that has more than one folder of folders; and its folders with images."""
+    """Return the first folder, from `top` down, that has several folders of folders, and the subfolders with images."""
     here = top
     while True:
         filled = _besides(image_tree.filled(here), here, apart)
         if len(filled) != 1 or image_tree.has_loose(here) or not image_tree.filled(here / filled[0]):
             return here, filled
         if split_of(filled[0]) in (VALIDATION, TEST):
-            raise DataError(f"{here} has images only in {filled[0]}, so none for training; {SPLITS_HINT}")
+            raise DataError(f"{here} has images only in {filled[0]}, so there are none for training; {SPLITS_HINT}")
         here /= filled[0]
 
 
@@ -102,7 +103,7 @@ def _same_inside(split: Path) -> Path:
 
 
 def _besides(folders: list[str], here: Path, apart: Path | None) -> list[str]:
-    """Return the folders in `here` without `apart`, and without parents of it if others remain."""
+    """Return the folders in `here` except `apart`, and except the parents of `apart` if other folders remain."""
     if apart is None:
         return folders
     real = apart.resolve()
@@ -117,9 +118,9 @@ def _only(names: list[str], here: Path, purpose: str) -> str:
 
 
 def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str | None, list[str]]) -> None:
-    """Raise DataError if folders that would be classes have splits in them or look like splits.
+    """Raise DataError if folders that would be classes contain splits or look like splits.
 
-    `inner`: the folders with images in each.
+    `inner` maps each folder to its subfolders with images.
     """
     for name, below in inner.items():
         splits = {split_of(each) for each in below} - {None}
@@ -146,5 +147,5 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
 
 
 def listed(names: list[str] | tuple[str, ...]) -> str:
-    """Return the first five names, and the number of the others."""
+    """Return the first five names, and the number of further names, as text."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
