@@ -1,8 +1,8 @@
 """Layers for inference with fused operations, which return the same bits as separate operations.
 
 One native kernel (emulator/native/conv_norm.cc) computes a gate or mean, the pointwise or depthwise convolution after it,
-the batch norm or bias, and the activation. Layers are built one by one. A fused operation replaces the operations that were
-built before, whose results nothing reads then.
+the batch norm or bias, and the activation. Layers are built one by one, so operations before a fused operation already
+exist. TensorFlow does not run these operations, because nothing reads their results.
 """
 
 from __future__ import annotations

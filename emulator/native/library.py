@@ -123,11 +123,7 @@ def _loaded(library: Path) -> ModuleType | None:
 
     try:
         return tf.load_op_library(str(library))
-    except (
-        tf.errors.OpError,
-        OSError,
-        RuntimeError,
-    ) as error:  # the library may be damaged or built for another TensorFlow.
+    except (tf.errors.OpError, OSError, RuntimeError) as error:  # damaged, or built for another TensorFlow.
         advice = f"delete it and run make kernels, or set {SWITCH}=0"
         raise OSError(f"{library} cannot be loaded ({error}): {advice}") from None
 

@@ -162,9 +162,8 @@ class HostStep:
         with tf.device(training.plan.stage_devices[0]):
             gradients = self._all_reduce_gradients(local_results)
             totals = group.all_reduce_bucket(others)
-        with tf.control_dependencies(
-            [*gradients.values(), *totals.values()]
-        ):  # variables must not change before all sums have succeeded.
+        # Variables must not change before all sums have succeeded.
+        with tf.control_dependencies([*gradients.values(), *totals.values()]):
             stop_requests, instance_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
             requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
         reduced = {name: total / group.size for name, total in totals.items() if name not in maxima}
