@@ -18,8 +18,8 @@ MUCH_LOST = 0.1  # A layer may lose this share of its gradients: runs that lose 
 
 
 class Diverged(FloatingPointError):
-    """The loss or the weights are not finite. `suggested` are options that may help; without any, halve the learning
-    rate."""
+    """The loss or the weights are not finite. `suggested` are options that may help; without
+    any, a lower learning rate may help."""
 
     def __init__(self, message: str, suggested: list[str]) -> None:
         super().__init__(message)
