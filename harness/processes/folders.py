@@ -30,8 +30,8 @@ from harness.processes.team import Team
 from harness.run.recorded_arguments import RUN_ID
 from harness.run.run import Run
 
-Config = dict[str, Any]  # an instance's run name, --name-suffix, --log-dir and --logs-path
-_RANDOM = 3  # random characters at the end of a directory name
+Config = dict[str, Any]  # The keys are an instance's run name, name_suffix, log_dir and logs_path.
+_RANDOM = 3  # The number of random characters at the end of a directory name.
 
 
 class FolderError(WrongInput):
@@ -53,9 +53,8 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool, r
         check_no_run(folder, restart)
         folder.mkdir(parents=True, exist_ok=True)
         if restart and (folder / ARGUMENTS[0]).exists():
-            with locks.lock_folder(
-                folder
-            ):  # Lock before the check, because another process may save a checkpoint meanwhile.
+            # Lock before the check, because another process may save a checkpoint meanwhile.
+            with locks.lock_folder(folder):
                 for file in ("log.txt", *TABLES, *REPLACED) if unsaved_run(folder) else ():
                     (folder / file).unlink(missing_ok=True)
         return folder

@@ -59,7 +59,7 @@ _SESSION_BASES = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir
 class Topology:
     """The placement of the instances: `hosts` and `ports` contain the host and the listening port of every instance."""
 
-    replicas: int  # in all instances together
+    replicas: int  # The total number of replicas of all instances.
     ipus_per_replica: int
     hosts: tuple[str, ...]
     ports: tuple[int, ...]
@@ -244,9 +244,8 @@ class _Children:
         """Wait until all child processes have ended. If one fails, end the other ones after a few seconds."""
         deadline, escalation = math.inf, [signal.SIGTERM, signal.SIGKILL]
         while self._running():
-            if (
-                self._received and len(escalation) > 1
-            ):  # The children may be saving after the forwarded signal: skip SIGTERM.
+            # After a forwarded signal, the children may be saving, so skip SIGTERM.
+            if self._received and len(escalation) > 1:
                 deadline, escalation = math.inf, escalation[1:]
             if (self._failure or self._reported) and deadline == math.inf:
                 deadline = time.monotonic() + (orphans.GRACE if self._received or self._reported else _GRACE)

@@ -199,7 +199,7 @@ class Team:
             time.sleep(0.05 if waiting else 0)
 
     def _status(self, instance: int) -> dict[str, Any]:
-        """Return the status that an instance has set, or {} if the text is invalid: another program may have set it."""
+        """Return the status that an instance has set, or {} if another program has set an invalid text."""
         try:
             status = json_value(self.group.status_of(instance) or "{}")
         except ValueError:
@@ -207,7 +207,7 @@ class Team:
         return status if isinstance(status, dict) else {}
 
     def _wait_for_refusal(self, instance: int, own: Mapping[str, Any]) -> None:
-        """Wait until the rejected `instance` has rejected this one too, or has ended. Until then it needs this status."""
+        """Wait until `instance` has rejected this instance too, or has ended. Until then, it reads this instance's status."""
         self.group.set_status(json.dumps({**own, "refused": instance}))
         end = time.monotonic() + min(_STATUS_SECONDS, self._timeout)
         while time.monotonic() < end:
@@ -295,9 +295,8 @@ class Team:
         worker.start()
         worker.join(0.2 * self._timeout)
         print(f"{self._prog}: {f'stopped by {stop}' if stop else f'error: {message}'}", file=sys.stderr, flush=True)
-        time.sleep(
-            min(2.0, 0.05 * self._timeout)
-        )  # Other instances must notice the lost instance before they miss this one.
+        # Other instances must notice the lost instance before they miss this one, so wait before this process ends.
+        time.sleep(min(2.0, 0.05 * self._timeout))
         sys.stdout.flush()
         os._exit(128 + stop.number if stop else 1)
 
