@@ -207,7 +207,7 @@ class Team:
         return status if isinstance(status, dict) else {}
 
     def _wait_for_refusal(self, instance: int, own: Mapping[str, Any]) -> None:
-        """Wait until `instance` has rejected this instance too, or has ended. Until then, it reads this instance's status."""
+        """Wait until `instance` has rejected this instance too, or has ended. Until then it reads this one's status."""
         self.group.set_status(json.dumps({**own, "refused": instance}))
         end = time.monotonic() + min(_STATUS_SECONDS, self._timeout)
         while time.monotonic() < end:
