@@ -1,7 +1,8 @@
-"""A worker process that runs Keras on random images: `fit` for training, a compiled call for inference.
+"""Worker process of benchmarks/peers.py that runs Keras on random images: `fit` for training, a compiled call for inference.
 
-benchmarks/peers.py starts it: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. It
-describes itself when it is ready, and answers each line of standard input with a round of UPDATES batches.
+Call: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. SIDE is the height and width of an
+image. When the worker is ready, it prints its version. For each line of standard input, it runs UPDATES batches and prints
+the speed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LAYERS = keras.layers
 
 
 def resnet14() -> keras.Model:
-    """Return the quickstart's network: three stages of two basic units. Shortcuts pool and add zero channels."""
+    """Return the network of configuration quickstart: three stages of two basic units. Shortcuts pool and add zero
+    channels."""
 
     def unit(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTensor:
         y = LAYERS.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
@@ -48,7 +50,7 @@ NETWORKS = {"efficientnet_b0": "EfficientNetB0", "efficientnet_b2": "EfficientNe
 
 
 def main() -> None:
-    """Build the network and serve rounds."""
+    """Build the network and run the requested rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=[*NETWORKS, "resnet14"])
     parser.add_argument("side", type=command_line.int_between(1))
@@ -77,7 +79,7 @@ def main() -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(1e-4, 0.9), loss, jit_compile=asked.jit)
         data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(asked.batch).prefetch(2)
-        # The autotuning thread sleeps for 10, 20, 40 ... 640 ms, and the end of an epoch waits until it wakes.
+        # tf.data's autotuning thread sleeps for up to 640 ms, and the end of an epoch would wait until it wakes.
         steady = tf.data.Options()
         steady.autotune.enabled = False
         data = data.with_options(steady)

@@ -1,7 +1,7 @@
-"""Measure ways of running in turn, so that other load on the machine affects all of them alike.
+"""Compare the speeds of several ways to train. The ways take turns, so that other load on the machine affects all alike.
 
-Each way has its own process and runs one round after a round of the other. Quote the median of the ratios of neighbouring
-rounds."""
+Each way has its own process, and the processes run their rounds one after another. Quote the median of the speed ratios of
+neighbouring rounds."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from typing import Any
 from base.process import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
-_SPINNING = 0.5  # seconds; OpenMP threads spin for 0.2 s before they sleep
+_SPINNING = 0.5  # pause between rounds in seconds, because OpenMP threads spin for 0.2 s before they sleep
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one way of running."""
+    """The measurements of one way to train."""
 
-    speeds: tuple[float, ...]  # samples per second of each round
-    peak: float  # peak memory of the process in MB
+    speeds: tuple[float, ...]  # images per second in each round.
+    peak: float  # peak memory of the process in MB.
     built: float  # seconds until the program was ready
-    alive: float = 0.0  # peak MB of live tensors in one weight update; 0: not measured
+    alive: float = 0.0  # peak MB of live tensors in one weight update; 0 if not measured
 
 
 def ours(words: Sequence[str], updates: int = 1, inference: bool = False) -> list[str]:
-    """Return the command of a worker whose round is `updates` weight updates of train.py with these options, or as many
-    micro-batches of inference."""
+    """Return the command of a worker that runs this harness with these options of train.py. Each round has `updates` weight
+    updates, or `updates` micro-batches of inference."""
     mode = ["--inference"] if inference else []
     return [sys.executable, str(Path(__file__).with_name("_worker.py")), *mode, str(updates), *words]
 
@@ -47,7 +47,7 @@ class Worker:
     """A process that runs one round at a time."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        """Start the process. `environ` is added to the environment."""
+        """Start the process with these additional environment variables."""
         environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = subprocess.Popen(
             command,
@@ -62,27 +62,27 @@ class Worker:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """Return the worker's description of itself, sent as soon as it is ready."""
+        """Wait until the worker is ready, and return the values that it then sends, such as its version."""
         return self._answer()
 
     @property
     def built(self) -> float:
-        """Return the seconds that building the program took."""
+        """Return how many seconds it took to build the program."""
         return self.about["built"]
 
     def round(self) -> float:
-        """Run a round after the previous worker's threads have stopped spinning. Return its samples per second."""
+        """Wait until the threads of the previous worker sleep, run a round, and return its images per second."""
         time.sleep(_SPINNING)
         self.begin_round()
         return self.end_round()
 
     def begin_round(self) -> None:
-        """Start a round without waiting, so that several workers run at once."""
+        """Start a round without waiting for its end, so that several workers can run at once."""
         assert self.about
         self._ask("round")
 
     def end_round(self) -> float:
-        """Return the round's samples per second."""
+        """Wait for the end of the round, and return its images per second."""
         return self._answer()["speed"]
 
     def alive(self) -> float:
@@ -96,7 +96,7 @@ class Worker:
         return self._answer()["peak"]
 
     def close(self) -> None:
-        """Tell the worker that there are no more rounds."""
+        """Close the worker's standard input, so that the worker ends."""
         self._process.stdin.close()
 
     def end(self) -> None:
@@ -111,15 +111,16 @@ class Worker:
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"A worker ended without an answer: {' '.join(self._command)}")
+            raise SystemExit(f"A worker process ended unexpectedly. Run it to see its error: {' '.join(self._command)}")
         return json.loads(line)
 
 
 class Instances:
-    """Workers that train together, one for each address of the cluster."""
+    """Workers that train one network together, one worker for each address."""
 
     def __init__(self, words: Sequence[str], updates: int, addresses: Sequence[str], prefixes: Sequence[Sequence[str]] = ()):
-        """Start one worker for each address. `prefixes` are put before their commands, to place them."""
+        """Start one worker for each address. `prefixes`, one for each worker, are put before the commands, such as
+        `taskset`."""
         command = ours([*words, "--distributed"], updates)
         self._workers = [
             Worker(
@@ -130,13 +131,13 @@ class Instances:
         ]
 
     def round(self) -> float:
-        """Run a round of all workers at once. Return the samples per second of the slowest."""
+        """Run a round of all workers at once. Return the images per second of the slowest worker."""
         for worker in self._workers:
             worker.begin_round()
         return min(worker.end_round() for worker in self._workers)
 
     def end(self) -> None:
-        """End all of them."""
+        """End all workers."""
         for worker in self._workers:
             worker.close()
         for worker in self._workers:
@@ -144,7 +145,8 @@ class Instances:
 
 
 def turns(ways: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """Return the results of each way in `rounds` rounds. The ways take turns, in alternating order."""
+    """Call each way once in each of `rounds` rounds, and return the results of each way. The order alternates between
+    rounds."""
     found: list[list[float]] = [[] for _ in ways]
     for i in range(rounds):
         for which in range(len(ways))[:: 1 if i % 2 == 0 else -1]:
@@ -153,7 +155,7 @@ def turns(ways: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]
 
 
 def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measured, Measured]:
-    """Measure two ways in `rounds` rounds, after a first round that does not count."""
+    """Measure two ways to train in `rounds` rounds, after a first round that does not count."""
     workers = Worker(ours(one)), Worker(ours(other))
     for worker in workers:
         worker.round()
@@ -165,10 +167,10 @@ def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measure
 
 
 def alone(words: Sequence[str], rounds: int = 2) -> Measured:
-    """Measure one way by itself, including its memory."""
+    """Measure one way to train by itself, including its memory."""
     worker = Worker(ours(words))
     speeds = tuple(worker.round() for _ in range(rounds))
-    peak = worker.peak()  # before recording, which takes memory too
+    peak = worker.peak()  # read it first, because recording live tensors takes memory, too
     alive = worker.alive()
     worker.end()
     return Measured(speeds, peak, worker.built, alive)
@@ -180,10 +182,11 @@ def spread(values: Sequence[float]) -> str:
 
 
 def arguments(description: str, rounds: int = 0, words: bool = False, **counts: int) -> argparse.Namespace:
-    """Read the command line of a benchmark and print the machine. `rounds` and `counts` are defaults of options."""
+    """Read the command line of a benchmark and print the machine. `rounds` and `counts` name numeric options and give their
+    defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if words:
-        parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+        parser.add_argument("words", nargs="*", help="measure only rows whose name contains all these words")
     for name, default in ({**({"rounds": rounds} if rounds else {}), **counts}).items():
         parser.add_argument(f"--{name}", type=command_line.int_between(1), default=default)
     asked = parser.parse_args()
@@ -192,7 +195,7 @@ def arguments(description: str, rounds: int = 0, words: bool = False, **counts: 
 
 
 def machine() -> str:
-    """Return a description of this machine."""
+    """Return a description of this machine and of its software."""
     names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""The worker's side of the protocol of benchmarks/_paired.py: describe yourself, then answer each line of standard input."""
+"""Worker side of the protocol of benchmarks/_paired.py: print a description, then answer each line of standard input."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 def serve(
     work: Callable[[], object], samples: int, also: Mapping[str, Callable[[], float]] | None = None, **about: object
 ) -> None:
-    """Print `about`, then answer until standard input ends.
+    """Print `about`, then answer lines of standard input until it ends.
 
-    The answer to `peak` is the peak memory of the process in MB. The answer to a name in `also` is its result.
-    Any other line runs `work` once and gets the samples per second.
+    The answer to the line `peak` is the peak memory of the process in MB. For a name in `also`, its function is called, and
+    the answer is the result. For any other line, `work` is called, and the answer is its speed in images per second.
     """
     _say(**about)
     asked = {"peak": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **(also or {})}

@@ -1,4 +1,4 @@
-"""The comparison with Keras and PyTorch in docs/measured.md: its tables and its chart, from the files of results."""
+"""Write the comparison with Keras and PyTorch in docs/measured.md: the tables and the chart, from the files of results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
 
 
 def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return the newest result of each row for each machine. `files` are ordered by day."""
+    """Return the newest result of each row for each machine. `files` must be ordered by day."""
     machines: dict[str, dict[str, Mapping[str, Any]]] = {}
     for path in files:
         run = json.loads(path.read_text(encoding="utf-8"))
@@ -42,8 +42,8 @@ def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any
 
 
 def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[float, float, float, str] | None:
-    """Compare one of our ways with the fastest way of a library. Return median, least and largest ratio of the rounds, and
-    the name of that way; None if the library was not measured."""
+    """Compare the speed of our way `own` with the fastest way of another library. Return the median, least and largest ratio
+    of the rounds, and the name of the fastest way; None if the library was not measured."""
     ways = {name: speeds for name, speeds in result["speeds"].items() if name.startswith(family)}
     if not ways:
         return None
@@ -53,7 +53,7 @@ def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[
 
 
 def _table(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a table for each machine, with a line for each of our ways of each row."""
+    """Yield a table for each machine. Each row of the comparison has a line for each of our ways."""
     for machine, results in machines.items():
         days = sorted({result["day"] for result in results.values()})
         yield from (f"{machine}, {' and '.join(days)}:", "")
@@ -68,7 +68,7 @@ def _table(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequen
 
 
 def _line(result: Mapping[str, Any], name: str, own: str) -> Iterator[str]:
-    """Yield the line of our way `own`, if it was measured."""
+    """Yield the table line of our way `own`, if it was measured."""
     if own in result["speeds"]:
         compared = [against(result, family, own) for family in FAMILIES]
         cells = [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–" for ratio in compared]
@@ -77,7 +77,7 @@ def _line(result: Mapping[str, Any], name: str, own: str) -> Iterator[str]:
 
 
 def _share(result: Mapping[str, Any], own: str) -> str:
-    """Return the rate of an update's multiply-adds as a share of the machine's rate for matrix products."""
+    """Return the training speed in operations per second, as a share of the machine's speed in matrix products."""
     if not result["multiply_adds"]:
         return "–"
     rate = 6 * result["multiply_adds"] * statistics.median(result["speeds"][own])
@@ -85,7 +85,7 @@ def _share(result: Mapping[str, Any], own: str) -> str:
 
 
 def _picture(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequence[Row]) -> str:
-    """Draw a panel for each machine, with a row for each task and a dot for each library."""
+    """Draw a panel for each machine. Each task has a row, and each library a dot."""
     panels = []
     for machine, results in machines.items():
         shown = [row for row in rows if row.name in results]

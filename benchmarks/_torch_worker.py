@@ -1,8 +1,8 @@
-"""A worker process that runs PyTorch with the networks of timm on random images.
+"""Worker process of benchmarks/peers.py that runs PyTorch with the networks of timm on random images.
 
-benchmarks/peers.py starts it: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last]
-[--compile] [--inference]. --last stores channels last, --compile uses torch.compile. The worker describes itself when it is
-ready, and answers each line of standard input with a round of UPDATES updates (or batches of inference).
+Call: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last] [--compile] [--inference]. SIDE is
+the height and width of an image. When the worker is ready, it prints its version. For each line of standard input, it runs
+UPDATES weight updates, or as many inference batches, and prints the speed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def group16(norm: type[nn.Module] | partial) -> nn.Module:
 
 
 class Unit(nn.Module):
-    """A basic unit of the quickstart's network. Its shortcut pools and adds zero channels."""
+    """A basic unit of the network of configuration quickstart. The shortcut pools and adds zero channels."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Unit(nn.Module):
 
 
 def resnet14() -> nn.Module:
-    """Return the quickstart's network."""
+    """Return the network of configuration quickstart."""
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     channels = 16
     for filters, stride in ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1)):
@@ -79,13 +79,13 @@ OWN = {
 
 
 def main() -> None:
-    """Build the network and serve rounds."""
+    """Build the network and run the requested rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", help=f"{', '.join(OWN)}, or a network of timm")
     for name in ("side", "batch", "updates", "accumulation"):
         parser.add_argument(name, type=command_line.int_between(1))
-    for flag in ("--last", "--compile", "--inference"):
-        parser.add_argument(flag, action="store_true")
+    for flag, meaning in (("--last", "store channels last"), ("--compile", "use torch.compile"), ("--inference", None)):
+        parser.add_argument(flag, action="store_true", help=meaning)
     asked = parser.parse_args()
     torch.manual_seed(0)
     model = OWN[asked.network]() if asked.network in OWN else timm.create_model(asked.network)

@@ -1,7 +1,7 @@
-"""A worker process that runs this harness: it builds a training program and runs one host step in each round.
+"""Worker process of the benchmarks that runs this harness.
 
-The benchmarks start it: python benchmarks/_worker.py [--inference] UPDATES OPTION... with options of train.py. With
---inference, a round is UPDATES micro-batches in a frozen program.
+Call: python benchmarks/_worker.py [--inference] UPDATES OPTION... with options of train.py. In each round, the worker trains
+for UPDATES weight updates. With --inference, it runs UPDATES micro-batches in a frozen program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.run.run import Run
 
 
 def main(updates: int, words: list[str]) -> None:
-    """Serve rounds of `updates` weight updates. `words` are options of train.py."""
+    """Run the requested rounds of `updates` weight updates. `words` are options of train.py."""
     run = prepare(cli.parse(words, "train", environ={}).options, os.environ)
     with Team(run.cluster, 600) as team:
         team.rendezvous(run)
@@ -50,7 +50,7 @@ def _answer(run: Run, team: Team, updates: int) -> None:
 
 
 def infer(batches: int, words: list[str]) -> None:
-    """Serve rounds of `batches` micro-batches of inference, one after another."""
+    """Run the requested rounds of `batches` micro-batches of inference, one after another."""
     run = prepare(cli.parse(words, "inference_embedded", environ={}).options, os.environ, training=False)
     tf_runtime.import_tensorflow()
     from harness.programs.build import frozen_program, validation_batches_uint8
@@ -67,14 +67,14 @@ def infer(batches: int, words: list[str]) -> None:
 
 
 def version() -> str:
-    """Return the names and versions of the software that computes."""
+    """Return the names and versions of this harness and TensorFlow."""
     return f"this harness, TensorFlow {versions.installed('tensorflow')}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inference", action="store_true", help="run micro-batches of inference instead of updates")
-    parser.add_argument("updates", type=command_line.int_between(1), help="weight updates in a round")
+    parser.add_argument("--inference", action="store_true", help="run micro-batches of inference instead of weight updates")
+    parser.add_argument("updates", type=command_line.int_between(1), help="number of weight updates in a round")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="options of train.py")
     asked = parser.parse_args()
     infer(asked.updates, asked.words) if asked.inference else main(asked.updates, asked.words)

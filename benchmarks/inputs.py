@@ -1,11 +1,11 @@
-"""Measure the input pipeline at 224 px on JPEGs, and how long training waits for a checkpoint.
+"""Measure the input pipeline on JPEGs at 224 px, and how long training waits for a checkpoint.
 
-The pipeline is compared with TensorFlow's bare kernels, and with PIL in worker processes. The second epoch, from memory,
-is compared with the first, from a slow disk.
+The pipeline is compared with TensorFlow's own operations, and with PIL in worker processes. With a slow disk, the second
+epoch, which reads from memory, is compared with the first.
 
 python benchmarks/inputs.py [--rounds 7] [--images 512]
 
-The loaders take turns in this process. Ratios are of neighbouring rounds.
+The pipelines take turns in this process. Each ratio compares two neighbouring rounds.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ Loader = Iterator[int]  # yields the number of images in each batch
 
 
 def ours(folder: Path, **changes: object) -> Loader:
-    """Return the training stream of this harness."""
+    """Return the training pipeline of this harness."""
     source = open_imagenet(OpenRequest(str(folder), {}))
     request = ReadRequest(**({"batch_size": BATCH, "image_size": SIDE, "seed": 1} | changes))
     return _batches(lambda: source.train(request))
 
 
 def bare(folder: Path) -> Loader:
-    """Return a stream of TensorFlow's own operations on as many threads, without checksums and keyed random draws."""
+    """Return a pipeline of TensorFlow's own operations on as many threads. Checksums are not checked, and random draws are
+    not reproducible."""
     files = sorted(str(file) for file in folder.glob("train-*"))
     features = {"image/encoded": tf.FixedLenFeature([], tf.string), "image/class/label": tf.FixedLenFeature([], tf.int64)}
 
@@ -68,7 +69,7 @@ def bare(folder: Path) -> Loader:
 
 
 def pil(folder: Path) -> Loader:
-    """Yield batches of worker processes that decode, crop, resize and mirror with PIL and normalise with numpy."""
+    """Yield batches from worker processes, which decode, crop, resize and mirror with PIL and normalise with numpy."""
     index = RecordIndex(sorted(folder.glob("train-*")))
     encoded = [
         tf.train.Example.FromString(index.payload(k)).features.feature["image/encoded"].bytes_list.value[0]
@@ -116,7 +117,7 @@ def _batches(stream: Callable[[], tf.data.Dataset]) -> Loader:
     with graph.as_default():
         iterator = tf.data.make_initializable_iterator(stream())
         fetch = tf.group(*tf.nest.flatten(iterator.get_next()))
-    session = tf.Session(graph=graph)  # never the default one: loaders take turns
+    session = tf.Session(graph=graph)  # no `with`: a default session would serve the other pipeline, too
     session.run(iterator.initializer)
     try:
         while True:
@@ -127,7 +128,7 @@ def _batches(stream: Callable[[], tf.data.Dataset]) -> Loader:
 
 
 def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, least: float) -> None:
-    """Print the speed of `other` relative to `one`."""
+    """Print the speed of `other` divided by the speed of `one`. `least` is the ratio that we require."""
     for loader in (one, other):
         _speed(loader, seconds)
     speeds = _paired.turns([partial(_speed, loader, seconds) for loader in (one, other)], rounds)
@@ -146,7 +147,7 @@ def _speed(loader: Loader, seconds: float) -> float:
 
 
 def slow_disk(folder: Path, rounds: int) -> None:
-    """Compare two epochs if every read waits 5 ms: the first reads the disk, the second has the records in memory."""
+    """Let every read from disk take 5 ms more, and compare the second epoch, which reads from memory, with the first."""
     source = open_imagenet(OpenRequest(str(folder), {}))
     read, size = RecordIndex._stored, source.spec.train_images // BATCH * BATCH
 
@@ -170,7 +171,7 @@ def slow_disk(folder: Path, rounds: int) -> None:
 
 
 def saving(rounds: int) -> None:
-    """Print how long training waits for a checkpoint of ResNet-50 with momentum in 32.32, and when it is on the disk."""
+    """Print how long training waits for a checkpoint of ResNet-50 with momentum in FP32, and when it is on disk."""
     from harness.checkpoints import write
     from harness.checkpoints.checkpoint import Checkpoint
     from harness.checkpoints.write import Writer
@@ -185,7 +186,7 @@ def saving(rounds: int) -> None:
         for k in range(rounds):
             started = time.perf_counter()
             values = program.values()
-            writer.submit(lambda: write.save_numbered(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - finished in this round
+            writer.submit(lambda: write.save_numbered(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - called before the next round
             stalls.append(time.perf_counter() - started)
             writer.wait_until_finished()
             whole.append(time.perf_counter() - started)
@@ -201,7 +202,7 @@ def main() -> None:
         writer = Path(__file__).resolve().parent.parent / "test" / "helpers" / "photos.py"
         words = ["--train", str(asked.images), "--validation", "0"]
         subprocess.run([sys.executable, str(writer), made, *words], check=True)
-        pil_loader = pil(folder)  # fork its processes before TensorFlow starts threads here
+        pil_loader = pil(folder)  # it must fork its processes before TensorFlow starts threads in this process
         next(pil_loader)
         compare("our stream over a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
         compare("our stream over TensorFlow's bare kernels", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)

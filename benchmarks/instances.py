@@ -1,6 +1,6 @@
-"""Measure what several processes cost: two instances with one replica each, compared with one instance with two replicas.
+"""Compare training in two processes (instances) of one replica each with training in one process of two replicas.
 
-Speed, bytes sent for each update, and start-up time are measured.
+The benchmark measures the speed, the bytes sent for each weight update, and the start-up time.
 
 python benchmarks/instances.py [--rounds 9]
 """
@@ -22,7 +22,7 @@ from harness.run.resolve import prepare
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm"
 RN8 = "--model-size 8 --dataset cifar-10 --synthetic-data --batch-norm --batch-size 32"
-ROWS = {  # name -> options, weight updates in a round
+ROWS = {  # name: (options of train.py, number of weight updates in a round)
     "EfficientNet-B0 G16, group norm, 224 px, accumulation 8": (f"{B0} --batch-size 4 --gradient-accumulation-count 8", 1),
     "ResNet-50, group norm, 224 px, accumulation 4": (f"{RN50} --batch-size 4 --gradient-accumulation-count 4", 1),
     "ResNet-8 on CIFAR, micro-batch 32, no accumulation": (RN8, 40),
@@ -33,7 +33,7 @@ STARTS = 3
 
 
 def two_instances(words: list[str], updates: int) -> _paired.Instances:
-    """Start two instances that train together, on free ports."""
+    """Start two instances that train one network together, on free ports."""
     return _paired.Instances(words, updates, [f"localhost:{port}" for port in launch.free_ports(2)])
 
 
@@ -44,8 +44,8 @@ def received() -> int:
 
 
 def speed(rounds: int) -> None:
-    """Print images per second, and the bytes of an update relative to the optimum of a ring: each of n instances sends
-    2 (n - 1) / n times the gradients."""
+    """Print the images per second and the bytes sent for an update. Compare the bytes with the optimum of a ring, in which
+    each of n instances sends 2 (n - 1) / n times the bytes of the gradients."""
     print(f"{'what':<58} {'speed-up over one':<22} {'img/s':>15} {'MB an update':>13} {'of the optimum':>15}")
     for name, (options, updates) in ROWS.items():
         words = [*COMMON.split(), *options.split()]
@@ -71,7 +71,7 @@ def speed(rounds: int) -> None:
 
 
 def starts() -> None:
-    """Print the seconds from starting the processes to the first update."""
+    """Print the seconds from the start of the processes to the first update."""
     words = [*COMMON.split(), *RN8.split()]
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(STARTS):

@@ -1,7 +1,7 @@
-"""Measure updates of several hosts over links of several speeds, and compare them with the estimate of docs/distributed.md.
+"""Measure the time of weight updates of several hosts over networks of different speeds.
 
-Each instance runs in a network namespace on a virtual switch, and a token bucket limits what it sends. This needs Linux,
-root, `ip` and `tc`.
+The times are compared with the estimate of docs/distributed.md. Each emulated host has a network namespace on a virtual
+switch, and a token bucket limits its sending rate. The benchmark needs Linux, root, `ip` and `tc`.
 
 python benchmarks/links.py [--instances 4] [--rounds 7]
 """
@@ -26,12 +26,12 @@ from harness.run.resolve import prepare
 
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm --batch-size 4"
 COMMON = "--precision 32.32 --optimiser momentum --seed 1"
-ROWS = {  # name -> options, bytes of one gradient on the link
+ROWS = {  # name: (options of train.py, bytes of one gradient on the network)
     "accumulation 1": ("", 4),
     "accumulation 1, --all-reduce-format fp16": ("--all-reduce-format fp16", 2),
     "accumulation 4": ("--gradient-accumulation-count 4", 4),
 }
-LINKS = (None, 10.0, 1.0)  # gigabits a second
+LINKS = (None, 10.0, 1.0)  # Gbit/s; None for no limit
 PORT = 2222
 
 
@@ -61,16 +61,16 @@ class Switch:
         return f"10.79.0.{number}"
 
     def limit(self, gigabits: float | None) -> None:
-        """Limit what each host sends. None removes the limit."""
+        """Limit the sending rate of each host to `gigabits` per second. None removes the limit."""
         for host in self.hosts:
             subprocess.run(["tc", "-n", host, "qdisc", "del", "dev", "eth0", "root"], stderr=subprocess.DEVNULL, check=False)
-            if gigabits:  # the bucket holds a millisecond of traffic
+            if gigabits:  # the token bucket holds a millisecond of traffic
                 burst = max(int(gigabits * 1e9 / 8 / 1000), 65536 * 2)
                 words = f"-n {host} qdisc add dev eth0 root tbf rate {gigabits:g}gbit burst {burst} latency 50ms"
                 subprocess.run(["tc", *words.split()], check=True)
 
     def remove(self) -> None:
-        """Remove the hosts and the switch, as far as they exist."""
+        """Remove the hosts and the switch. Ignore those that do not exist."""
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(["ip", "link", "del", self._bridge], stderr=subprocess.DEVNULL, check=False)
@@ -92,7 +92,7 @@ def _ip(words: str) -> None:
 
 
 def measure(name: str, switch: Switch, rounds: int) -> None:
-    """Print the rows of one network. The links take turns."""
+    """Print the results of one row for each link speed. The speeds take turns."""
     options, gradient_bytes = ROWS[name]
     words = f"{COMMON} {RN50} {options}".split()
     run = prepare(cli.parse(words, "train", environ={}).options, {})
@@ -107,7 +107,7 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
 
     def of_update(link: float | None) -> float:
         switch.limit(link)
-        return size * run.plan.global_batch / instances.round()  # `run` is only one of the instances
+        return size * run.plan.global_batch / instances.round()  # `run` describes one instance of `size`
 
     seconds = dict(zip(LINKS, _paired.turns([partial(of_update, link) for link in LINKS], rounds)))
     instances.end()
@@ -127,7 +127,7 @@ def main() -> None:
     """Run all measurements."""
     given = _paired.arguments(__doc__, rounds=7, instances=4)
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
-        raise SystemExit("Network namespaces need root and the programs ip and tc (Debian package iproute2)")
+        raise SystemExit("Network namespaces need root and the programs ip and tc; run as root and install iproute2")
     print(f"{given.instances} instances, ResNet-50 with group norm, 224 px, micro-batch 4")
     print(f"{'':<42} Gbit/s formula     free  measured  c + t  at least  efficiency")
     with switched(given.instances) as switch:

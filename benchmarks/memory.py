@@ -1,6 +1,7 @@
-"""Check that accumulation and replicas take no further memory or build time, for EfficientNet-B0 at 224 px.
+"""Measure whether accumulation and replicas take more memory or build time, with EfficientNet-B0 at 224 px.
 
-Memory is the peak of the process and the peak of live tensors, in MB.
+The table shows the peak memory of the process and the peak of live tensors, in MB. The last rows show what recomputation
+saves.
 
 python benchmarks/memory.py
 """
@@ -19,7 +20,7 @@ NETWORK = (
     "--optimiser momentum --seed 1 --fold 1"
 )
 RECOMPUTED = "--enable-recomputation"
-FEW, MANY = 16, 32  # images of a micro-batch; a larger one only adds activations
+FEW, MANY = 16, 32  # images in a micro-batch; a larger micro-batch takes more memory for activations only
 
 
 def alone(batch: int, accumulation: int, more: str = "") -> _paired.Measured:
@@ -33,7 +34,7 @@ def row(name: str, *cells: str) -> str:
 
 
 def change(one: _paired.Measured, other: _paired.Measured, what: str) -> str:
-    """Return a quantity of two measurements as text."""
+    """Return one quantity of two measurements as text."""
     places = 1 if what == "built" else 0
     return f"{getattr(one, what):.{places}f} -> {getattr(other, what):.{places}f}"
 
@@ -56,7 +57,7 @@ def main() -> None:
         for what in ("peak", "alive")
     }
     shares = [again / kept for kept, again in added.values()]
-    verdict = f"{'':15}   {shares[0]:.2f}, {shares[1]:.2f} of it, tensors must be at most 0.50"
+    verdict = f"{'':15}   ratios {shares[0]:.2f}, {shares[1]:.2f}; the ratio of tensors must be at most 0.50"
     print(row("  for one more image", *(f"{a:.0f} -> {b:.0f}" for a, b in added.values())) + verdict, flush=True)
 
 

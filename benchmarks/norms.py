@@ -1,4 +1,4 @@
-"""Measure norms with their activation, forward and backward on one tensor, in turn with batch norm and swish.
+"""Compare group norm and proxy norm with batch norm: each with its activation, forward and backward, on one tensor.
 
 python benchmarks/norms.py [--rounds 15]
 """
@@ -28,7 +28,7 @@ from Models._norms import BatchNorm, GroupNorm
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
 GROUP = GroupNorm(groups=4, epsilon=1e-3, two_pass=True)
 RULE = ProxyRule("swish", 0.03)
-CALLS = 5  # in one round
+CALLS = 5  # calls in one round
 Network = Callable[[TensorLayers, tf.Tensor], tf.Tensor]
 
 
@@ -51,17 +51,19 @@ def group_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
 
 
 def proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Apply group norm and proxied swish, and leave the factor to the gate, as after spatial convolutions."""
+    """Apply group norm and proxy-normalised swish. Leave the scaling to the following gate, as after spatial
+    convolutions."""
     return layers.proxy_norm_activation(x, GROUP, RULE, scaled=False)[0]
 
 
 def scaled_proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Apply group norm and proxied swish, including the factor, as after expansions."""
+    """Apply group norm and proxy-normalised swish, including the scaling, as after expansions."""
     return layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0]
 
 
 def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
-    """Return the gradients of one forward and backward pass. Fetch them: the graph optimiser removes what is not fetched."""
+    """Return the gradients of one forward and backward pass. Fetch all, because TensorFlow skips operations without a
+    fetch."""
     x, dy = (_held(f"{network.__name__}_{name}", shape, seed) for seed, name in enumerate(("x", "dy")))
     held = {name: _held(f"{network.__name__}_{name.replace('/', '_')}", v) for name, v in weights(shape[-1]).items()}
     y = network(TensorLayers(held, training=True), x)
@@ -69,7 +71,7 @@ def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
 
 
 def _held(name: str, value: tuple[int, ...] | tf.Tensor, seed: int = 0) -> tf.Tensor:
-    """Return the value of a variable, which cannot be folded into a constant."""
+    """Return the value of a new variable. TensorFlow would fold operations on a constant."""
     initial = tf.random.stateless_normal(value, [seed, 1]) if isinstance(value, tuple) else value
     return tf.get_variable(name, initializer=initial, use_resource=True).read_value()
 

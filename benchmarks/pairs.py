@@ -1,6 +1,6 @@
-"""Compare pairs of ways to train at 224 px, in images per second: networks, number formats, layouts.
+"""Compare the training speed of pairs of networks, number formats and layouts at 224 px.
 
-python benchmarks/pairs.py [WORD ...] [--rounds 7]      measure the rows whose name contains all words, such as `layout`
+python benchmarks/pairs.py [WORD ...] [--rounds 7]      measure the pairs whose name contains all words, such as `layout`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMMON = "--dataset imagenet --synthetic-data --optimiser momentum"
 SINGLE, HALF, BF16 = "--precision 32.32", "--precision 16.16", "--precision bf16.32"
 G16 = "--group-dim 16 --expand-ratio 4"
 STAGED = "--replicas 4 --fold 1 --shards 4 --pipeline --pipeline-splits block2b block4a block6a"
-# name, options of both, of one, of the other, the least speed-up of the other
+# A pair: its name, the options of both runs, of the first only, of the second only, the required speed-up of the second.
 Row = tuple[str, str, str, str, float | None]
 
 

@@ -1,12 +1,13 @@
-"""Compare the speed of this harness with Keras, and with PyTorch and timm.
+"""Compare the speed of this harness with Keras, and with the networks of timm in PyTorch.
 
-Each library runs in its own process with several settings, and all take turns. `make bench` installs PyTorch and runs this.
+Each library has a process for each of its settings, and the processes take turns. `make bench` installs PyTorch and runs
+this program.
 
-python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     measure the rows whose name contains all words
+python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     measure the tasks whose name contains all words
 python benchmarks/peers.py --table                               write the tables and the chart of docs/measured.md
 
-Results go to benchmarks/results/, into one file for each machine and day. Measuring all rows again on the same day starts
-another file; measuring some rows replaces them in the day's last file.
+Results are written to benchmarks/results/, to one file for each machine and day. If all tasks are measured again on the same
+day, another file is started. If some tasks are measured again, their results in the day's last file are replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-os.environ.pop("OPENBLAS_CORETYPE", None)  # the name of an older CPU would halve numpy's matrix rate
+os.environ.pop("OPENBLAS_CORETYPE", None)  # if it names an older CPU, numpy's matrix products take twice as long
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -41,12 +42,12 @@ EFFICIENTNET = f"--model efficientnet {IMAGENET}"
 RESNET = f"--model resnet {IMAGENET}"
 G16 = f"{EFFICIENTNET} --model-size B0 --group-norm --group-dim 16 --expand-ratio 4"
 OURS, KERAS_XLA = "ours", "Keras, XLA"
-_SLOW, _LEAST_ROUNDS = 5, 3  # stop measuring a way that is 5 times slower than ours in 3 rounds
+_SLOW, _LEAST_ROUNDS = 5, 3  # after 3 rounds, stop measuring a way that is 5 times slower than ours
 
 
 @dataclass(frozen=True)
 class OtherWay:
-    """Another way of ours to do the same, with further options."""
+    """Another way to run a task in this harness, with further options."""
 
     name: str
     options: str
@@ -54,24 +55,24 @@ class OtherWay:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A comparison: one training or inference in every library. `title` describes it in tables, `name` identifies it in the
-    files of results."""
+    """A task to compare: one training or inference in every library. `title` describes the task in tables, `name` identifies
+    it in the files of results."""
 
     name: str
     title: str
-    options: str  # of train.py, or inference_embedded.py
+    options: str  # options of train.py or inference_embedded.py
     torch: str  # the name of the network in timm or _torch_worker.py
     batch: int
     keras: str = ""
     side: int = 224
-    updates: int = 1  # in a round
+    updates: int = 1  # weight updates, or batches, in a round
     accumulation: int = 1
     also: tuple[OtherWay, ...] = ()
     inference: bool = False
-    short: bool = False  # also measured with --short
+    short: bool = False  # whether --short measures the task, too
 
     def commands(self, torch_python: str) -> dict[str, list[str]]:
-        """Return a command for each way, ours first."""
+        """Return the command of a worker for each way to run the task. Ours comes first."""
         words = self._words.split()
         ways = {OURS: _paired.ours(words, self.updates, self.inference)}
         ways |= {way.name: _paired.ours([*words, *way.options.split()], self.updates) for way in self.also}
@@ -127,8 +128,8 @@ ROWS = (
 
 
 def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, Any]:
-    """Measure all ways of a row in `rounds` rounds, after a first round that does not count. Return their speeds and memory
-    and the state of the machine."""
+    """Measure all ways to run a task in `rounds` rounds, after a first round that does not count. Return their speeds and
+    peak memory, and the state of the machine."""
     commands = row.commands(torch_python)
     workers = {name: _paired.Worker(command) for name, command in commands.items() if not (short and name == KERAS_XLA)}
     try:
@@ -138,7 +139,7 @@ def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, 
         for k in range(rounds + 1):
             for name in list(workers)[:: 1 if k % 2 else -1]:
                 if k > _LEAST_ROUNDS and _SLOW * max(speeds[name]) < min(speeds[OURS]):
-                    continue  # it is no library's fastest way, and would take most of the time
+                    continue  # it cannot be the fastest way of its library, and would take most of the time
                 speed = workers[name].round()
                 speeds[name] += [speed] * (k > 0)
         peaks = {name: worker.peak() for name, worker in workers.items()}
@@ -158,7 +159,7 @@ def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, 
 
 
 def machine_rates() -> dict[str, float]:
-    """Measure numpy on all cores: float32 operations per second of a matrix product, bytes per second of a copy."""
+    """Measure numpy on all cores: the FP32 operations per second of a matrix product, and the bytes per second of a copy."""
     a = np.random.default_rng(0).random((2048, 2048), np.float32)
     whole = np.ones(1 << 26, np.float32)
     other = np.empty_like(whole)
@@ -174,7 +175,7 @@ def machine_rates() -> dict[str, float]:
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that report a result."""
+    """Yield the lines of text that report a result."""
     yield f"{result['name']}  (load {result['load']:.1f})"
     own = result["speeds"][OURS]
     for name, speeds in result["speeds"].items():
@@ -185,12 +186,13 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         rate = 6 * result["multiply_adds"] * statistics.median(own)
         yield (
             f"  {rate / 1e9:.0f} GFLOP/s, {100 * rate / result['matrix_flops']:.0f} % of numpy's matrix product "
-            f"({result['matrix_flops'] / 1e9:.0f} GFLOP/s); a copy reaches {result['copy_bytes'] / 1e9:.0f} GB/s"
+            f"({result['matrix_flops'] / 1e9:.0f} GFLOP/s); numpy copies {result['copy_bytes'] / 1e9:.0f} GB/s"
         )
 
 
 def results_file(machine: str, day: date, whole: bool, folder: Path = RESULTS) -> Path:
-    """Return the file for the results of a day on a machine: a new one for all rows (`whole`), else the day's last one."""
+    """Return the file for today's results on a machine: a new file if all tasks are measured (`whole`), else the last
+    one."""
     model = re.sub(r"[^A-Za-z0-9]+", "-", machine.split(",")[0]).strip("-")
 
     def numbered(number: int) -> Path:
@@ -201,7 +203,7 @@ def results_file(machine: str, day: date, whole: bool, folder: Path = RESULTS) -
 
 
 def keep(path: Path, machine: str, results: Sequence[dict[str, Any]]) -> None:
-    """Add results to a file, in place of earlier results of the same rows."""
+    """Write results to a file. They replace earlier results of the same tasks."""
     path.parent.mkdir(exist_ok=True)
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {result["name"]: result for result in results}
@@ -210,26 +212,30 @@ def keep(path: Path, machine: str, results: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure the requested rows, or write the tables."""
+    """Measure the requested tasks, or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+    parser.add_argument("words", nargs="*", help="measure only tasks whose name contains all these words")
     parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
     parser.add_argument(
         "--short",
         action="store_true",
-        help="measure some rows in three rounds, without Keras with XLA",
+        help="measure a few tasks in three rounds, and omit Keras with XLA",
     )
     parser.add_argument("--table", action="store_true", help="write the tables and the chart of docs/measured.md")
-    parser.add_argument("--torch-python", default=".venv-bench/bin/python", help="a Python with PyTorch and timm")
+    parser.add_argument(
+        "--torch-python",
+        default=".venv-bench/bin/python",
+        help="Python interpreter that has PyTorch and timm (default: %(default)s)",
+    )
     asked = parser.parse_args()
     if asked.table:
         _tables.write(sorted(RESULTS.glob("*.json"), key=lambda path: path.stem), ROWS)
         return
     chosen = [row for row in ROWS if all(word in row.name for word in asked.words) and (row.short or not asked.short)]
     if not chosen:
-        parser.error(f"no row's name has all of: {' '.join(asked.words)}")
+        parser.error(f"no task has a name with all these words: {' '.join(asked.words)}")
     if not shutil.which(asked.torch_python):
-        parser.error(f"--torch-python: {asked.torch_python} does not exist; run make bench to create it")
+        parser.error(f"--torch-python: {asked.torch_python} does not exist; to create it, run: make bench")
     machine = _paired.machine()
     kept = results_file(machine, date.today(), len(chosen) == len(ROWS))
     print(machine, flush=True)

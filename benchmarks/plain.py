@@ -1,6 +1,9 @@
-"""Compare this harness with a training loop in plain TensorFlow, for the same ResNet-8, in turn in one process.
+"""Compare the speed of this harness with a plain TensorFlow loop that trains the same ResNet-8. They take turns in one
+process.
 
-python benchmarks/plain.py [--rounds 9] [--check]    # exit code 1 if the ratio is a quarter below the usual one, three times
+python benchmarks/plain.py [--rounds 9] [--check]
+
+--check: exit with code 1 if the speed-up is a quarter below the usual one in three attempts.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from harness.programs.build import training_program
 from harness.run.resolve import prepare
 
 BATCH, SIDE, CLASSES = 32, 32, 10
-UPDATES = 8  # in one round
+UPDATES = 8  # weight updates in one round
 ATTEMPTS = 3
 GROUPS = 4
-# The usual ratios with native kernels and without. They are somewhat below those of two cores of an AMD EPYC (1.05 and 1.90
-# with kernels), because other processors were not measured.
+# The usual speed-ups with native kernels and without. Two cores of an AMD EPYC reach 1.05 and 1.90 with kernels.
+# The margin is for processors that we have not measured.
 USUAL = {"batch norm": (1.0, 0.95), "group norm": (1.6, 1.2)}
-LOST = 0.75
+LOST = 0.75  # --check fails below this share of the usual speed-up
 NORMS = {"batch norm": ("--batch-norm",), "group norm": ("--group-norm", "--groups", str(GROUPS))}
 OPTIONS = ("--dataset", "cifar-10", "--synthetic-data", "--model-size", "8", "--batch-size", str(BATCH), "--iterations", "8",
            "--precision", "32.32", "--optimiser", "momentum", "--weight-decay", "1e-4", "--no-validation")  # fmt: skip
@@ -48,7 +51,7 @@ def harness(norm: str) -> Work:
 
 
 def plain(norm: str) -> Work:
-    """Return a function that runs UPDATES weight updates of a graph in plain TensorFlow, with a session call for each."""
+    """Return a function that runs UPDATES weight updates in plain TensorFlow, with a session call for each update."""
     with tf.Graph().as_default() as graph:
         images = tf.get_variable(
             "images", [BATCH, SIDE, SIDE, 3], initializer=tf.random_normal_initializer(), trainable=False
@@ -103,7 +106,7 @@ def _group_norm(x: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def ratios(norm: str, rounds: int) -> list[float]:
-    """Return the speed-up of this harness over the plain loop in each of `rounds` pairs of rounds."""
+    """Return the speed-up of this harness over the plain loop in each of `rounds` rounds."""
     ours, theirs = harness(norm), plain(norm)
     for work in (ours, theirs, ours, theirs):  # warm up
         work()
@@ -117,7 +120,7 @@ def _seconds(work: Work) -> float:
 
 
 def main(rounds: int, check: bool) -> int:
-    """Print the median ratio of each norm. With `check`, return 1 if one is a quarter too low in all attempts."""
+    """Print the median speed-up for each norm. If `check` is true, return 1 if one is a quarter too low in all attempts."""
     lost = [_lost(norm, rounds, ATTEMPTS if check else 1) for norm in NORMS]
     return int(check and any(lost))
 
@@ -133,13 +136,13 @@ def _lost(norm: str, rounds: int, attempts: int) -> bool:
         )
         if middle >= LOST * usual:
             return False
-    print(f"{norm}: the ratio is more than a quarter below the usual {usual:g}")
+    print(f"{norm}: the speed-up is more than a quarter below the usual {usual:g}")
     return True
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=command_line.int_between(1), default=9, help="pairs of rounds")
-    parser.add_argument("--check", action="store_true", help="exit with code 1 if a ratio is a quarter too low")
+    parser.add_argument("--check", action="store_true", help="exit with code 1 if a speed-up is a quarter too low")
     asked = parser.parse_args()
     sys.exit(main(asked.rounds, asked.check))

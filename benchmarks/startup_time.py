@@ -1,8 +1,8 @@
-"""Measure the time from the command to the first training line, without and with a cached program.
+"""Measure the time from the start of train.py to its first training line, without and with a cached program.
 
-python benchmarks/startup_time.py [--rounds 3] [words of a row's name]
+python benchmarks/startup_time.py [WORD ...] [--rounds 3]     measure the rows whose name contains all words
 
-Seconds differ between machines. The ratio to `python -c "import tensorflow"`, timed in the same round, differs less.
+The times are also divided by the time of `python -c "import tensorflow"`, because these ratios differ less between machines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def first_row(words: str, programs: Path) -> float:
 
 
 def bare_import() -> float:
-    """Return the seconds of TensorFlow's import in a new process."""
+    """Return how many seconds a new process takes to import TensorFlow."""
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import tensorflow"], check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
     return time.perf_counter() - begun

@@ -1,7 +1,7 @@
-"""Architectures by their names in timm and torchvision: which of them this project computes exactly; timm's config.json.
+"""Find out which architecture published weights belong to, from the name in timm or torchvision, or from timm's config.json.
 
-Several of timm's networks have the same variables, but different paddings, epsilons or poolings. Only the name
-distinguishes them.
+Several networks of timm have the same variables, but different paddings, epsilons or poolings. Only their names tell which
+of these a file needs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _SAME = (
     (r"efficientnet_(b[0-7]a?|lite[0-4])", _PYTORCH),
     (r"((gluon|tv|ssl|swsl|ig)_)?(wide_)?res(net|next)\d+(_2|_\d+x\d+d)?(_v1b)?", _RESIDUAL),
 )
-_OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # the same variables, but another pooling
-_ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")  # arguments that change no prediction
+_OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # these have the variables of a ResNet, but another pooling
+# These arguments of timm change no prediction.
+_ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")
 
 
 class ImportFailure(Exception):
@@ -34,17 +35,17 @@ class ImportFailure(Exception):
 
 @dataclass(frozen=True)
 class Description:
-    """A network as described by its name and its config.json. Default values mean unknown."""
+    """A network, as the file's name and the config.json describe it. Default values mean unknown."""
 
     architecture: str = ""
-    source: str = ""  # of the name, as a phrase for messages
+    source: str = ""  # where the name was found: a phrase for messages
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     image_size: int | None = None
     notes: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """Return the options that follow from the name; ImportFailure if this project does not compute the network."""
+        """Return the options that the name implies; raise ImportFailure for an unsupported network."""
         if not self.architecture:
             return {}
         name = self.architecture.lower().split(".")[0].replace("-", "_")
@@ -61,7 +62,7 @@ UNKNOWN = Description()
 
 
 def by_file_name(source: Path) -> Description:
-    """Return the architecture with which a file's name begins, as in timm and torchvision."""
+    """Return the architecture whose name, as in timm or torchvision, begins the file's name; UNKNOWN if there is none."""
     patterns = [rf"({pattern})(?=[^a-z0-9]|$)" for pattern, _ in _SAME]
     stem = source.stem.lower()
     found = next((match for pattern in [*patterns, _OTHERS] if (match := re.match(pattern, stem))), None)
@@ -69,16 +70,16 @@ def by_file_name(source: Path) -> Description:
 
 
 def by_config(source: Path) -> Description:
-    """Return the content of timm's config.json in a file's folder; UNKNOWN if there is none."""
+    """Read timm's config.json in the folder of the weights; return UNKNOWN if there is none."""
     path = source.parent / CONFIG
     try:
         entries = bounds.json_value(input_files.content(path, bounds.TEXT))
     except FileNotFoundError:
         return UNKNOWN
     except (OSError, ValueError) as error:
-        raise ImportFailure(f"{path} in its folder cannot be read: {bounds.reason(error)}") from None
+        raise ImportFailure(f"{path} cannot be read: {bounds.reason(error)}") from None
     if not isinstance(entries, dict) or not isinstance(entries.get("architecture"), str):
-        return UNKNOWN  # not timm's
+        return UNKNOWN  # this config.json is not from timm
     images = entries.get("pretrained_cfg", entries)
     images = images if isinstance(images, dict) else {}
     arguments = entries.get("model_args") or {}
@@ -104,11 +105,10 @@ def _three(path: Path, images: dict[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _notes(images: dict[str, Any]) -> tuple[str, ...]:
-    """Return notes about settings that are ignored."""
     crop, method = images.get("crop_pct", 0.875), images.get("interpolation", "bilinear")
     if crop == 0.875 and method == "bilinear":
         return ()
     return (
-        f"timm evaluates it on {short(crop)} of the shorter side, resized {short(method)}; here it is 0.875, bilinear. "
-        "Probabilities of photos differ slightly",
+        f"timm evaluates this network on a crop of {short(crop)} of the shorter side, with {short(method)} resizing. This "
+        "project uses 0.875 and bilinear, so probabilities differ slightly",
     )

@@ -1,6 +1,7 @@
-"""First import of a script that is started by its path, such as `python tools/runs.py`.
+"""Scripts that are started by path, such as `python tools/runs.py`, import this module first.
 
-Makes the project importable, and ends the process with a one-line message if a signal arrives during slow imports.
+The project becomes importable. If a signal arrives during the slow imports that follow, the script ends with a one-line
+message.
 """
 
 from __future__ import annotations

@@ -21,20 +21,25 @@ def main(argv: list[str]) -> int:
     """Draw the runs; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories, at most {len(training_chart.PENS)}")
-    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="names of the runs (default: of their directories)")
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="TEXT",
+        help="names of the runs in the chart (default: the names of their directories)",
+    )
     parser.add_argument("--title", default="", help="title of the chart")
     parser.add_argument("--output", metavar="FILE", default="compared.svg", help="output file (default: %(default)s)")
     arguments = parser.parse_args(argv)
     folders = [Path(run) for run in arguments.runs]
     labels = arguments.labels or [folder.resolve().name for folder in folders]
     if len(labels) != len(folders):
-        parser.error(f"--labels: {len(labels)} labels for {len(folders)} runs")
+        parser.error(f"--labels: give one label for each run; there are {len(labels)} labels and {len(folders)} runs")
     if len(folders) > len(training_chart.PENS):
         parser.error(f"{len(folders)} runs are too many: give at most {len(training_chart.PENS)}")
     for folder in folders:
         if not (folder / "training.csv").exists():
             began = (folder / "arguments.json").exists()
-            what = "has no rows yet" if began else "is not a run directory"
+            what = "has not logged a training step yet" if began else "is not a run directory"
             parser.error(f"{folder} {what}: it has no training.csv")
     runs = [(label, *training_chart.tables(folder)) for label, folder in zip(labels, folders)]
     drawing = chart.figure(training_chart.comparison_panels(runs), arguments.title)

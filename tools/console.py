@@ -1,7 +1,8 @@
 """The console commands of an installation: cnn, poprun, gc-profile and gc-info.
 
-Modules import each other by their names in a checkout, such as base and train. An installation has them all in one package.
-The package's folder comes first in sys.path, so no file of the working directory or of another project can replace them.
+Modules import each other by their names in a checkout, such as base and train. In an installation, all modules are in one
+package. The package's folder comes first in sys.path, so that no file of the working directory or of another project
+replaces them.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def gc_info() -> None:
 
 
 def _begin(prog: str) -> None:
-    """Put the package's folder first in sys.path, in place of the script's or the working directory. From now on, a signal
-    ends the command with a one-line message."""
+    """Put the package's folder first in sys.path, where Python puts the script's folder. From now on, a signal ends the
+    command with a one-line message."""
     has_script_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     sys.path[: int(has_script_folder)] = [HERE]
     from base.process import early_exit
@@ -60,12 +61,12 @@ def _begin(prog: str) -> None:
     early_exit.install(prog)
     from base.process import commands
 
-    if prog != "cnn" and not commands.in_checkout():  # in a checkout, messages name its scripts
+    if prog != "cnn" and not commands.in_checkout():  # in a checkout, messages name scripts such as train.py instead
         commands.begin(commands.Call(prog="cnn", command=""))
 
 
 def _run(prog: str, path: str) -> None:
-    """Run the command that the first argument names, as Python would run its file."""
+    """Run the command that the first argument names as Python would run the command's file."""
     from base.errors import OptionError
     from base.process import commands
 
@@ -89,7 +90,7 @@ def _run(prog: str, path: str) -> None:
 
 
 def _answer(words: list[str]) -> int:
-    """Print the help or the version; OptionError for an unknown command."""
+    """Print the help or the version; raise OptionError for an unknown command."""
     from base import plugins, version
     from base.errors import OptionError
     from base.fields import short
@@ -102,7 +103,7 @@ def _answer(words: list[str]) -> int:
     if first not in _HELP:
         kind, known = ("option", [_HELP[1], _VERSION, _LIST]) if first.startswith("-") else ("command", [*commands.COMMANDS])
         near = plugins.did_you_mean(first, known) or ";"
-        raise OptionError(f"no {kind} '{short(first)}'{near} cnn --help lists all")
+        raise OptionError(f"there is no {kind} '{short(first)}'{near} cnn --help lists all {kind}s")
     rows = [(name, row.help) for name, row in commands.COMMANDS.items()]
     rows += [("", ""), (_VERSION, "print the versions"), (f"{_LIST} [WORD]", "list the named configurations")]
     width = max(len(name) for name, _ in rows)

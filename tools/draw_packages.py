@@ -1,8 +1,9 @@
-"""Draw the packages and what each of them imports, from the import statements, as docs/packages.svg.
+"""Draw docs/packages.svg: which package imports which, read from the import statements.
 
     python tools/draw_packages.py [--output FILE]
 
-A package stands above everything that it imports. A line is left out if a path of other lines says the same.
+A package is drawn above the packages that it imports. A direct line is left out if a path of other lines connects the same
+packages.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from base.process import command_line
 from harness.reports import chart, output
 
 ROOT = plugins.ROOT
-PURPOSES = {  # package: what it does, in a few words
+PURPOSES = {  # the name of each package and its purpose in a few words
     "commands": "train, validation, restore, tools, api",
     "harness.training": "the training loop and its events",
     "harness.planning": "what cnn plan prints",
@@ -55,11 +56,11 @@ PURPOSES = {  # package: what it does, in a few words
 }
 COLOURS = {"harness": "#dce8f5", "emulator": "#e3f0e6", "ipu_utils": "#e3f0e6", "base": chart.LIGHT, "commands": "#f6e3da"}
 PLUGINS = ("Models", "LR_Schedules", "Datasets")
-BOX, GAP, ROW, EDGE = 290, 24, 62, 12  # pixels: a box's width, between boxes, from row to row, the margin
+BOX, GAP, ROW, EDGE = 290, 24, 62, 12  # pixels: width of a box, gap between boxes, height of a row, margin
 
 
 def imported(path: Path, top_level_only: bool = False) -> set[str]:
-    """Return the full names of the modules that a file imports; those for type checking alone do not count."""
+    """Return the full names of the modules that a file imports, except imports under TYPE_CHECKING."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
                for node in ast.walk(test)}  # fmt: skip
@@ -81,7 +82,7 @@ def _is_module(name: str) -> bool:
 
 
 def package(module: str) -> str | None:
-    """Return the package of a module as it is drawn; None for modules of others."""
+    """Return the drawn package that contains a module; None for modules of other projects."""
     parts = module.split(".")
     for name in (".".join(parts[:2]), parts[0]):
         if name in PURPOSES:
@@ -90,7 +91,7 @@ def package(module: str) -> str | None:
 
 
 def graph() -> dict[str, set[str]]:
-    """Return for each package the packages that it imports, less those that these import themselves."""
+    """Return the packages that each package imports, except packages that it also imports indirectly."""
     folders = ("base", *PLUGINS, "emulator", "harness", "tools")
     files = [*ROOT.glob("*.py"), *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
     edges: dict[str, set[str]] = {name: set() for name in PURPOSES}
@@ -107,7 +108,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def rows(edges: Mapping[str, set[str]]) -> dict[str, int]:
-    """Return the row of each package, from 0 for the lowest: one above the highest that it imports."""
+    """Return the row of each package: 0 without imports, else one above the highest package that it imports."""
 
     @cache
     def row(name: str) -> int:
@@ -117,7 +118,7 @@ def rows(edges: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def _columns(edges: Mapping[str, set[str]]) -> dict[str, tuple[float, float]]:
-    """Return the left upper corner of each box: the device layer to the left, the harness to the right of it."""
+    """Return the upper left corner of each box. The emulator is drawn on the left, the harness on the right."""
     levels = rows(edges)
     top = max(levels.values())
     places, taken = {}, {}
@@ -139,7 +140,7 @@ def draw(edges: Mapping[str, set[str]]) -> str:
     height = max(y for _, y in places.values()) + ROW
     parts = []
     for name, below in edges.items():
-        for other in sorted(below - {"base"}):  # which all import
+        for other in sorted(below - {"base"}):  # every package imports base, so lines to it say nothing
             (x, y), (to_x, to_y) = places[name], places[other]
             x, y, to_x = x + BOX / 2, y + ROW - 18, to_x + BOX / 2
             parts.append(f'<path d="M{x:g} {y:g}C{x:g} {y + 40:g} {to_x:g} {to_y - 40:g} {to_x:g} {to_y:g}"/>')
@@ -163,7 +164,9 @@ def draw(edges: Mapping[str, set[str]]) -> str:
 def main(argv: list[str]) -> int:
     """Draw; return the exit code."""
     parser = command_line.Parser(prog="draw_packages.py", description=__doc__)
-    parser.add_argument("--output", default=str(ROOT / "docs/packages.svg"), help="the file to write")
+    parser.add_argument(
+        "--output", default=str(ROOT / "docs/packages.svg"), help="file to write (default: docs/packages.svg)"
+    )
     output.write_atomically(parser.parse_args(argv).output, draw(graph()), output.SVG)
     return 0
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Parse, open the network, write every format, compare it with the checkpoint; return the exit code."""
+    """Export a network in every requested format, and compare each file with the checkpoint; return the exit code."""
     answers.answer_general(argv, "train")
     request = export_options.parse(argv)
     if request is None:
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str, str]) -> None:
-    """Write all formats to a temporary folder; move them to the output if all agree with the checkpoint."""
+    """Write all files to a temporary folder; move them to the output folder if all agree with the checkpoint."""
     tf_runtime.import_tensorflow("3")
     from harness.programs import build
 
@@ -72,7 +72,7 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
             size_text = f"{file}, {export_folder.size(staging / file) / 1e6:.1f} MB"
             bound = comparison.bound(exported, quantised)
             if not compared.keeps(bound):
-                raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; nothing was written")
+                raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; no file was written")
             print(f"  {size_text}: {compared}")
         export_folder.put(staging, request.output, texts)
     print(f"Export written to {escaped(str(request.output))}, with {' and '.join(texts)}")
@@ -87,15 +87,15 @@ def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, s
 
 
 def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.ndarray:
-    """Write a format to `path`; return the probabilities of images from its own runtime."""
+    """Write one format to `path`; return the probabilities that the format's own runtime computes for the images."""
     try:
         with file_formats.quiet():
             FORMATS[name].write(content, path)
             return comparison.answers(FORMATS[name].runner(path), images)
     except (OSError, MemoryError, ExportError):
         raise
-    except Exception as error:  # converters and runtimes have their own exception classes
-        raise ExportError(f"--to {name}: {type(error).__name__}: {bounds.reason(error)}; nothing was written") from None
+    except Exception as error:  # converters and runtimes raise many classes of exceptions
+        raise ExportError(f"--to {name}: {type(error).__name__}: {bounds.reason(error)}; no file was written") from None
 
 
 def script(argv: list[str] | None = None) -> int:

@@ -1,16 +1,17 @@
-"""Train the three findings of "Making EfficientNet More Efficient" in miniature, and that of the article "Scaling
-EfficientNet to large IPU-Pod systems".
+"""Repeat the experiments of the paper "Making EfficientNet More Efficient" and of the article "Scaling EfficientNet to large
+IPU-Pod systems" with small networks.
 
-The paper compares group convolutions of 16 channels with depthwise ones, layer norm and proxy norm with group norm, and
-half as many pixels and fine-tuning with all pixels. The article compares RMSProp and LARS at a large global batch.
+The paper makes three changes: group convolutions instead of depthwise ones, layer norm and proxy norm instead of group norm,
+and training with half as many pixels before fine-tuning with all of them. The article compares RMSProp and LARS at
+a large global batch.
 
-python tools/findings.py                     three seeds, 37 minutes on two slow cores; the same call resumes
-python tools/findings.py batch               global batches of 32 and 256, RMSProp and LARS: ten minutes on two slow cores
+python tools/findings.py                     the paper, three seeds: 37 minutes on two slow cores
+python tools/findings.py batch               the article, batches of 32 and 256: ten minutes on two slow cores
 python tools/findings.py --seeds 5 --output logs/five
 
-The networks are the small twins of configs.yml (..._mini) with fewer blocks, trained for three epochs in single precision.
-Each run has its own core. The stages share one emulated IPU and nothing is recomputed, because results do not depend on
-either. Arguments after -- are added to every training.
+The networks are the small configurations of configs.yml (..._mini) with fewer blocks, trained for three epochs in FP32. Each
+run has its own core. The runs use neither pipelining nor recomputation, because both change no result. To resume a study
+that was stopped, repeat the call. Options after -- apply to every training.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ TUNING = (
     "--variable-filter", "Top",
 )  # fmt: skip
 HALVED, TUNED = "half, not fine-tuned", "half, fine-tuned"
-PASS = 32  # images
-BATCHES = {32: "-6", 256: "-7.5"}  # LARS' rate: 2^this times the batch, so as the root of the batch
+PASS = 32  # images in a micro-batch
+BATCHES = {32: "-6", 256: "-7.5"}  # LARS: the learning rate is 2^exponent * batch, so it grows with the root of the batch
 RMSPROP = (
     "--optimiser", "RMSprop", "--lr-schedule", "exponential", "--base-learning-rate-exponent", "-13",
     "--rmsprop-base-decay-exp", "-11", "--weight-decay", "1e-5",
@@ -55,7 +56,8 @@ RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B
 
 
 def train(label: str, config: str, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
-    """Train a network, or resume, and yield its result. Half resolution: yield the results before and after fine-tuning."""
+    """Train a network, or resume its training, and yield its result. A network trained at half resolution has two results:
+    before and after fine-tuning."""
     base = folder / f"{config}-{seed}"
     words = [*SHORTER, "--seed", seed, *more]
     _train(core, base, ["--config", config, *words])
@@ -86,18 +88,18 @@ def _accuracy(folder: Path) -> float:
     for row in study.rows_of(folder / "validation.csv"):
         if row["name"] == AVERAGE:
             return float(row["val_acc"])
-    raise Failed(f"{folder} has no validation of {AVERAGE}. Leave averaging and validation on: averages are compared")
+    raise Failed(f"{folder} has no validation of {AVERAGE}. Do not switch off averaging or validation for this study")
 
 
 def _minutes(folder: Path) -> float:
-    """Return the minutes of training at the median speed."""
+    """Return the training time in minutes, from the median speed."""
     rows = study.rows_of(folder / "training.csv")
     speed = median(float(row["img_per_sec"]) for row in rows)
     return float(rows[-1]["epoch"]) * _traced(NATIVE)[2] / speed / 60
 
 
 def _traced(config: str) -> tuple[float, int, int]:
-    """Return the multiply-adds of an image in millions, the parameters, and the number of training images."""
+    """Return the multiply-adds per image in millions, the number of parameters, and the number of training images."""
     run = prepare(cli.parse(["--config", config, *SHORTER], "train", environ={}).options, {})
     return run.trace.multiply_adds / 1e6, run.trace.trainable_parameters, run.data_source.spec.train_images
 
@@ -108,7 +110,7 @@ def _by_network(results: Sequence[Result], value: str) -> dict[str, list[float]]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return a table of the networks and a table of the comparisons, with a value for each seed."""
+    """Return a table of the networks and a table of the comparisons. Both list the value of every seed."""
     accuracies, minutes = _by_network(results, "accuracy"), _by_network(results, "minutes")
     configs = {**RECIPES, HALVED: HALF, TUNED: HALF}
     lines = [
@@ -133,7 +135,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def picture(results: Sequence[Result]) -> str:
-    """Draw a row for each network."""
+    """Draw the accuracies, with a row for each network."""
     accuracies, minutes = _by_network(results, "accuracy"), _by_network(results, "minutes")
     rows = [
         Dots(f"{label}: {study.average(values)}, {mean(minutes[label]):.1f} minutes", colour, values, label != HALVED)
@@ -143,7 +145,7 @@ def picture(results: Sequence[Result]) -> str:
 
 
 def train_batch(optimiser: str, batch: int, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
-    """Train with a global batch, or resume, and yield the result."""
+    """Train with this global batch, or resume the training, and yield the result."""
     place = folder / f"{optimiser}-{batch}-{seed}"
     rule = RMSPROP if optimiser == "RMSProp" else ("--base-learning-rate-exponent", BATCHES[batch])
     _train(core, place, [*SMALL, *rule, "--gradient-accumulation-count", batch // PASS, "--seed", seed, *more])
@@ -155,7 +157,8 @@ def _batch(optimiser: str, batch: int) -> str:
 
 
 def batch_table(results: Sequence[Result]) -> str:
-    """Return a table with a row for each optimiser and batch, and its difference from the smallest batch."""
+    """Return a table with a row for each optimiser and batch, and the difference from the same optimiser at the smallest
+    batch."""
     accuracies = study.by_seed(results)
     lines = ["| optimiser, batch | top-1 of the averaged weights | difference from batch 32 |", "| --- | --- | --- |"]
     for optimiser in OPTIMISERS:
@@ -168,7 +171,7 @@ def batch_table(results: Sequence[Result]) -> str:
 
 
 def batch_picture(results: Sequence[Result]) -> str:
-    """Draw a row for each optimiser and batch."""
+    """Draw the accuracies, with a row for each optimiser and batch."""
     accuracies, colours = study.by_seed(results), dict(zip(OPTIMISERS, COLOURS[1:]))
     rows = [
         Dots(f"{name}: {study.average(values)}", colours[optimiser], values)
@@ -179,10 +182,14 @@ def batch_picture(results: Sequence[Result]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Train all networks and compare them."""
+    """Train all networks and compare their accuracies."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="?", choices=("networks", "batch"), default="networks", help="what to compare [networks]"
+        "what",
+        nargs="?",
+        choices=("networks", "batch"),
+        default="networks",
+        help="networks: the paper; batch: the article (default: networks)",
     )
     given, words = study.parse(parser, argv, "network")
     seeds = range(1, given.seeds + 1)
@@ -192,7 +199,7 @@ def main(argv: list[str]) -> int:
         jobs = [partial(train_batch, optimiser, batch, seed, folder, words) for batch, seed, optimiser in each]
         return study.run("batch", folder, words, jobs, batch_table, batch_picture)
     folder = Path(given.output or "logs/findings").resolve()
-    recipes = {**RECIPES, TUNED: HALF}  # the longest first, so that no core waits long for the last
+    recipes = {**RECIPES, TUNED: HALF}  # start the longest first, so that no core waits long for the last one
     jobs = [partial(train, label, config, seed, folder, words) for label, config in recipes.items() for seed in seeds]
     return study.run("findings", folder, words, jobs, table, picture)
 

@@ -3,7 +3,7 @@
 cnn finetune photos
 cnn finetune photos --logs-path logs/pets --epochs 20 --image-size 192
 
-The folder is checked first. Then the classifier is fitted and the whole network trained.
+The command first checks the folder. Then it fits the classifier, and finally trains the whole network.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from harness.run import data, validations
 from tools import report
 
 _INVALID = {
-    "restore_path": "repeat the call to resume, or use restore.py",
+    "restore_path": "to resume, repeat the call without it, or use restore.py",
     "distributed": "to train in several processes, use train.py",
 }
 
 
 def main(argv: list[str]) -> int:
-    """Survey the folder, train, report; return the exit code. A repeated call resumes the run."""
+    """Check the folder, train, and write the report; return the exit code. A repeated call resumes the run."""
     options, given = _parse(argv)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn finetune runs in one process: start it without poprun, or use train.py")
@@ -68,7 +68,7 @@ def default_run(folder: str | os.PathLike) -> str:
 
 
 def _words(folder: Path, run: Path, given: Sequence[str]) -> list[str]:
-    """Return the arguments for train.py; the user's come last, so they win."""
+    """Return the arguments for train.py. The user's arguments come last, so they override the others."""
     place = ["--data-dir", command_line.as_value(folder), "--logs-path", command_line.as_value(run)]
     return ["--config", "finetune", *place, "--autoresume", *given]
 
@@ -80,8 +80,8 @@ def _survey(folder: Path, options: RunOptions) -> survey.Survey:
 
 
 def _data_options(surveyed: survey.Survey) -> list[str]:
-    """Return the options for this folder: skip damaged files, give all classes the same weight, and split off a validation
-    set only if the folder has none."""
+    """Return the training options for this folder: skip damaged files, weight all classes equally, and split off a
+    validation set only if the folder has none."""
     for bad in surveyed.bad:
         print(f"skipped: {escaped(str(bad.file))} {bad.reason}")
     skipped = ["--skip-bad-records", str(len(surveyed.bad))] * bool(surveyed.bad)
@@ -93,12 +93,12 @@ def _report(run: Path) -> None:
     """Write the report with the validation results of the best weights; warn if that fails."""
     try:
         report.main([command_line.as_value(run), "--html", command_line.as_value(run / run_page.FILE)])
-    except Exception as error:  # training succeeded, so no error of the report may fail the command
+    except Exception as error:  # training succeeded, so an error in the report must not fail the command
         print(f"warning: {run / run_page.FILE} was not written: {bounds.reason(error)}")
 
 
 def _finished(run: Path) -> None:
-    """Print the best validation and the commands that use its weights."""
+    """Print the best validation result and the commands that use its weights."""
     rows, path = validations.of_run(run), command_line.as_value(run)
     if rows:
         best, first = run_folder.read(run).best, rows[0]
@@ -120,9 +120,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All options of train.py are accepted, too (see train.py --help). They override configuration finetune of\n"
-        "configs.yml; --dry-run and --explain show the values.",
+        "configs.yml. --dry-run and --explain show the values.",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="contains a folder of images for each class")
+    parser.add_argument("folder", metavar="FOLDER", help="folder that contains a folder of images for each class")
     parser.add_argument("--logs-path", metavar="DIR", help="run directory (default: logs/finetune_<name of FOLDER>)")
     if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(argv, "train"):
         return parser.parse_known_args(argv)

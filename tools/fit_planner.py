@@ -2,9 +2,9 @@
 
 python tools/fit_planner.py [--write] [--svg FILE]
 
-`ROWS` are trainings whose rate was published with their layout, and the sources. The constants are the most probable ones
-for wide priors (a factor of two either way) and rates known to 5 %. They are found by bounded Gauss-Newton steps on
-logarithms. "Left out": the row is predicted by constants that were fitted to all other rows.
+`ROWS` lists trainings whose rate and layout were published. The fit finds the most probable constants by bounded
+Gauss-Newton steps on logarithms. The fit assumes that rates are known to 5 %, and prior values to a factor of two. "Left
+out" is the error for a row if the constants are fitted to all other rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 30
 
 
 class Row(NamedTuple):
-    """A published rate in images a second. `options` are those of train.py."""
+    """A published training. `rate` is in images/s; `options` are the options of train.py that reproduce the training."""
 
     name: str
     system: str
@@ -74,7 +74,7 @@ ROWS = (
     Row("B0 G16 LN+PN", "POD16", 24_920, "--config B0-G16-LN_PN-Native_16IPU_2x8", _FIGURE),
     Row("B4 G16 LN+PN", "POD16", 4_179, "--config B4-G16-LN_PN-Native_16IPU_4x4", _FIGURE),
 )  # fmt: skip
-# training configurations that are known to run
+# These trainings were run on real IPUs, so the planner must predict that they fit into memory.
 RUNS = (
     "--config mk2_resnet50_mlperf_pod16",
     "--config mk2_resnet50_mlperf_pod16_bs20",
@@ -86,7 +86,7 @@ RUNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table. Write the constants and the chart if requested."""
+    """Fit the constants and print the errors. Write the constants and the chart if requested."""
     parser = command_line.Parser(description="Fit the planner's constants to published rates.")
     parser.add_argument("--write", action="store_true", help="write the constants to emulator/cost_model/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw the error of each predicted rate")
@@ -114,7 +114,7 @@ def error(row: Row, work: Workload, values: Constants) -> float:
 
 
 def fit(workloads: Sequence[Workload], rows: Sequence[int], start: Constants = PRIOR) -> Constants:
-    """Return the most probable constants for these rows."""
+    """Return the most probable constants for these rows. `rows` are indices of ROWS."""
     x = np.log([getattr(start, name) for name in NAMES])
     prior = np.log([getattr(PRIOR, name) for name in NAMES])
     low, high = np.log(np.array([BOUNDS[name] for name in NAMES]).T)
@@ -141,7 +141,7 @@ def fit(workloads: Sequence[Workload], rows: Sequence[int], start: Constants = P
 
 
 def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]) -> str:
-    """Return the constants and the errors of each row as text."""
+    """Return the constants, and both errors of each row, as text."""
     lines = [f"{name:16s} {getattr(fitted, name):10.4g}  (prior {getattr(PRIOR, name):g}, {BOUNDS[name][0]:g} to "
              f"{BOUNDS[name][1]:g})" for name in NAMES]  # fmt: skip
     lines += ["", f"{'training':28s} {'system':10s} {'published':>9s}  {'fitted':>7s}  {'left out':>8s}"]
@@ -157,7 +157,7 @@ def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]
 
 
 def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
-    """Draw the errors of each row: a bar if the fit includes the row, a dot if it does not."""
+    """Draw both errors of each row: a bar for the fit to all rows, a dot for the fit to all other rows."""
     names, marks = [], [Box(0, 0, AXIS, ALL, least=1, thick=1)]
     for k, (row, work, outside) in enumerate(zip(ROWS, workloads, left_out)):
         names.append(f"{row.name}, {row.system}")
@@ -168,7 +168,6 @@ def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence
 
 
 def _write(fitted: Constants) -> None:
-    """Write the constants to emulator/cost_model/constants.py."""
     path = plugins.ROOT / "emulator/cost_model/constants.py"
     values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
     text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)

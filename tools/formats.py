@@ -4,7 +4,7 @@ python tools/formats.py                            configuration quickstart, thr
 python tools/formats.py --network efficientnet     small EfficientNet-B0
 python tools/formats.py --only FP32 16.16 8.16 --seeds 5 --output logs/five
 
-Each run has its own core. Repeat a call to resume a study that was stopped. Options after -- apply to every training.
+Each run has its own core. To resume a study that was stopped, repeat the call. Options after -- apply to every training.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ REFERENCE = "16.16"
 
 
 def train(policy: str, seed: int, folder: Path, words: Sequence[str], core: int) -> Iterator[Result]:
-    """Train in a policy, or resume, and yield the top-1 accuracy of the last checkpoint. A diverged training is as good as
-    chance."""
+    """Train in a number format, or resume the training, and yield the top-1 accuracy of the last checkpoint. Training
+    continues after divergence (--keep-going), so that a diverged run has an accuracy, too."""
     if not _accuracies(folder):
         study.train(core, folder, [*words, "--seed", seed], ["--keep-going"])
     yield Result(policy, seed, _accuracies(folder)[-1])
 
 
 def _accuracies(folder: Path) -> list[float]:
-    """Return the top-1 accuracies of a run's checkpoints; none if the run is not complete."""
+    """Return the top-1 accuracy of each checkpoint of a run; an empty list if the run is not complete."""
     rows = study.rows_of(folder / "validation.csv") if (folder / "report.html").exists() else []
     return [float(row["val_acc"]) for row in rows if row["name"].startswith("ckpt-")]
 
@@ -69,7 +69,7 @@ def _by_policy(results: Sequence[Result]) -> dict[str, list[float]]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return a Markdown table with a row for each policy, and its difference from 16.16 for each seed."""
+    """Return a Markdown table with a row for each number format, and the difference from 16.16 for each seed."""
     accuracies = _by_policy(results)
     reference = accuracies.get(REFERENCE)
     lines = ["| policy | options | top-1 | difference from 16.16 |", "| --- | --- | --- | --- |"]
@@ -81,7 +81,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def chart(network: str, results: Sequence[Result]) -> str:
-    """Return the chart with a row for each policy. The axis leaves out accuracies far below the others."""
+    """Return a chart with a row for each number format. The axis does not cover accuracies far below the best."""
     accuracies = _by_policy(results)
     best = max(mean(values) for values in accuracies.values())
     rows = [
@@ -92,22 +92,28 @@ def chart(network: str, results: Sequence[Result]) -> str:
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
-    """Return the policies to train; OptionError for an unknown name."""
+    """Return the number formats to train; raise OptionError for an unknown name."""
     for name in names:
         if name not in POLICIES:
             near = plugins.did_you_mean(name, list(POLICIES))
-            raise OptionError(f"--only {name}: unknown policy{near}", f"Policies: {'; '.join(POLICIES)}")
+            raise OptionError(f"--only {name}: unknown number format{near}", f"Number formats: {'; '.join(POLICIES)}")
     return [name for name in POLICIES if not names or name in names]
 
 
 def main(argv: list[str]) -> int:
-    """Train a network in every policy and compare the accuracies; return the exit code."""
+    """Train a network in every number format and compare the accuracies; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--network", choices=tuple(NETWORKS), default="quickstart", help="network to train (default: quickstart)"
     )
-    parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"one or more of: {'; '.join(POLICIES)}")
-    given, words = study.parse(parser, argv, "policy")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="FORMAT",
+        help=f"train only these number formats; available: {'; '.join(POLICIES)}",
+    )
+    given, words = study.parse(parser, argv, "format")
     folder = Path(given.output or f"logs/formats-{given.network}").resolve()
     jobs = [
         partial(

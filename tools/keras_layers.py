@@ -1,4 +1,4 @@
-"""Keras' names of variables, and the preprocessing layers of its networks."""
+"""Names of Keras variables, and the constants of preprocessing layers in Keras networks."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ import numpy as np
 from base.fields import short
 from Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 
-SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"  # input = pixel * scale + offset, with pixels from 0 to 255
-_LEAST_DEVIATION = 1e-7  # as in Keras
-_NO_ARITHMETIC = (  # prefixes of layer classes that do not change pixel values in inference
+# The input of the network is pixel * scale + offset, with pixels from 0 to 255.
+SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"
+_LEAST_DEVIATION = 1e-7  # the same as in Keras' Normalization
+_NO_ARITHMETIC = (  # layers whose class has one of these prefixes do not change pixel values in inference
     "CenterCrop", "CutMix", "Dropout", "Gaussian", "Identity", "InputLayer", "MixUp", "Rand", "Resizing", "ZeroPadding2D",
 )  # fmt: skip
-Step = tuple[Any, Any]  # factor and offset: one number, or one for each channel
+Step = tuple[Any, Any]  # the factor and the offset; each is one number, or one number for each channel
 
 
 def kinds(shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    """Return the names of a layer's variables by their shapes. Keras 3 only numbers them."""
+    """Return the names of a layer's variables, found by their shapes, because Keras 3 files only number the variables."""
     if len(shapes[0]) > 1:
         return ["kernel", "bias"][: len(shapes)]
     return {3: ["mean", "variance", "count"], 4: ["gamma", "beta", "moving_mean", "moving_variance"]}.get(len(shapes), [])
 
 
 def constants(arrays: Mapping[str, np.ndarray]) -> tuple[list[float], list[float]] | None:
-    """Return means and standard deviations of pixels from 0 to 1, by a network's variables; None if they are unknown.
+    """Return channel means and standard deviations for pixels from 0 to 1, computed from a network's variables; None if
+    unknown.
 
-    Without SCALE and OFFSET, the network is assumed to be of keras.applications: pixels / 255, then the normalisation. In
-    its ImageNet weights the "variances" are deviations, and another layer divides by their square root again.
+    Without SCALE and OFFSET, the network is assumed to come from keras.applications, which divides pixels by 255 and then
+    normalises them. The ImageNet weights store deviations as "variance", and one more layer divides by their square root.
     """
     if SCALE in arrays:
         scale, offset = arrays[SCALE], arrays[OFFSET]
@@ -49,8 +51,8 @@ def constants(arrays: Mapping[str, np.ndarray]) -> tuple[list[float], list[float
 
 
 def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return SCALE and OFFSET of a network with these settings. Raise ValueError for unsupported layers before the first
-    convolution, and for a classifier that does not end in softmax."""
+    """Return SCALE and OFFSET for a network with these Keras settings. Raise ValueError for unsupported layers before the
+    first convolution, and for a classifier that does not end in softmax."""
     layers = [*_layers(settings)]
     heads = [layer.get("activation") for kind, layer in layers if kind == "Dense"]
     if heads and isinstance(heads[-1], str) and heads[-1] not in ("softmax", "linear"):
@@ -72,7 +74,7 @@ def preprocessing(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, 
 
 
 def _layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield class and settings of all layers in order, including those of nested networks."""
+    """Yield the class and the settings of every layer in order, including layers of nested networks."""
     waiting = [settings]
     while waiting:
         entry = waiting.pop(0)
@@ -84,12 +86,12 @@ def _layers(settings: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def composed(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factor and the offset of all steps together, for each of three channels."""
+    """Combine all steps into one factor and one offset for each of three channels."""
     scale, offset = np.ones(3), np.zeros(3)
     for factor, added in steps:
         scale, offset = scale * factor, offset * factor + added
     if scale.shape != (3,) or offset.shape != (3,) or not np.isfinite([scale, offset]).all() or not scale.all():
-        raise ValueError("its preprocessing layers do not have finite constants for three channels")
+        raise ValueError("the constants of its preprocessing layers are not finite numbers for three channels")
     return scale, offset
 
 
@@ -99,7 +101,7 @@ def _normalization(mean: Any, variance: Any) -> Step:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Return a number, or a list of numbers, as an array. Keras may have wrapped it."""
+    """Convert a number or a list of numbers to an array. Keras may wrap it in a dictionary."""
     if isinstance(value, dict) and isinstance(value.get("config"), dict):
         value = value["config"].get("value")
     try:

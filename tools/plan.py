@@ -1,4 +1,4 @@
-"""Predict memory, rate and time of a training on an IPU system, and find faster plans.
+"""Predict how much memory and time a training needs on an IPU system, and search for faster settings.
 
 cnn plan --config mk2_efficientnet_b4_g16_16ipus
 cnn plan --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16
@@ -24,7 +24,7 @@ from harness.reports import output
 
 
 def main(argv: Sequence[str]) -> int:
-    """Predict every configuration on every system, print and write the results; return the exit code."""
+    """Predict every configuration on every system, and print and write the results; return the exit code."""
     answers.answer_general(list(argv), "train")
     request = plan_options.parse(argv)
     if request.help:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(request: PlanRequest) -> list[Planned]:
-    """Return the prediction for each configuration and system, in the order of the call."""
+    """Return the prediction for each configuration and system, in the order of the command line."""
     scaled = len(request.systems) > 1
     return [
         Planned(name, predict(work, system), run, undivided=variants.undivided(work, system) if scaled else "")

@@ -1,11 +1,11 @@
 """Write an HTML report of one or more runs.
 
-The page shows training curves, options, plan, speed, and the mistakes of the newest checkpoint.
+The page shows training curves, options, the plan, the speed, and which images the newest checkpoint classifies wrongly.
 
 cnn report logs/<run>                                 write logs/<run>/report.html
-cnn report logs/<run>/ckpt-500                        evaluate this checkpoint
-cnn report logs/<run> --no-evaluation                 evaluate none: fast
-cnn report logs/<run> logs/<other> --html both.html   compare runs
+cnn report logs/<run>/ckpt-500                        evaluate this checkpoint instead of the newest
+cnn report logs/<run> --no-evaluation                 fast: evaluate no checkpoint
+cnn report logs/<run> logs/<other> --html both.html   compare two runs
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harness.reports import output
 
 
 def main(argv: list[str]) -> int:
-    """Parse, read the runs, evaluate their checkpoints, write the page; return the exit code."""
+    """Read the runs, evaluate their checkpoints and write the page; return the exit code."""
     given = _parsed(argv)
     runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in given.runs.values()]
     own = runs[0][0].path / FILE
@@ -48,13 +48,15 @@ def main(argv: list[str]) -> int:
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
-    """Return the options. `runs`: run directory and checkpoint by path, each once."""
+    """Return the options. `runs` maps each given path to its run directory and checkpoint."""
     parser = command_line.Parser(
         prog="cnn report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories or checkpoints, at most {MAX_RUNS}")
     parser.add_argument("--html", metavar="FILE", help=f"output file (default: {FILE} in the run directory)")
-    parser.add_argument("--no-evaluation", action="store_true", help="report the tables only: read no checkpoint, no data")
+    parser.add_argument(
+        "--no-evaluation", action="store_true", help="show only the logged tables; read neither checkpoints nor images"
+    )
     given = parser.parse_args(argv)
     given.runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
     if len(given.runs) > MAX_RUNS:
@@ -65,7 +67,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def _run(path: Path) -> tuple[Path, Checkpoint | None]:
-    """Return the run directory, and the checkpoint if the path names one."""
+    """Return the run directory, and the checkpoint if the path is a checkpoint."""
     if path.is_dir() or not find.prefix(path).with_name(f"{find.prefix(path).name}.index").exists():
         return path, None
     (checkpoint,) = find.select(find.prefix(path))
@@ -73,7 +75,8 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 
 
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
-    """Return a run with the predictions of a checkpoint (by default, its newest), or with the reason why there are none."""
+    """Return a run with the predictions of this checkpoint, or of its newest if None. If that fails, return the run with the
+    reason."""
     from harness.report_page import validation_results
 
     say = partial(print, file=sys.stderr)

@@ -30,7 +30,7 @@ _ORDER = "time"
 
 
 def main(argv: list[str]) -> int:
-    """Parse, find the runs, list or remove them; return the exit code."""
+    """List or remove the runs in a folder; return the exit code."""
     options = _parser().parse_args(argv)
     found = run_list.find_runs(Path(options.logs), lambda line: print(line, file=sys.stderr))
     runs = run_list.ordered(found, options.sort)
@@ -44,14 +44,15 @@ def main(argv: list[str]) -> int:
 
 
 def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]:
-    """Return the runs with these names or paths, each once; OptionError for one that is no run or must not be removed."""
+    """Return the runs with these names or paths, without duplicates. Raise OptionError for an unknown name, and for a run
+    that must not be removed."""
     by_name = {run.name: run for run in runs}
     by_path = {os.path.normpath(run.folder): run for run in runs}
     chosen = {}
     for name in names:
         run = by_name.get(os.path.normpath(name)) or by_path.get(os.path.normpath(name))
         if run is None:
-            raise OptionError(f"--remove {short(name)}: no run of that name{plugins.did_you_mean(name, list(by_name))}")
+            raise OptionError(f"--remove {short(name)}: there is no such run{plugins.did_you_mean(name, list(by_name))}")
         if run.state == RUNNING:
             raise OptionError(f"--remove {run.name}: the run is still running; stop it first")
         _check_folder(run)
@@ -60,19 +61,19 @@ def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]
 
 
 def _check_folder(run: RunSummary) -> None:
-    """Raise OptionError for a link, and for a directory that contains another run, even a hidden or deeply nested one."""
+    """Raise OptionError if the directory is a link or contains another run, even a hidden or deeply nested one."""
     folder = Path(run.folder)
     if not run_list.is_run(folder):
         raise OptionError(f"--remove {run.name}: {run.folder} is not a run directory, or is a link")
     inside = run_list.run_inside(folder)
     if inside:
-        raise OptionError(f"--remove {run.name}: it contains another run, {inside}; move or remove that first")
+        raise OptionError(f"--remove {run.name}: it contains another run, {inside}; move or remove that run first")
 
 
 def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
-    """List the runs, ask, and remove their directories, each under its lock. Return 1 if the user declines."""
+    """List the runs, ask, and remove their directories. Lock each directory meanwhile. Return 1 if the user declines."""
     if not confirmed and not sys.stdin.isatty():
-        raise OptionError("--remove needs a terminal for its question; to remove without a question, give --yes")
+        raise OptionError("--remove asks for confirmation, but there is no terminal; give --yes to remove without asking")
     print(run_list.table(runs))
     if not confirmed:
         them = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
@@ -82,7 +83,7 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
             return 1
     for run in runs:
         with locks.lock_folder(Path(run.folder)):
-            _check_folder(run)  # again: the folder may have changed before the user answered
+            _check_folder(run)  # check again: the folder may have changed before the user answered
             shutil.rmtree(run.folder)
         print(f"Removed {escaped(run.folder)}")
     return 0
@@ -92,10 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(prog="cnn runs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("logs", nargs="?", default="logs", metavar="LOGS", help="folder to search for runs (default: logs)")
-    add("--sort", choices=run_list.ORDERS, default=_ORDER, help="newest, most accurate, or alphabetical (default: time)")
-    add("--json", action="store_true", help="print a JSON list")
-    add("--remove", nargs="+", metavar="NAME", help="remove these runs, given by name or path")
-    add("--yes", action="store_true", help="with --remove: do not ask")
+    add(
+        "--sort",
+        choices=run_list.ORDERS,
+        default=_ORDER,
+        help="order: newest first, most accurate first, or by name (default: time)",
+    )
+    add("--json", action="store_true", help="print the list as JSON")
+    add("--remove", nargs="+", metavar="NAME", help="remove these runs; give names or paths")
+    add("--yes", action="store_true", help="let --remove delete without asking")
     return parser
 
 

@@ -1,11 +1,11 @@
-"""Simulate how 16 to 1,024 instances with failures and slow hosts spend their time.
+"""Simulate how groups of 16 to 1,024 training processes (instances) spend their time if hosts fail or are slow.
 
-python tools/simulate_groups.py                       ResNet-50, 10 Gbit/s, a failure per host every 24 days
+python tools/simulate_groups.py                       ResNet-50, 10 Gbit/s; each host fails every 24 days
 python tools/simulate_groups.py --mtbf-hours 24 --gigabits 1 --wire-bytes 2
 
-All times are given, none is measured. The hosts' failures are independent and exponentially distributed. In every update,
-each instance is slow with a fixed probability. The all-reduce is a ring: 2 (n - 1) / n of the gradients' bytes, and
-2 (n - 1) steps of half a round trip for each bucket.
+All times are assumed; nothing is measured. Times between failures of a host are exponentially distributed and independent.
+In every update, each instance is slow with a fixed probability. Among n instances, a ring all-reduce sends 2 (n - 1) / n
+times the bytes of the gradients, and takes 2 (n - 1) steps of half a round trip for each bucket of gradients.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _COLOURS = (chart.GREEN, chart.BLUE, chart.SAND, chart.ORANGE)
 
 @dataclass(frozen=True)
 class Group:
-    """Properties of a group of instances, each on its own host. Times in seconds."""
+    """Properties of a group of instances. Each instance has its own host. Times are in seconds."""
 
     parameters: float = 25.6e6
-    arithmetic: float = 4.0  # per update, without waiting
-    gigabits: float = 10.0  # per second
-    wire_bytes: int = 4  # per gradient between instances
+    arithmetic: float = 4.0  # for one update, without waiting for others
+    gigabits: float = 10.0  # bandwidth in Gbit/s
+    wire_bytes: int = 4  # bytes of one gradient on the network
     round_trip: float = 2e-4
     bucket_bytes: float = 10 * 2**20
-    slow_probability: float = 1e-3  # per instance and update
+    slow_probability: float = 1e-3  # for each instance in each update
     slow_factor: float = 1.5
-    mtbf_hours: float = 24 * 24.0  # per host
-    saving: float = 0.4  # pause of training for a checkpoint
-    restarting: float = 60.0  # from a failure to the next update
+    mtbf_hours: float = 24 * 24.0  # mean hours between two failures of a host
+    saving: float = 0.4  # training pauses this long for a checkpoint
+    restarting: float = 60.0  # time from a failure to the next update
 
     def all_reduce(self, instances: int) -> float:
-        """Return the seconds of an all-reduce; arithmetic does not overlap with it."""
+        """Return the seconds of an all-reduce. Arithmetic does not overlap with the all-reduce."""
         data = self.wire_bytes * self.parameters
         buckets = -(-data // self.bucket_bytes)
         moved = 2 * (instances - 1) / instances * data / (self.gigabits * 1e9 / 8)
@@ -65,14 +65,14 @@ class Group:
         return waits / _UPDATES
 
     def interval(self, instances: int, minutes: float | None) -> float:
-        """Return the seconds between checkpoints. `minutes`: fixed interval; None for that of --safety-ckpt-minutes auto."""
+        """Return the seconds between checkpoints. If `minutes` is None, choose them as --safety-ckpt-minutes auto does."""
         best = checkpoint_interval.best_interval(self.saving, 3600 * self.mtbf_hours / instances)
         return best if minutes is None else 60 * minutes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The shares of a group's time, one for each of _CAUSES."""
+    """The time shares of a group. `shares` has one share for each of _CAUSES."""
 
     instances: int
     interval: float  # seconds between two checkpoints
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def simulated(group: Group, instances: int, minutes: float | None, seed: int = 1) -> Outcome:
-    """Return the shares of time in a training with many failures."""
+    """Simulate a training with many failures, and return how it spends its time."""
     rng = random.Random(seed)
     update = (group.arithmetic, group.all_reduce(instances), group.slowest(instances, rng))
     interval, between = group.interval(instances, minutes), 3600 * group.mtbf_hours / instances
@@ -91,7 +91,7 @@ def simulated(group: Group, instances: int, minutes: float | None, seed: int = 1
         lived = rng.expovariate(1 / between)
         trained += interval * (lived // (interval + group.saving))
         time += lived
-        while (lived := rng.expovariate(1 / between)) < group.restarting:  # fails again while it starts
+        while (lived := rng.expovariate(1 / between)) < group.restarting:  # another failure during the restart
             time += lived
         time += group.restarting
     useful = trained / time
@@ -99,7 +99,7 @@ def simulated(group: Group, instances: int, minutes: float | None, seed: int = 1
 
 
 def outcomes(group: Group) -> list[tuple[str, Outcome]]:
-    """Return (checkpoint interval as a phrase, outcome) for each number of instances and each interval."""
+    """Return a description of the checkpoint interval, and the outcome, for each number of instances and each interval."""
     choices = (("auto", None), ("10 minutes", 10.0), ("an hour", 60.0))
     return [(name, simulated(group, count, minutes)) for count in INSTANCES for name, minutes in choices]
 
@@ -126,23 +126,23 @@ def svg(rows: Sequence[tuple[str, Outcome]]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Simulate, print the table, write the chart; return the exit code."""
+    """Simulate, print the table and write the chart; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Group()
     for flag, field, least, most, help in (
         ("--parameters", "parameters", 1, 1e13, "number of trainable parameters"),
         ("--seconds", "arithmetic", 1e-3, 1e5, "seconds of arithmetic per update"),
-        ("--gigabits", "gigabits", 1e-3, 1e5, "bandwidth between instances in Gbit/s"),
+        ("--gigabits", "gigabits", 1e-3, 1e5, "network bandwidth of an instance in Gbit/s"),
         ("--mtbf-hours", "mtbf_hours", 0.01, 1e7, "mean hours between failures of a host"),
         ("--saving", "saving", 0, 1e5, "seconds that training pauses for a checkpoint"),
         ("--restarting", "restarting", 0, 1e5, "seconds from a failure to the next update"),
         ("--slow", "slow_probability", 0, 1, "probability that an instance is slow in an update"),
-        ("--slow-factor", "slow_factor", 1, 1e3, "time of a slow instance relative to the others"),
+        ("--slow-factor", "slow_factor", 1, 1e3, "time of a slow instance divided by the time of the others"),
     ):
         value, read = getattr(usual, field), command_line.number(least, most)
         parser.add_argument(flag, type=read, default=value, dest=field, help=f"{help} (default: {value:g})")
     parser.add_argument("--wire-bytes", type=command_line.int_between(2, 4), choices=(2, 4), default=4,
-                        help="bytes of a gradient between instances (default: 4)")  # fmt: skip
+                        help="bytes of one gradient on the network (default: 4)")  # fmt: skip
     parser.add_argument("--output", metavar="FILE.svg", help="write the chart to this file")
     asked = vars(parser.parse_args(argv))
     target = asked.pop("output")

@@ -33,7 +33,7 @@ from harness.reports.chart import Box, Dot, Rows
 
 COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
 RUNNING: dict[int, subprocess.Popen[str]] = {}  # running commands by process ID
-ENDING = threading.Event()  # set by a signal: start no other command
+ENDING = threading.Event()  # set after a signal: no further command may start
 
 
 class Failed(Exception):
@@ -42,7 +42,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training. `accuracy`: top-1, in %. `minutes`: training time on one core."""
+    """The result of a training. `accuracy` is the top-1 accuracy in %, `minutes` the training time on one core."""
 
     label: str
     seed: int
@@ -58,7 +58,8 @@ Job = Callable[[int], Iterable[Result]]  # trains on the given core and yields r
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str], what: str) -> tuple[argparse.Namespace, list[str]]:
-    """Return the study's options, and the options after --, which apply to every training. `what`: what each seed trains."""
+    """Return the study's options, and the options after --, which apply to every training. The help of --seeds names what is
+    trained: `what`."""
     add = parser.add_argument
     add("--seeds", type=command_line.int_between(1), default=3, metavar="N",
         help=f"train every {what} with seeds 1 to N (default: 3)")  # fmt: skip
@@ -75,7 +76,8 @@ def run(
     table: Callable[[Sequence[Result]], str],
     draw: Callable[[Sequence[Result]], str],
 ) -> int:
-    """Run all jobs of a study, then write its table and its chart into a folder. `words`: options of every training."""
+    """Run all jobs of a study, then write its table and its chart into a folder. `words` are the options of every
+    training."""
     end_by_signals()
     check_unchanged(folder, words)
     results = run_all(jobs, sorted(os.sched_getaffinity(0)))
@@ -95,20 +97,20 @@ def script(name: str, main: Callable[[list[str]], int]) -> int:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; none if it does not exist."""
+    """Return the rows of a CSV file; an empty list if the file does not exist."""
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
 def clear(folder: Path) -> None:
     """Remove the directory of a training that ended before its first checkpoint."""
     if folder.exists():
-        with locks.lock_folder(folder):  # FolderError while a training runs in it
+        with locks.lock_folder(folder):  # raises FolderError if a training is running in the folder
             pass
         shutil.rmtree(folder)
 
 
 def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str] = ()) -> None:
-    """Start or resume a training. `words`: options to start it. `always`: options in both cases."""
+    """Start or resume a training. `words` are options for a start only, `always` options for both."""
     if find.numbered(folder):
         call(core, "restore.py", "--restore-path", folder, *always)
     else:
@@ -117,7 +119,7 @@ def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str
 
 
 def call(core: int, script: str, *words: object) -> None:
-    """Run a command on one core; Failed if its exit code is not 0."""
+    """Run a command on one core. Raise Failed if its exit code is not 0."""
     if ENDING.is_set():
         raise Failed("stopped")
     command = [sys.executable, str(ROOT / script), *map(str, words)]
@@ -135,7 +137,7 @@ def call(core: int, script: str, *words: object) -> None:
 
 
 def end_by_signals() -> None:
-    """On a signal, stop the trainings, which save their work, and exit."""
+    """After a signal, let the trainings save a checkpoint and end, then exit."""
 
     def stop(number: int, frame: object) -> None:
         ENDING.set()
@@ -152,17 +154,17 @@ def end_by_signals() -> None:
 
 
 def check_unchanged(folder: Path, words: Sequence[str]) -> None:
-    """Raise OptionError if trainings in the folder had other options."""
+    """Raise OptionError if the trainings in the folder were started with other options after --."""
     path, given = folder / "words.txt", shlex.join(words)
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.write_text(given + "\n", encoding="utf-8")
     elif (before := path.read_text(encoding="utf-8").strip()) != given:
-        raise OptionError(f"{folder} has runs with '{before}' after --, not '{given}'; give another --output")
+        raise OptionError(f"{folder} has runs with other options after --: '{before}', not '{given}'; give another --output")
 
 
 def run_all(jobs: Sequence[Job], cores: Sequence[int]) -> list[Result]:
-    """Run every job, one at a time on each core, and return all results. After a failure, no other job starts."""
+    """Run every job, one at a time on each core, and return all results. After a failure, start no further job."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in cores:
         free.put(core)
@@ -191,7 +193,7 @@ def run_all(jobs: Sequence[Job], cores: Sequence[int]) -> list[Result]:
 
 
 def by_seed(results: Iterable[Result], value: str = "accuracy") -> dict[str, list[float]]:
-    """Return the values of each label, in the order of their seeds."""
+    """Return the values of each label, ordered by seed."""
     grouped: dict[str, list[float]] = {}
     for result in sorted(results, key=lambda result: result.seed):
         grouped.setdefault(result.label, []).append(getattr(result, value))
@@ -209,13 +211,13 @@ def average(values: Sequence[float], unit: str = " %") -> str:
 
 
 def summary(values: Sequence[float], unit: str = " %") -> str:
-    """Return mean ± standard error (each value)."""
+    """Return mean ± standard error, and each value in brackets."""
     return f"{average(values, unit)} ({', '.join(f'{value:.2f}' for value in values)})"
 
 
 @dataclass(frozen=True)
 class Dots:
-    """A row of a chart. `values`: one for each seed. `scaled`: whether the axis must include them."""
+    """A row of a chart. `values` has one value for each seed. If `scaled` is true, the axis covers all of them."""
 
     name: str
     colour: str
@@ -224,7 +226,7 @@ class Dots:
 
 
 def dot_chart(title: str, rows: Sequence[Dots]) -> str:
-    """Return a chart of rows: a dot for each seed, a line for the mean, a bar of ± one standard error."""
+    """Return a chart. Each row has a dot for each seed, a line at the mean, and a bar of ± one standard error."""
     axis = chart.span([value for row in rows if row.scaled for value in row.values], slack=1)
     names: list[str] = []
     marks: list[Box | Dot] = []
@@ -236,12 +238,12 @@ def dot_chart(title: str, rows: Sequence[Dots]) -> str:
 
 
 def _row(row: Dots, k: int) -> Iterator[Box | Dot]:
-    """Yield the marks of a row: standard error and mean, then the seeds in front of them."""
+    """Yield the marks of a row. The dots of the seeds come last, so that they are drawn on top."""
     middle, count = mean(row.values), len(row.values)
     if count > 1:
         error = standard_error(row.values)
         yield Box(middle - error, middle + error, row.colour, k, "one standard error", opacity=0.55, thick=0.18)
         yield Box(middle, middle, row.colour, k, "mean", thick=0.8, least=4)
     label = f"one of {count} seeds" if count > 1 else "the only seed"
-    for place, value in enumerate(row.values):  # shifted vertically, so equal values do not overlap
+    for place, value in enumerate(row.values):  # dots are shifted vertically, so that equal values do not overlap
         yield Dot(value, row.colour, k, label, lift=7 * (place - (count - 1) / 2))

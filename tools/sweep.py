@@ -1,7 +1,7 @@
-"""Train a network with many values of its options, as a grid or at random, and compare the trials.
+"""Train a network with many combinations of option values, from a grid or at random, and rank the trials.
 
 cnn sweep sweep.yml                        run the file's only sweep
-cnn sweep sweep.yml rates --dry-run        check and list trials
+cnn sweep sweep.yml rates --dry-run        check and list the trials
 cnn sweep sweep.yml rates --jobs 2 --epochs 3 --metric loss
 
 Example of sweep.yml:
@@ -60,10 +60,10 @@ from harness.run import validations
 from harness.run.resolve import prepare
 
 MAX_TRIALS = 1000
-SEED = 1  # the default for every trial, so that trials differ only in the options that vary
-RESERVED = ("logs_path", "log_dir", "name_suffix", "autoresume", "restore_path", "distributed")  # set by the sweep
+SEED = 1  # every trial has this seed by default, so that trials differ only in the options that vary
+RESERVED = ("logs_path", "log_dir", "name_suffix", "autoresume", "restore_path", "distributed")  # options set by the sweep
 PRINTING = ("help", "version", "explain", "summary", "list_configs", "dry_run", "compile_only", "dataset_benchmark")
-METRICS = {  # name: (table, column, sign so that lower is better)
+METRICS = {  # name: (table, column, factor that makes lower values better)
     "validation-accuracy": ("validation.csv", "val_acc", -1),
     "validation-loss": ("validation.csv", "loss", 1),
     "training-loss": ("training.csv", "loss_avg", 1),
@@ -76,7 +76,7 @@ _LONGEST_NAME = 120  # characters in the name of a trial's directory
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A training. `values`: of the options that vary, by key. `words`: arguments for train.py."""
+    """A training. `values` maps the options that vary to their values. `words` are the arguments for train.py."""
 
     name: str
     values: Mapping[str, Any]
@@ -87,23 +87,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class Range:
-    """Random values between two limits; uniform or, with `log`, log-uniform."""
+    """Random values between two limits. They are log-uniform if `log` is true, else uniform."""
 
     low: float
     high: float
     log: bool
 
     def at(self, fraction: float) -> float:
-        """Return the value at a fraction of the range; an integer if both limits are."""
+        """Return the value at a fraction of the range. If both limits are integers, the value is one, too."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
-        end = self.high + whole  # so that `high` is as likely as the other integers
+        end = self.high + whole  # `high` must be as likely as the other integers
         value = self.low * (end / self.low) ** fraction if self.log else self.low + fraction * (end - self.low)
         return min(math.floor(value), self.high) if whole else min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
 @dataclass
 class Result:
-    """A trial's state and metric. `row`: its best validation, or its last training row."""
+    """A trial's state and metric. `row` is its best row in validation.csv, or its last row in training.csv."""
 
     state: str = WAITING
     reason: str = ""
@@ -112,16 +112,17 @@ class Result:
 
 
 def main(argv: list[str]) -> int:
-    """Parse, check every trial, train the incomplete ones, compare; return the exit code, 1 if a trial failed."""
+    """Check every trial, train the trials that are not complete, and compare them; return the exit code, 1 if a trial
+    failed."""
     given, shared_words = _parse(argv)
     if membership.under_poprun(os.environ):
-        raise OptionError("cnn sweep starts a process for each trial; start it without poprun")
+        raise OptionError("cnn sweep starts its own process for each trial; start it without poprun")
     file = ConfigFile(given.file)
     name = given.name or _only_sweep(file)
     entries = file.block(name, 2)
     top = Path(given.logs_path) / name
     made = (_trial(values, entries, shared_words, top) for values in _value_sets(name, entries))
-    trials = list({trial.name: trial for trial in made}.values())  # without duplicates
+    trials = list({trial.name: trial for trial in made}.values())  # drop duplicates
     notes = [note for trial in trials for note in _check(trial, f"{given.file}: {name}", given.metric)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
@@ -149,14 +150,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = command_line.Parser(
         prog="cnn sweep", usage="cnn sweep FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other options of train.py are accepted, too. They apply to all trials and override the file.",
+        epilog="All other options of train.py are accepted, too. They apply to all trials and override the sweep's file.",
     )  # fmt: skip
     add = parser.add_argument
     add(
         "--logs-path",
         metavar="DIR",
         default="logs/sweep",
-        help="folder of all sweeps (default: %(default)s)",
+        help="folder in which every sweep has a folder for its runs (default: %(default)s)",
     )
     add("--jobs", type=command_line.int_between(1), default=1, metavar="N", help="number of parallel trials (default: 1)")
     add("--metric", choices=(*METRICS, *ALIASES), default="validation-accuracy",
@@ -166,7 +167,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     places = argv[:first]
     given, words = parser.parse_known_args(argv[first:])
     if not 1 <= len(places) <= 2:
-        raise OptionError("give the file first, then the name of a sweep if the file has several: cnn sweep sweep.yml NAME")
+        raise OptionError("give the file first, then the name of a sweep in it, for example: cnn sweep sweep.yml rates")
     cores = len(os.sched_getaffinity(0))
     if given.jobs > cores:
         number = f"{cores} cores" if cores > 1 else "1 core"
@@ -193,12 +194,12 @@ def _only_sweep(file: ConfigFile) -> str:
 
 
 def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
-    """Return the values of each trial by key: all combinations of a grid, or random values."""
+    """Return the option values of each trial: all combinations of a grid, or random values."""
     kinds = [kind for kind in ("grid", "random") if kind in entries]
     if len(kinds) != 1 or not isinstance(entries[kinds[0]].value, dict):
-        raise OptionError(f"sweep {short(name)} needs either grid: or random:, which contains the options that vary")
+        raise OptionError(f"sweep {short(name)} needs either grid: or random:, with the options that vary and their values")
     if not re.fullmatch(r"\w[\w-]*", name):
-        raise OptionError(f"'{short(name)}' is no valid folder name; use only letters, digits, - and _")
+        raise OptionError(f"'{short(name)}' is no valid name for a sweep; use only letters, digits, - and _")
     kind, where, given = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
     own = {key: _number(given.pop(key).value) for key in ("trials", "seed") if kind == "random" and key in given}
     axes = {key: _axis(key, entry, kind) for key, entry in given.items()}
@@ -211,9 +212,9 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
         return [dict(zip(axes, chosen)) for chosen in itertools.product(*axes.values())]
     count, seed = own.get("trials"), own.get("seed", 0)
     if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
-        raise OptionError(f"{where}: random: needs trials from 1 to {MAX_TRIALS}; its seed must be an integer of at least 0")
+        raise OptionError(f"{where}: random: needs trials: N, from 1 to {MAX_TRIALS}; seed: must be an integer >= 0")
 
-    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # adding trials does not change earlier ones
+    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # independent of the number of trials
         fraction = keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{trial}")
         return axis.at(fraction) if isinstance(axis, Range) else axis[int(fraction * len(axis))]
 
@@ -221,7 +222,7 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a text contains; any other value unchanged."""
+    """Convert text that is a number; return any other value unchanged."""
     for read in (whole_number, decimal_number):
         with suppress(ValueError, TypeError):
             return read(value)
@@ -233,7 +234,8 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 
 
 def _axis(key: str, entry: Entry, kind: str) -> list[Any] | Range:
-    """Return the values of an option that varies; OptionError if they are no list and, for random values, no range."""
+    """Return the values of an option that varies: a list, or for random values also a range. Raise OptionError for
+    others."""
     if key.replace("-", "_") in (*RESERVED, *PRINTING):
         raise OptionError(f"{entry.where}: {key} cannot vary in a sweep; remove it")
     if isinstance(entry.value, list) and entry.value and None not in entry.value:
@@ -247,7 +249,7 @@ def _axis(key: str, entry: Entry, kind: str) -> list[Any] | Range:
     if len(given) > 3 or not numbers or scale not in ("linear", "log") or not 0 <= high - low < math.inf:
         raise OptionError(f"{entry.where}: {key}: a range needs numbers low <= high; scale must be linear or log")
     if scale == "log" and low <= 0:
-        raise OptionError(f"{entry.where}: {key}: low must be above 0 if scale is log")
+        raise OptionError(f"{entry.where}: {key}: a range with scale: log needs low above 0")
     return Range(low, high, scale == "log")
 
 
@@ -286,7 +288,7 @@ def _words(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check(trial: Trial, where: str, metric: str) -> list[str]:
-    """Return warnings about a trial; OptionError if train.py would reject it."""
+    """Return warnings about a trial. Raise OptionError if train.py would reject its options."""
     try:
         parsed = cli.parse(list(trial.words), "train")
         run = prepare(parsed.options, os.environ, parsed.notes)
@@ -295,20 +297,20 @@ def _check(trial: Trial, where: str, metric: str) -> list[str]:
         raise OptionError(f"{where}: trial {trial.name}: {message}", listed) from None
     printing = [name for name in PRINTING if parsed.options.values().get(name)]
     if printing:
-        raise OptionError(f"{where}: with {flag(printing[0])} train.py does not train; remove it")
+        raise OptionError(f"{where}: {flag(printing[0])} prevents training; remove it")
     if metric != "training-loss" and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
-        raise OptionError(f"{where}: trial {trial.name} has no validation; give --metric training-loss")
+        raise OptionError(f"{where}: trial {trial.name} has no validation to rank it by; give --metric training-loss")
     return [note for note in run.notes if note.startswith("warning")]
 
 
 def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
-    """Raise OptionError if trials in the folder were begun with other options; record the options of new trials."""
+    """Raise OptionError if trials in the folder were started with other options; record the options of new trials."""
     record = top / "sweep.json"
     begun = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     for trial in trials:
         if begun.get(trial.name, list(trial.words)) != list(trial.words):
             raise OptionError(
-                f"{trial.folder} was begun with other options; delete it and {record}, or use another --logs-path"
+                f"{trial.folder} was started with other options; delete it and {record}, or give another --logs-path"
             )
     now = {trial.name: list(trial.words) for trial in trials}
     files.write_atomically(record, json.dumps(begun | now, indent=1))
@@ -318,17 +320,17 @@ def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
 
 
 class Sweep:
-    """Trains all trials, each in a process on its own share of the cores, and ranks them."""
+    """Trains all trials and ranks them. Each trial has a process with its own share of the cores."""
 
     def __init__(self, trials: Sequence[Trial], metric: str, target: Path) -> None:
-        """Prepare a sweep. `metric`: one of METRICS. `target`: path of the table."""
+        """Prepare a sweep. `metric` is a key of METRICS, `target` the path of the table."""
         self.trials, self.metric, self.target = trials, metric, target
         self.results = {trial.name: Result() for trial in trials}
         self._running: dict[subprocess.Popen, tuple[Trial, list[int]]] = {}
         self._stopped: set[subprocess.Popen] = set()
 
     def run(self, jobs: int) -> None:
-        """Train all trials. On a signal, let running trials save and end, then raise StopRequest."""
+        """Train all trials. After a signal, let running trials save a checkpoint and end, then raise StopRequest."""
         (self.target.parent / "output").mkdir(exist_ok=True)
         cores, waiting = sorted(os.sched_getaffinity(0)), list(self.trials)
         free = [cores[k::jobs] for k in range(jobs)]
@@ -337,7 +339,7 @@ class Sweep:
                 while self._running or (waiting and signals.received is None):
                     if signals.received is not None:
                         self._stop()
-                    elif free:  # a locked trial is still running after its sweep was killed
+                    elif free:  # a trial may still be running if its sweep was killed; its directory is locked
                         ready = next((trial for trial in waiting if not locks.is_locked(trial.folder)), None)
                         if ready:
                             waiting.remove(ready)
@@ -364,12 +366,12 @@ class Sweep:
         self._running[process] = (trial, cores)
 
     def _stop(self) -> None:
-        for process in self._running.keys() - self._stopped:  # a second signal would end it without saving
+        for process in self._running.keys() - self._stopped:  # a second signal would prevent saving
             self._stopped.add(process)
             process.send_signal(signal.SIGTERM)
 
     def _collect(self, stopping: bool) -> list[list[int]]:
-        """Record the trials that have ended; return their cores."""
+        """Record the results of the trials that have ended; return the cores that are now free."""
         freed = []
         for process in [process for process in self._running if process.poll() is not None]:
             trial, cores = self._running.pop(process)
@@ -394,7 +396,7 @@ class Sweep:
         return Result(state=state, row=row, value=float(row[column]) if row else math.nan)
 
     def ordered(self) -> list[tuple[Trial, Result]]:
-        """Return the trials: complete ones first, the best first."""
+        """Return the trials ranked by the metric. Trials that are not complete come last."""
         sign = METRICS[self.metric][2]
 
         def place(pair: tuple[Trial, Result]) -> tuple[bool, float]:
@@ -405,7 +407,7 @@ class Sweep:
         return sorted(((trial, self.results[trial.name]) for trial in self.trials), key=place)
 
     def table(self) -> str:
-        """Return a line for each trial, the best first."""
+        """Return a text table with a line for each trial. The best trial comes first."""
         rows = [(*self.trials[0].values, self.metric.replace("-", " "), "state")]
         for trial, result in self.ordered():
             why = short(f"{result.state}: {result.reason}") if result.reason else result.state

@@ -1,7 +1,7 @@
-"""Translate names and layouts of other projects' weights into ours.
+"""Translate the names and layouts of weights from other projects into those of this project.
 
-Four layouts are supported: Keras' EfficientNet, the ResNets of torchvision and timm, timm's EfficientNet, and the PyTorch
-EfficientNet with underscores in its names, for which EfficientNet-Lite was published.
+Four layouts are supported: Keras' EfficientNet, the ResNets of torchvision and timm, timm's EfficientNet, and a PyTorch
+EfficientNet whose names begin with underscores. EfficientNet-Lite was published in the last of these layouts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "runni
 BATCH_NORM = {"batch_norm": True, "group_norm": False}
 LITE = {"se": False, "use_relu6": True, "fix_stem_head": True}
 RESNET_EPSILON = 1e-5
-_AVERAGE = re.compile(r"(^|[._])(ema|averaged?|swa)(?=[._])")  # in the prefix of a network's variables
+_AVERAGE = re.compile(r"(^|[._])(ema|averaged?|swa)(?=[._])")  # the prefix of averaged variables contains this
 MAX_CLASSES = 1_000_000
-# A layer of a Keras block -> our scope. The empty key: the depthwise norm, block1a_bn.
+# Maps the name of a layer in a Keras block to our scope. The norm after a depthwise convolution has an empty name.
 KERAS_PARTS = {"expand": "a", "dw": "b", "": "b", "project": "c", "se_reduce": "SE/1", "se_expand": "SE/2"}
 UNDERSCORED_PARTS = {
     "_expand_conv": "a", "_bn0": "a", "_depthwise_conv": "b", "_bn1": "b", "_project_conv": "c", "_bn2": "c",
@@ -36,36 +36,37 @@ TIMM_PARTS = {
     "conv_pw": "a", "bn1": "a", "conv_dw": "b", "bn2": "b", "conv_pwl": "c", "bn3": "c",
     "se.conv_reduce": "SE/1", "se.conv_expand": "SE/2",
 }  # fmt: skip
-TIMM_FIRST_PARTS = {**TIMM_PARTS, "conv_dw": "b", "bn1": "b", "conv_pw": "c", "bn2": "c"}  # blocks without expansion
+TIMM_FIRST_PARTS = {**TIMM_PARTS, "conv_dw": "b", "bn1": "b", "conv_pw": "c", "bn2": "c"}  # for blocks without expansion
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a project's weights. `ours`: returns our name for a tensor, None if the tensor is no weight; raises
-    LookupError for unknown names."""
+    """The layout of another project's weights. `ours` translates a tensor's name into our name. `ours` returns None if the
+    tensor is no weight, and raises LookupError for an unknown name."""
 
     title: str
     model: str
-    mark: str  # a variable by which the layout is recognised
-    classifier: str
+    mark: str  # a file with a variable of this name has this layout
+    classifier: str  # the name of the bias of the classifier
     ours: Callable[[str, Any], str | None]
     torch: bool  # kernels are [out, in, height, width]
 
     def value(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return their array in our layout: kernels [height, width, in, out], depthwise [height, width, 1, channels]."""
+        """Transpose an array to our layout: kernels are [height, width, in, out], depthwise ones [height, width, 1,
+        channels]."""
         if self.torch:
             return {4: lambda: array.transpose(2, 3, 1, 0), 2: lambda: array.T}.get(array.ndim, lambda: array)()
         return array.transpose(0, 1, 3, 2) if "dwconv" in name and array.ndim == 4 else array
 
     def value_back(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return our array in their layout."""
+        """Transpose one of our arrays to this layout."""
         if self.torch:
             return {4: lambda: array.transpose(3, 2, 0, 1), 2: lambda: array.T}.get(array.ndim, lambda: array)()
         return self.value(name, array)  # swapping two axes is its own inverse
 
 
 def clean(name: str) -> str:
-    """Return a name without the additions of file formats: stem_conv/stem_conv/kernel:0 becomes stem_conv/kernel."""
+    """Remove what file formats add to a name: stem_conv/stem_conv/kernel:0 becomes stem_conv/kernel."""
     name = name.removesuffix(":0")
     if "/" in name:
         layer, kind = name.split("/")[-2:]
@@ -106,8 +107,8 @@ def torch_resnet(name: str, options: Any) -> str | None:
 
 
 def underscored_efficientnet(name: str, options: Any) -> str | None:
-    """Return our name: _blocks.3._bn0.weight becomes all/block3a/a/batch_norm/gamma in B0. Blocks are numbered across
-    stages."""
+    """Return our name: _blocks.3._bn0.weight becomes all/block3a/a/batch_norm/gamma in B0. Block numbers continue from stage
+    to stage."""
 
     def place(owner: str) -> tuple[str, str]:
         _, index, part = owner.split(".")
@@ -118,8 +119,8 @@ def underscored_efficientnet(name: str, options: Any) -> str | None:
 
 
 def timm_efficientnet(name: str, options: Any) -> str | None:
-    """Return our name: blocks.1.0.bn1.weight becomes all/block2a/a/batch_norm/gamma. In blocks without expansion the first
-    convolution is the depthwise one: blocks.0.0.bn1.weight becomes all/block1a/b/..."""
+    """Return our name: blocks.1.0.bn1.weight becomes all/block2a/a/batch_norm/gamma. In blocks without expansion, the first
+    convolution is depthwise: blocks.0.0.bn1.weight becomes all/block1a/b/..."""
 
     def place(owner: str) -> tuple[str, str]:
         _, stage, unit, part = owner.split(".", 3)
@@ -133,7 +134,8 @@ def timm_efficientnet(name: str, options: Any) -> str | None:
 def _torch_efficientnet(
     name: str, classifier: str, ends: Mapping[str, str], place: Callable[[str], tuple[str, str]]
 ) -> str | None:
-    """Return our name. `ends`: scopes of layers outside of blocks. `place`: returns scope and part of a block's layer."""
+    """Return our name. `ends` has the scopes of layers outside blocks. `place` returns the scope of a layer in a block, and
+    the layer's name in the block."""
     owner, _, kind = name.rpartition(".")
     if owner == classifier:
         return _dense(kind)
@@ -151,9 +153,12 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Match:
-    """Weights of a network that this project has. `options`: of train.py. `values`: by our names. `without`: variables of
-    the classifier, if the file lacks them. `added`: variables of an identity convolution that only our network has.
-    `constants`: means and standard deviations of pixels from 0 to 1, if known."""
+    """Imported weights and their network.
+
+    `options` are the options of train.py that select the network. `values` maps our names to arrays. `without` lists
+    variables of the classifier that the file lacks. `added` lists variables of an identity convolution that only our network
+    has. `constants` are channel means and standard deviations for pixels from 0 to 1, if known.
+    """
 
     layout: Layout
     options: dict[str, Any]
@@ -165,9 +170,10 @@ class Match:
 
 
 def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN, average: bool = True) -> Match:
-    """Return the network to which these arrays belong; ImportFailure if there is none.
+    """Return the network to which these arrays belong; raise ImportFailure if there is none.
 
-    `arrays`: by the other project's names. `average`: prefer averaged weights (EMA) if the file has both.
+    `arrays` has the names of the other project. If `average` is true, prefer averaged weights (EMA) to the weights
+    themselves.
     """
     layout, theirs, notes = _one_network(arrays, average)
     decided, unsure = _decided(layout, described)
@@ -183,19 +189,19 @@ def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN,
             return replace(attempt, constants=constants, notes=notes)
     differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
     raise ImportFailure(
-        f"by its names this is {layout.title}, but its size is not supported; the closest is {name}, but {what}"
+        f"it looks like {layout.title}, but no supported size matches; the closest is {name}, but {what}"
         + (f" (and {differing - 1} more {'differs' if differing == 2 else 'differ'})" if differing > 1 else "")
     )
 
 
 def _decided(layout: Layout, described: Description) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return options that only the architecture's name determines, and a note if the name is unknown."""
+    """Return the options that only the name of the architecture determines, and a note if the name is unknown."""
     if layout not in LAYOUTS[1:3]:
         return {}, ()
     options = described.options()
     if options and ("norm_epsilon" in options) != (layout.model == "efficientnet"):
         name = f"{short(described.architecture)} ({described.source})"
-        raise ImportFailure(f"it is {name}, but its variables are those of {layout.title}")
+        raise ImportFailure(f"it is {name}, but it has the variables of {layout.title}")
     if options:
         return options, ()
     assumed = (
@@ -204,15 +210,15 @@ def _decided(layout: Layout, described: Description) -> tuple[dict[str, Any], tu
         else "assuming timm's tf_efficientnet (TensorFlow's padding, epsilon 0.001); efficientnet without tf_ has the same "
         "variables, but computes something else"
     )
-    return {}, (f"the architecture's name is unknown, {assumed}. Give --architecture if you know it",)
+    return {}, (f"the name of the architecture is unknown, {assumed}. If you know the name, give --architecture NAME",)
 
 
 def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layout, dict[str, np.ndarray], tuple[str, ...]]:
-    """Return one network's layout and arrays, and notes about arrays that are left out. Names lose the prefixes of wrappers
-    (module., _orig_mod., state_dict.model.), i.e. everything before the layout's mark."""
+    """Return the layout and the arrays of one network, and notes about arrays that are ignored. Remove prefixes of wrappers
+    (module., _orig_mod., state_dict.model.) from the names."""
     theirs = {clean(name): array for name, array in arrays.items()}
     if len(theirs) < len(arrays):
-        raise ImportFailure("it contains a variable twice, under names that mean the same")
+        raise ImportFailure("it contains a variable twice, under two spellings of its name")
     found = [
         (name.removesuffix(layout.mark), layout)
         for layout in LAYOUTS
@@ -228,7 +234,7 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     wanted = averages if average and averages else [each for each in found if each not in averages] or averages
     if len(wanted) > 1:
         places = " and ".join(sorted(f"'{short(prefix)}'" for prefix, _ in wanted)[:3])
-        raise ImportFailure(f"it contains {len(wanted)} networks, with prefixes {places}; save only one of them")
+        raise ImportFailure(f"it contains {len(wanted)} networks, with prefixes {places}; save only one of them to the file")
     prefix, layout = wanted[0]
     # An array belongs to the network with the longest matching prefix.
     owners = sorted((each for each, _ in found), key=len, reverse=True)
@@ -237,19 +243,20 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
     outside = [name for name, owner in owned.items() if owner is None]
     notes = []
     if len(found) > 1:
-        kind = "averaged weights (EMA)" if wanted == averages else "weights, not their average"
-        other = "; to import the others, give --no-ema" if wanted == averages else ""
-        notes.append(f"imported the {kind}: {prefix.strip('.') or 'those without a prefix'}{other}")
+        kind = "averaged weights (EMA)" if wanted == averages else "weights instead of their average"
+        other = "; to import the weights themselves, give --no-ema" if wanted == averages else ""
+        notes.append(f"imported the {kind}: {prefix.strip('.') or 'the variables without a prefix'}{other}")
     if outside:
         more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
-        notes.append(f"ignored, because they are not part of the network: {short(outside[0])}{more}")
+        notes.append(f"ignored variables that are not part of the network: {short(outside[0])}{more}")
     return layout, inside, tuple(notes)
 
 
 def _attempt(
     layout: Layout, network: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
 ) -> Match | tuple[int, str, str]:
-    """Return the match with this network, or the number of differing variables, the network and the first difference."""
+    """Return the match with this network. If it does not match, return the number of differing variables, the name of the
+    network, and the first difference."""
     options, wanted = _network(tuple(network.items()), classes)
     values, problems = {}, []
     for name, array in theirs.items():
@@ -290,7 +297,7 @@ def _network(items: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dic
 
 
 def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return the options of all networks that may match."""
+    """Return the options of every network that may match."""
     model, options = layout.model, dict(BATCH_NORM)
     if model == "efficientnet":
         options |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
@@ -300,7 +307,7 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
         if "layer1.0.conv3.weight" in theirs and (out != into or out != 64):
             if not out or not into or out % into:
                 raise ImportFailure(
-                    f"by its names this is {layout.title}, but {out} channels cannot be divided into groups of {into}"
+                    f"it looks like {layout.title}, but {out} channels cannot be divided into groups of {into}"
                 )
             model, options = "resnext", {**options, "convolution_groups": out // into, "group_dim": into}
     module = plugins.load("Models", model)
@@ -309,7 +316,7 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
 
 
 def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
-    """Return the number of classes, 1000 without a classifier."""
+    """Return the number of classes. Without a classifier, return 1000."""
     if layout.classifier not in theirs:
         return 1000
     shape = theirs[layout.classifier].shape
@@ -321,17 +328,17 @@ def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
 
 
 def _kernel(theirs: Mapping[str, np.ndarray], *names: str) -> tuple[int, int]:
-    """Return output and input channels of the first of these convolutions that exists."""
+    """Return the numbers of output and input channels of the first of these convolutions that exists."""
     name = next(name for name in names if name in theirs)
     shape = theirs[name].shape
     if len(shape) != 4:
-        raise ImportFailure(f"{name} has shape {list(shape)}; a kernel has 4 dimensions")
+        raise ImportFailure(f"{name} has shape {list(shape)}; a convolution kernel must have 4 dimensions")
     return shape[0], shape[1]
 
 
 def identities(wanted: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return an identity for the projection at the start of the first stage, which only our basic networks have: a unit
-    matrix, and a norm that changes nothing with its moving statistics."""
+    """Return values that make the projection of the first stage an identity. Only our networks with basic units have that
+    projection: a one-pixel convolution and a norm."""
     scope = "all/b1/0/p"
     missing = [name for name in wanted if name.startswith(scope) and name not in values]
     if len(missing) != 5 or "all/b1/0/3/conv/conv2d/kernel" in wanted:
@@ -361,5 +368,5 @@ def _dense(kind: str) -> str:
 
 @lru_cache(maxsize=64)
 def _blocks(options: Any) -> tuple[Any, ...]:
-    """Return the blocks of an EfficientNet, in their order."""
+    """Return the blocks of an EfficientNet in order."""
     return tuple(plugins.load("Models", "efficientnet").blocks(options))

@@ -1,4 +1,4 @@
-"""Check that what people read is plain: sentences of at most 30 words, and none of the words that we do not use.
+"""Check the language of docs, docstrings, comments and messages: sentences of at most 30 words, no words from AVOIDED.
 
 python tools/wording.py           check docs, docstrings, comments and messages; exit code 1 for findings
 python tools/wording.py --list    print every message of the program with its file and line
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "base", "Models", "LR_Schedules", "Datasets", "emulator", "harness", "tools", "benchmarks", "test")
-LONGEST = 30  # words of a sentence
-AVOIDED = {  # pattern: what we write instead
+LONGEST = 30  # maximum number of words in a sentence
+AVOIDED = {  # a pattern, and the words that we write instead
     r"(tell|tells|told|telling) of|(is|are|was|were) told": "report, warn, log",
     r"(go|goes|going|gone|went) on": "continue, resume",
     r"beside|besides": "with, next to, in addition to",
@@ -39,7 +39,7 @@ _AVOIDED = tuple((re.compile(rf"\b({pattern})\b", re.IGNORECASE), instead) for p
 
 
 class Passage(NamedTuple):
-    """A piece of text that a person reads."""
+    """A paragraph, docstring, comment or message."""
 
     file: Path
     line: int
@@ -48,7 +48,7 @@ class Passage(NamedTuple):
 
 
 def passages(path: Path) -> Iterable[Passage]:
-    """Return the passages of a file in Markdown, Python or C++; strings in tests quote messages and do not count."""
+    """Return the passages of a file in Markdown, Python or C++, except strings in tests, which quote messages."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return _markdown(path, text)
@@ -59,7 +59,7 @@ def passages(path: Path) -> Iterable[Passage]:
 
 
 def _markdown(path: Path, text: str) -> Iterator[Passage]:
-    """Paragraphs, items of lists and cells of tables; no blocks of code."""
+    """Yield paragraphs, list items and table cells. Skip code blocks."""
     text = re.sub(r"^```.*?^```|^<!--.*?-->|^ {4}.*?$", lambda found: "\n" * found[0].count("\n"), text, flags=re.M | re.S)
     start, block = 1, ""
     for number, line in enumerate([*text.splitlines(), ""], 1):
@@ -73,7 +73,7 @@ def _markdown(path: Path, text: str) -> Iterator[Passage]:
 
 
 def _python(path: Path, text: str) -> Iterator[Passage]:
-    """Docstrings, comments, and strings of three words or more."""
+    """Yield docstrings, comments, and strings of at least three words."""
     tree = ast.parse(text)
     docstrings, parts = set(), set()
     for node in ast.walk(tree):
@@ -96,7 +96,7 @@ def _python(path: Path, text: str) -> Iterator[Passage]:
 
 
 def _blocks(path: Path, comments: list[tuple[int, str]]) -> Iterator[Passage]:
-    """Join comments of lines that follow each other into one passage."""
+    """Join the comments of consecutive lines into one passage."""
     start, block = 0, []
     for number, comment in [*comments, (-1, "")]:
         if block and number != start + len(block):
@@ -107,7 +107,7 @@ def _blocks(path: Path, comments: list[tuple[int, str]]) -> Iterator[Passage]:
 
 
 def faults(passage: Passage) -> Iterator[str]:
-    """Return what is not plain in a passage. Code spans and the targets of links do not count."""
+    """Yield the faults of a passage. Ignore code spans and link targets."""
     text = re.sub(r"``?[^`]+``?", "`code`", passage.text)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     for sentence in re.split(r"(?<=[.?!:])[\"')]*\s", text):
@@ -120,7 +120,7 @@ def faults(passage: Passage) -> Iterator[str]:
 
 
 def _files(names: list[str]) -> list[Path]:
-    """Return the files to check; this one is none of them, as it names the words."""
+    """Return the files to check. Skip this file, because it contains the avoided words."""
     roots = [Path(name) for name in names] or [
         *ROOT.glob("*.md"),
         *ROOT.glob("*.py"),
@@ -133,8 +133,8 @@ def _files(names: list[str]) -> list[Path]:
 def main() -> int:
     """Check or list; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="*", help="files or folders; all of the project by default")
-    parser.add_argument("--list", action="store_true", help="print every message of the program")
+    parser.add_argument("paths", nargs="*", help="files or folders to check (default: the whole project)")
+    parser.add_argument("--list", action="store_true", help="print every message of the program instead of checking")
     given = parser.parse_args()
     count = 0
     for path in _files(given.paths):

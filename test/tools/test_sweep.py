@@ -130,4 +130,4 @@ def test_killed_sweep_resume_is_exact(tmp_path):
     assert_same_bits(variables(good, 60), variables(tmp_path / "unbroken", 60))
     assert timeless(good / "training.csv") == timeless(tmp_path / "unbroken/training.csv")
     refused = run("sweep", *words, "--weight-decay", 0.5)
-    assert refused.code == 2 and "begun with other options" in refused.err
+    assert refused.code == 2 and "with other options" in refused.err
