@@ -1,12 +1,12 @@
 // Batch norm and the following activation (Ioffe and Szegedy, arXiv 1502.03167). Training has one operation forward and one
-// backward; the batch may have several parts with separate statistics. Inference has one operation.
+// backward. The batch may have several parts with separate statistics. Inference has one operation.
 
 #include "emulator/native/norms.h"
 
 namespace native {
 namespace {
 
-// The attributes of both directions.
+// The attributes of the forward and the backward operation.
 struct Norm {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -19,7 +19,7 @@ struct Norm {
     return absl::OkStatus();
   }
 
-  // `patterns`: of the inputs before the noise.
+  // `patterns` has the pattern of each input before the noise.
   void check(Shapes* shapes, const std::vector<const char*>& patterns) const {
     shapes->set('p', parts);
     check_inputs(shapes, patterns);
@@ -36,7 +36,7 @@ struct Norm {
   Blocks blocks;
 };
 
-// Rules with a shortcut, which is added to the norm before the activation, at the end of a residual unit.
+// Rules of the forward operation. At the end of a residual unit, a shortcut is added before the activation.
 struct NormRules : Norm {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -48,7 +48,7 @@ struct NormRules : Norm {
     TF_RETURN_IF_ERROR(context->GetAttr("shortcuts", &shortcuts));
     shortcut = shortcuts ? 3 + this->rounding.inputs() : 0;
     if (shortcuts == 0 || (shortcuts == 1 && activation == "relu" && rounding == "none")) return absl::OkStatus();
-    return InvalidArgument("there is one shortcut, before a relu, and nothing is rounded");
+    return InvalidArgument("there can be one shortcut, only before a relu and without rounding");
   }
 
   void check(Shapes* shapes) const {
@@ -56,7 +56,7 @@ struct NormRules : Norm {
     if (shortcut) shapes->input(shortcut, "nhwc");
   }
 
-  int shortcut = 0;  // index of the shortcut's input; 0 without one
+  int shortcut = 0;  // index of the input with the shortcut; 0 if there is none
 };
 
 struct GradientRules : Norm {
@@ -211,7 +211,7 @@ class BatchNormInference : public CheckedKernel<InferenceRules> {
     const Tensor& input = context->input(0);
     const int64_t last = input.dim_size(3);
     const Walk walk(input);
-    Tensor* output;  // may be x itself: each value is read before it is written
+    Tensor* output;  // this may be the same tensor as x, because each value is read before it is written
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
     const float* x = numbers(context, 0);
     float* y = output->flat<float>().data();

@@ -1,7 +1,7 @@
 // Iterates over a tensor [batch, height, width, channels] in blocks of pixels, on the threads of the operation's device.
 //
-// A block's sums are FP32. The sums of blocks are added in double precision and in order. So neither the number of threads
-// nor other samples of a pass change any bit of a sample's sums.
+// Sums within a block are FP32. The sums of blocks are added in double precision and in a fixed order. So neither the number
+// of threads nor other samples of a micro-batch change any bit of a sample's sums.
 
 #ifndef EMULATOR_NATIVE_BLOCKS_H_
 #define EMULATOR_NATIVE_BLOCKS_H_
@@ -23,7 +23,7 @@ using tensorflow::TensorShape;
 
 constexpr int64_t kBlockPixels = 128;
 
-// The numbers of input `k`.
+// Returns the numbers of input `k`.
 inline const float* numbers(OpKernelContext* context, int k) { return context->input(k).flat<float>().data(); }
 
 // Allocates the outputs, one for each shape, and sets pointers to their numbers.
@@ -36,7 +36,7 @@ inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pa
   return absl::OkStatus();
 }
 
-// A tensor's shape, divided into blocks.
+// How a tensor is divided into blocks.
 struct Walk {
   Walk() : batch(0), pixels(0), channels(0), blocks(0) {}
   explicit Walk(const Tensor& x)
@@ -45,17 +45,17 @@ struct Walk {
 
   int64_t sample_size() const { return pixels * channels; }
 
-  // A block's first element in the sample, and its number of pixels.
+  // Return the index of the first element of a block in its sample, and the number of pixels in the block.
   int64_t start_of(int64_t block) const { return block * kBlockPixels * channels; }
   int64_t pixels_of(int64_t block) const { return std::min(kBlockPixels, pixels - block * kBlockPixels); }
 
   int64_t batch, pixels, channels, blocks;
 };
 
-// One step over a sample's blocks. Arguments: sample, block, the block's first element in the sample, its number of pixels.
+// The work on one block. `first` is the index of the block's first element in the sample, `pixels` the block's size.
 using BlockStep = std::function<void(int64_t sample, int64_t block, int64_t first, int64_t pixels)>;
 
-// Follows a step after all blocks of a sample: turns sums of blocks into factors for the next step.
+// The work after all blocks of a sample: it turns the sums of blocks into factors for the next phase.
 using SampleStep = std::function<void(int64_t sample)>;
 
 struct Phase {
@@ -63,9 +63,9 @@ struct Phase {
   SampleStep then;
 };
 
-// Runs the phases on the threads of the operation's device. With enough samples, one thread runs all phases of a sample,
-// because each phase finds its data in the cache. With fewer samples than threads, all threads run phase by phase. `cost`:
-// rough nanoseconds per element.
+// Runs the phases on the threads of the operation's device. If there are enough samples, one thread runs all phases of a
+// sample, because each phase then finds its data in the cache. If there are fewer samples than threads, the threads share
+// each phase. `cost` is a rough number of nanoseconds for one element.
 inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Phase>& phases, int64_t cost) {
   auto do_blocks = [&](const Phase& phase, int64_t sample, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
@@ -102,7 +102,7 @@ inline void run(OpKernelContext* context, const Walk& walk, const BlockStep& ste
   });
 }
 
-// Sums of every block of every sample, for each channel.
+// The sums of every block of every sample, for each channel.
 class BlockSums {
  public:
   explicit BlockSums(const Walk& walk) : walk_(walk), sums_(walk.batch * walk.blocks * walk.channels) {}
@@ -112,7 +112,7 @@ class BlockSums {
     return &sums_[(sample * walk_.blocks + block) * walk_.channels];
   }
 
-  // Returns the sums of `samples` samples, beginning with `sample`, for each channel.
+  // Returns the sums over `samples` samples, beginning with `sample`, for each channel.
   std::vector<double> total(int64_t sample, int64_t samples = 1) const {
     std::vector<double> sums(walk_.channels, 0.0);
     for (int64_t k = sample * walk_.blocks; k < (sample + samples) * walk_.blocks; ++k) {

@@ -1,8 +1,8 @@
-// Checks of the input shapes and size attributes of every operation; the shapes of its results follow from them. The same
-// rules check the shapes that a graph knows and, before a kernel begins, those of the tensors.
+// Checks the shapes of inputs and the attributes of every operation, and computes the shapes of results. The same rules
+// apply when a graph is built, to the shapes known then, and before a kernel begins, to the shapes of the tensors.
 //
-// A pattern has a letter for each axis, and equal letters mean equal sizes. A digit is a size. Example: "nhwc" by "11cf" is
-// "nhwf".
+// A pattern has a letter for each axis, and equal letters mean equal sizes. A digit is a fixed size. Example: inputs "nhwc"
+// and "11cf" give a result "nhwf".
 
 #ifndef EMULATOR_NATIVE_CHECKS_H_
 #define EMULATOR_NATIVE_CHECKS_H_
@@ -31,7 +31,7 @@ class Shapes {
   explicit Shapes(OpKernelContext* context) : kernel_(context) {}
   explicit Shapes(InferenceContext* context) : graph_(context) {}
 
-  // Returns a letter's size; negative if the graph does not know it.
+  // Returns the size that a letter stands for. It is negative if unknown.
   int64_t operator[](char letter) const { return sizes_[letter & 127]; }
 
   void set(char letter, int64_t size) { sizes_[letter & 127] = size; }
@@ -55,10 +55,10 @@ class Shapes {
       fits = size < 0 || wanted < 0 || size == wanted;
       if (size >= 0 && wanted < 0) set(pattern[axis], size);
     }
-    if (!fits) refuse("input ", k, " is ", own.text(), ": with the inputs before it that is not ", pattern);
+    if (!fits) refuse("input ", k, " has shape ", own.text(), ", which does not fit the pattern ", pattern, " and the other inputs");
   }
 
-  // Requires that an input has the shape of another one.
+  // Requires that two inputs have the same shape.
   void equal(int k, int other) {
     const Dims own = dims(k), wanted = dims(other);
     if (!own.known || !wanted.known) return;
@@ -66,7 +66,7 @@ class Shapes {
     for (size_t axis = 0; fits && axis < own.of.size(); ++axis) {
       fits = own.of[axis] < 0 || wanted.of[axis] < 0 || own.of[axis] == wanted.of[axis];
     }
-    if (!fits) refuse("input ", k, " is ", own.text(), ", input ", other, " ", wanted.text(), ": they have one shape");
+    if (!fits) refuse("input ", k, " has shape ", own.text(), ", input ", other, " ", wanted.text(), "; they must be equal");
   }
 
   // Requires that an input has this number of elements, in any shape.
@@ -77,10 +77,10 @@ class Shapes {
       if (size < 0) return;
       product *= size;
     }
-    if (own.known && elements >= 0 && product != elements) refuse("input ", k, " is ", own.text(), ", not ", elements, " numbers");
+    if (own.known && elements >= 0 && product != elements) refuse("input ", k, " has shape ", own.text(), "; it must have ", elements, " numbers");
   }
 
-  // Returns the size of an input's first axis: 1 without axes, negative if unknown.
+  // Returns the size of an input's first axis. It is 1 for a scalar, and negative if unknown.
   int64_t first_axis(int k) const {
     const Dims own = dims(k);
     return !own.known ? -1 : own.of.empty() ? 1 : own.of[0];
@@ -88,13 +88,13 @@ class Shapes {
 
   bool has_axes(int k) const { return !dims(k).of.empty(); }
 
-  // Requires whole = part * parts, and sets the unknown one.
+  // Requires whole = part * parts. If only one of `whole` and `part` is known, sets the other.
   void divide(char whole, char part, int64_t parts) {
     int64_t product = -1;
     if ((*this)[whole] >= 0) {
       const int64_t size = (*this)[whole] / parts;
-      if (size * parts != (*this)[whole]) refuse("an axis of ", (*this)[whole], " does not divide into ", parts);
-      require((*this)[part] < 0 || (*this)[part] == size, "the inputs have other channels");
+      if (size * parts != (*this)[whole]) refuse("an axis of ", (*this)[whole], " cannot be divided by ", parts);
+      require((*this)[part] < 0 || (*this)[part] == size, "the inputs have different numbers of channels");
       set(part, size);
     } else if ((*this)[part] >= 0) {
       require(!__builtin_mul_overflow((*this)[part], parts, &product), "an axis is too long");
@@ -102,7 +102,7 @@ class Shapes {
     }
   }
 
-  // Sets the result's sides of a convolution with SAME padding.
+  // Sets height and width of the result of a convolution with SAME padding.
   void stride(const char (&from)[3], const char (&to)[3], int64_t stride) {
     for (int axis = 0; axis < 2; ++axis) {
       const int64_t size = (*this)[from[axis]];
@@ -171,15 +171,15 @@ class Shapes {
   std::vector<int64_t> sizes_ = std::vector<int64_t>(128, -1);
 };
 
-// Reads an attribute that is a size. `Context`: of a kernel's construction, or of a graph.
+// Reads an attribute that is a size. `Context` is OpKernelConstruction or InferenceContext.
 template <typename Context>
 absl::Status read_size(Context* context, const char* name, int64_t* size) {
   constexpr int64_t kMost = 1 << 20;
   TF_RETURN_IF_ERROR(context->GetAttr(name, size));
-  return *size >= 1 && *size <= kMost ? absl::OkStatus() : InvalidArgument(name, " is ", *size, ", not in 1 to ", kMost);
+  return *size >= 1 && *size <= kMost ? absl::OkStatus() : InvalidArgument(name, " is ", *size, "; it must be between 1 and ", kMost);
 }
 
-// A kernel that checks its `Rules` before it begins: `read` reads the attributes, `check` checks the shapes.
+// A kernel that applies its `Rules` before it begins: `Rules::read` reads the attributes, `Rules::check` checks the shapes.
 template <typename Rules>
 class CheckedKernel : public OpKernel {
  public:
@@ -200,7 +200,7 @@ class CheckedKernel : public OpKernel {
   Rules rules_;
 };
 
-// Checks the rules for a graph; an argument of SetShapeFn.
+// Applies the rules while a graph is built. An operation gives this function to SetShapeFn.
 template <typename Rules>
 absl::Status set_shapes(InferenceContext* context) {
   Rules rules;
@@ -210,7 +210,7 @@ absl::Status set_shapes(InferenceContext* context) {
   return shapes.status();
 }
 
-// For rules without attributes.
+// The base class of rules that need no attributes.
 struct NoAttributes {
   template <typename Context>
   absl::Status read(Context*) {

@@ -1,8 +1,8 @@
-// The gradient of a convolution's weights: x [batch, height, width, channels] by weights [kernel, kernel, channels of a
-// group, filters], SAME padding, for processors with vectors of 16 numbers (AVX-512).
+// The gradient of the weights of a convolution with SAME padding, for processors with vectors of 16 numbers (AVX-512). x is
+// [batch, height, width, channels], the weights are [kernel, kernel, channels of a group, filters].
 //
-// The pixels of some rows are added in registers, rows and samples in FP32, and chunks of samples in double precision. The
-// order is fixed, so the number of threads changes no bit.
+// Products of some rows of pixels are added in registers. Their sums are added in FP32 over rows and samples of a chunk, and
+// in double precision over chunks. The order is fixed, so the number of threads changes no bit.
 
 #ifdef __AVX512F__
 
@@ -14,16 +14,16 @@
 namespace native {
 namespace {
 
-constexpr int64_t kNear = 24 << 10;       // bytes of dy in the first cache.
-constexpr int64_t kCached = 384 << 10;    // bytes of x's rows in the second cache.
-constexpr int64_t kChunkPixels = 8192;    // least pixels of a chunk of samples.
-constexpr int64_t kItems = 8;             // work items for threads; with fewer, chunks are smaller.
-constexpr int64_t kSums = 5 << 20;        // most bytes of the sums of smaller chunks.
-constexpr int kTallest = 12;              // rows of a tile of two vectors: 24 of the 32 registers hold its sums.
-constexpr int64_t kPage = 128;            // multiples of this number of channels map to the same cache lines
+constexpr int64_t kNear = 24 << 10;       // bytes of dy that stay in the first cache.
+constexpr int64_t kCached = 384 << 10;    // bytes of rows of x that stay in the second cache.
+constexpr int64_t kChunkPixels = 8192;    // minimum number of pixels in a chunk of samples.
+constexpr int64_t kItems = 8;             // if there would be fewer work items for threads, chunks are smaller.
+constexpr int64_t kSums = 5 << 20;        // maximum bytes of all sums if chunks are smaller.
+constexpr int kTallest = 12;              // rows of a tile of two vectors; its sums take 24 of the 32 registers.
+constexpr int64_t kPage = 128;            // pixels with a multiple of this number of channels map to the same cache lines.
 
-// sums [rows, vectors * 16] += x^T dy over the pixels of some lines; dy is contiguous. `begin`: overwrite the sums instead
-// of adding.
+// Computes sums [rows, vectors * 16] += x^T dy over the pixels of some lines. dy is contiguous. If `begin` is true, the sums
+// are overwritten instead.
 template <int rows, int vectors>
 void add_products(const float* x, int64_t x_step, int64_t x_line, const float* dy, int64_t lines, int64_t columns, bool begin,
                   float* sums) {
@@ -72,14 +72,14 @@ struct Sizes {
         line(((columns.out - 1) * stride + kernel) * pixel) {}
 
   TensorShape weights() const { return TensorShape({rows.kernel, columns.kernel, channels, all_filters}); }
-  int64_t numbers() const { return rows.kernel * columns.kernel * channels * panel; }  // weights of a panel
+  int64_t numbers() const { return rows.kernel * columns.kernel * channels * panel; }  // number of weights of a panel
 
   int64_t batch, all_channels, all_filters, groups;
-  int64_t channels, filters;  // of a group.
-  int64_t panel, panels;      // filters that are summed together
+  int64_t channels, filters;  // channels and filters of a group.
+  int64_t panel, panels;      // filters of a panel, which are summed together, and number of panels.
   Axis rows, columns;
-  int64_t window, windows;    // contiguous numbers of x, and how often, per kernel row: one window with few channels
-  int64_t pixel, line;        // distance between pixels, and between rows of the padded image
+  int64_t window, windows;    // length of a contiguous run of x in a kernel row, and number of runs
+  int64_t pixel, line;        // distance between pixels, and between rows, of the padded image.
 };
 
 struct Rules {
@@ -97,7 +97,7 @@ struct Rules {
     shapes->input(1, "nHWf");
     shapes->require_positive("cf");
     shapes->divide('c', 'i', groups);
-    shapes->divide('f', 'v', groups * kVector);  // whole vectors of filters in each group
+    shapes->divide('f', 'v', groups * kVector);  // each group needs whole vectors of filters
     shapes->output(0, "kkif");
   }
 
@@ -121,8 +121,8 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
     const int64_t batch = pixels ? sizes.batch : 0;
     const int64_t chunk = (batch + wanted - 1) / wanted, chunks = chunk ? (batch + chunk - 1) / chunk : 0;
     const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), sizes.panels);
-    const int64_t pieces = (sizes.panels + together - 1) / together;     // pieces of a group's panels
-    Tensor kept;  // sums: [chunks, panels of all groups, weights, panel]
+    const int64_t pieces = (sizes.panels + together - 1) / together;     // work items for the panels of a group
+    Tensor kept;  // the sums, [chunks, panels of all groups, weights, panel].
     OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({chunks * panels * size}), &kept));
     float* const sums = kept.flat<float>().data();
     in_threads(context, chunks * sizes.groups * pieces, chunk * pixels * together * size / 64 + 1, [&](int64_t begin, int64_t end) {
@@ -134,7 +134,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
         }
       }
     });
-    const int64_t weights = size / sizes.panel;  // of a filter
+    const int64_t weights = size / sizes.panel;  // number of weights of a filter
     in_threads(context, panels * weights, chunks * sizes.panel + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         double total[2 * kVector] = {};
@@ -149,7 +149,8 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
   }
 
  private:
-  // Adds the products of a sample to the sums of some panels of filters of one group; `begin` as for add_products.
+  // Adds the products of a sample to the sums of some panels of filters of one group. `begin` is the same as in
+  // add_products.
   static void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t n, int64_t first_panel, int64_t last_panel,
                          bool begin, float* sums) {
     constexpr auto kTwo = adders<2>(std::make_integer_sequence<int, kTallest>());
@@ -178,7 +179,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
         }
         float* own = sums + panel * sizes.numbers();
         for (int64_t i = 0; i < rows.kernel; ++i) {
-          // first result whose tap is inside the image
+          // The first result for which this tap is inside the image.
           const int64_t from = std::max(first, -floor_div(i - rows.before, stride));
           const int64_t to = std::max(std::min(end, floor_div(rows.in - 1 - i + rows.before, stride) + 1), from);
           const float* const line = x_lines.data() + ((from - first) * stride + i) * sizes.line;
@@ -196,7 +197,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
     }
   }
 
-  // Copies a group's pixels of an image row, between the zeros of its padding.
+  // Copies the channels of a group from an image row, with zeros on both sides as padding.
   static void copy_line(const float* row, const Sizes& sizes, float* to) {
     const Axis& columns = sizes.columns;
     to += columns.before * sizes.pixel;

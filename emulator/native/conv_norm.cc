@@ -1,12 +1,12 @@
-// Inference's convolutions together with the operations before and after them, in one pass over memory, for processors with
-// vectors of 16 numbers (AVX-512):
+// Convolutions of inference, together with the operations before and after them, in one pass over memory. They are for
+// processors with vectors of 16 numbers (AVX-512):
 //
-// * pointwise: x [batch, height, width, channels] by weights [1, 1, channels, filters], after a gate or a mean if there is one;
-// * depthwise: by weights [kernel, kernel, 1, channels], with SAME padding.
+// * pointwise: x [batch, height, width, channels] by weights [1, 1, channels, filters]; a gate or a mean may come before it.
+// * depthwise: x by weights [kernel, kernel, 1, channels], with SAME padding.
 //
-// A batch norm of inference, or a bias, and an activation follow. A result is the sum of its products in the order of the
-// weights, and the rest is computed as in batch_norm.cc. Neither the threads nor other pixels and samples of a pass change
-// any bit.
+// Batch norm or a bias, and an activation, follow the convolution. Every result sums its products in the order of the
+// weights, and is then normalised as in batch_norm.cc. Neither the number of threads nor other pixels and samples change any
+// bit.
 
 #ifdef __AVX512F__
 
@@ -19,21 +19,21 @@
 namespace native {
 namespace {
 
-constexpr int64_t kCached = 24 << 10;    // bytes of pixels kept in the first cache for all panels of weights.
-constexpr int64_t kOfCaches = 16 << 20;  // larger results leave the caches before the next layer reads them.
-constexpr int64_t kNear = 1 << 20;       // numbers that are still in the second cache after the previous layer.
-constexpr int64_t kBandRows = 16;        // rows of an image that a thread takes at once.
-constexpr int64_t kUnits = 16;           // least number of work items of a depthwise convolution, for the threads.
-constexpr int kTilePixels = 7;           // pixels of a depthwise tile; the sides of ImageNet's layers are multiples
-constexpr float kOutside[kPanel] = {};   // a pixel outside the image
+constexpr int64_t kCached = 24 << 10;    // bytes of pixels that stay in the first cache for all panels of weights.
+constexpr int64_t kOfCaches = 16 << 20;  // results of more bytes leave the caches before the next layer reads them.
+constexpr int64_t kNear = 1 << 20;       // so many numbers of x are still in the second cache after the previous layer.
+constexpr int64_t kBandRows = 16;        // number of image rows in a work item.
+constexpr int64_t kUnits = 16;           // minimum number of work items for threads in a depthwise convolution.
+constexpr int kTilePixels = 7;           // pixels of a depthwise tile; it divides the sides of most layers at 224 px.
+constexpr float kOutside[kPanel] = {};   // the zeros of a pixel outside the image.
 
-// The factors and shifts after a convolution, for each of its filters, and the place of its results.
+// Where the results are written, and the factor and shift of each filter that are applied to them.
 struct Results {
   Results at(int64_t pixel, int64_t filter) const {
     return {factor + filter, shift + filter, y + pixel * filters + filter, filters, past_cache};
   }
 
-  // Every thread must call this after its last result. Only then do other threads see what was written past the caches.
+  // Every thread must call this after its last result. Other threads may not see results written past the caches before.
   void end() const {
     if (past_cache) _mm_sfence();
   }
@@ -41,10 +41,11 @@ struct Results {
   const float *factor, *shift;
   float* y;
   int64_t filters;
-  bool past_cache;  // y is larger than the caches and is written past them
+  bool past_cache;  // whether y is written past the caches, because it is larger
 };
 
-// Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns`: of the tile, at most 32.
+// Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns` is the number of the tile's
+// columns, at most 32.
 template <Activation kind, int pixels, int vectors>
 inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int64_t columns, int64_t count = pixels) {
   alignas(64) float tile[pixels * vectors * kVector];
@@ -68,7 +69,7 @@ inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int
       if (to.past_cache) {
         _mm512_stream_ps(y + v * kVector, _mm512_load_ps(from));
       } else {
-        // prefetched, because waiting stores would delay later loads
+        // Prefetch the lines of the next results, because stores that wait would delay later loads.
         __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);
         _mm512_mask_storeu_ps(y + v * kVector, masks[v], _mm512_load_ps(from));
       }
@@ -76,19 +77,19 @@ inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int
   }
 }
 
-// Calls `work` with the activation as a type.
+// Calls `work` with the activation as a type, so that the work is compiled for it.
 template <typename Work>
 void with_activation(const std::string& name, Work work) {
   if (name == "relu") return work(std::integral_constant<Activation, Activation::kRelu>());
   if (name == "relu6") return work(std::integral_constant<Activation, Activation::kRelu6>());
   if (name == "swish") return work(std::integral_constant<Activation, Activation::kSwish>());
   if (name == "sigmoid") return work(std::integral_constant<Activation, Activation::kSigmoid>());
-  return work(std::integral_constant<Activation, Activation::kLinear>());  // kActivationsOrGate has no others
+  return work(std::integral_constant<Activation, Activation::kLinear>());  // kActivationsOrGate allows no others
 }
 
-// Pixels of samples, times the sample's gate if there is one.
+// The pixels of all samples, multiplied by the gate of their sample if there is one.
 struct Pixels {
-  // Returns `wanted` pixels from `first` on; in `scratch` if they differ from x.
+  // Returns `wanted` pixels, beginning with `first`. Pixels multiplied by a gate are stored in `scratch`.
   const float* of(int64_t first, int64_t wanted, std::vector<float>* scratch) const {
     const float* pixel = x + first * channels;
     if (!gate) {
@@ -118,8 +119,8 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
       finish<kind>(sums, to.at(first + r, start), own);
     });
   };
-  const int64_t picoseconds = 10 * depth + 500;  // for one result
-  if (filters > x.count) {  // most of what is read are weights
+  const int64_t picoseconds = 10 * depth + 500;  // rough time of one result
+  if (filters > x.count) {  // weights are most of the memory that is read
     std::vector<float> scratch;
     const float* from = x.of(0, x.count, &scratch);
     if (x.count == 1) {
@@ -153,7 +154,7 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
   });
 }
 
-// Common rules for an activation, a norm and a stride.
+// The rules that the convolutions with batch norm have in common.
 struct NormRules {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -179,7 +180,7 @@ struct NormRules {
 struct PointwiseRules : NormRules {
   void check(Shapes* shapes) const {
     NormRules::check(shapes, "11cf");
-    shapes->require(stride == 1 && shapes->inputs() <= 7, "kernels of one pixel have stride 1, and one gate or none");
+    shapes->require(stride == 1 && shapes->inputs() <= 7, "a kernel of one pixel needs stride 1, and at most one gate");
     if (shapes->inputs() > 6) shapes->input(6, "n11c");
   }
 };
@@ -252,7 +253,8 @@ struct BiasRules {
   bool of_mean = false;
 };
 
-// A pointwise convolution with bias and activation, of x or of its samples' means over the pixels.
+// A pointwise convolution with bias and activation. Its input is x, or with `of_mean` the mean over the pixels of each
+// sample.
 class PointwiseConvBias : public CheckedKernel<BiasRules> {
  public:
   using CheckedKernel::CheckedKernel;
@@ -306,8 +308,8 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
     with_activation(rules_.activation, [&](auto kind) {
       const Image<decltype(kind)::value> image{rows, columns, x.dim_size(3), weights.flat<float>().data()};
       const int64_t panels = (image.channels + kPanel - 1) / kPanel, bands = (rows.out + kBandRows - 1) / kBandRows;
-      // all panels of a row together, because they share the memory of its pixels; separately if there are too few work
-      // items
+      // A work item has all panels of a row, because they read the same pixels. If there would be too few work items, it has
+      // only some panels.
       const int64_t split = std::min<int64_t>((kUnits - 1) / (x.dim_size(0) * bands) + 1, panels), together = panels / split;
       const int64_t shares = (panels + together - 1) / together;
       const float* from = x.flat<float>().data();
@@ -329,10 +331,10 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
   }
 
  private:
-  // The work on one image.
+  // Computes the results of one image.
   template <Activation kind>
   struct Image {
-    // Reads the pixels of a row's windows that the previous row's windows did not contain.
+    // Touches the pixels that the windows of a row need and the windows of the previous row did not.
     void touch_row(const float* x, int64_t row, bool is_first) const {
       const int64_t start = row * rows.stride - rows.before, end = std::min(start + rows.kernel, rows.in);
       const int64_t from = std::max<int64_t>(is_first ? start : start + rows.kernel - rows.stride, 0);
@@ -360,7 +362,7 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
       }
     }
 
-    // Computes some pixels of a row. `inside`: no window extends beyond the image's edges.
+    // Computes some pixels of a row. `inside` promises that no window extends beyond the edges of the image.
     template <bool inside, int vectors>
     void do_tile(const float* x, int64_t channel, int64_t own, int64_t row, int64_t column, const Results& to) const {
       const __mmask16 last = mask_of(own - (vectors - 1) * kVector);

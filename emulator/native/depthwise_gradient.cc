@@ -1,8 +1,8 @@
-// The gradient of a depthwise convolution's weights: x [batch, height, width, channels] by weights [kernel, kernel,
-// channels, 1], SAME padding, for processors with vectors of 16 numbers (AVX-512).
+// The gradient of the weights of a depthwise convolution with SAME padding, for processors with vectors of 16 numbers
+// (AVX-512). x is [batch, height, width, channels], the weights are [kernel, kernel, channels, 1].
 //
-// The products of a tile of pixels are added in registers, tiles and samples in FP32, and chunks of samples in double
-// precision. The order is fixed, so the number of threads changes no bit.
+// Products of a tile of pixels are added in registers. Their sums are added in FP32 over the tiles and samples of a chunk,
+// and in double precision over chunks. The order is fixed, so the number of threads changes no bit.
 
 #ifdef __AVX512F__
 
@@ -11,14 +11,14 @@
 namespace native {
 namespace {
 
-constexpr int64_t kNear = 28 << 10;     // bytes of a tile's padded pixels in the first cache.
-constexpr int64_t kTileColumns = 32;    // most columns of a tile
-constexpr int64_t kTileRows = 8;
-constexpr int64_t kChunkPixels = 8192;  // least pixels of a chunk of samples.
-constexpr int64_t kItems = 8;           // work items for threads; with fewer, chunks are smaller.
-constexpr int64_t kSums = 5 << 20;      // most bytes of the sums of smaller chunks
+constexpr int64_t kNear = 28 << 10;     // bytes of the padded pixels of a tile, which stay in the first cache.
+constexpr int64_t kTileColumns = 32;    // maximum number of columns of a tile.
+constexpr int64_t kTileRows = 8;        // maximum number of rows of a tile.
+constexpr int64_t kChunkPixels = 8192;  // minimum number of pixels in a chunk of samples.
+constexpr int64_t kItems = 8;           // if there would be fewer work items for threads, chunks are smaller.
+constexpr int64_t kSums = 5 << 20;      // maximum bytes of all sums if chunks are smaller.
 
-// Vectors of channels whose sums fit into the registers.
+// The number of vectors of channels whose sums fit into the registers.
 template <int kernel>
 constexpr int kVectors = kernel == 3 ? 2 : 1;
 
@@ -33,12 +33,12 @@ struct Sizes {
   Axis rows, columns;
 };
 
-// Some rows and columns of the results.
+// A rectangle of results: first row, number of rows, first column, number of columns.
 struct Tile {
   int64_t row, rows, column, columns;
 };
 
-// Masks of the existing channels of a panel, for each of its vectors.
+// For each vector of a panel, the mask of the channels that exist.
 template <int vectors>
 struct Masks {
   explicit Masks(int64_t channels) {
@@ -47,7 +47,7 @@ struct Masks {
   __mmask16 of[vectors];
 };
 
-// The pixels of x in a tile's windows, for one panel of channels, with zeros outside the image.
+// Copies the pixels of x that the windows of a tile need, for one panel of channels, with zeros outside the image.
 template <int vectors>
 void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks, float* to) {
   const Axis &rows = sizes.rows, &columns = sizes.columns;
@@ -75,7 +75,7 @@ void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Mas
   }
 }
 
-// sums [kernel, kernel, vectors * 16] += the products of a tile's contiguous pixels with its gradients.
+// Adds the products of the copied pixels of a tile with the gradients to sums [kernel, kernel, vectors * 16].
 template <int kernel, int vectors>
 void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks,
                   float* sums) {
@@ -136,7 +136,7 @@ void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t fir
   for (int64_t block = 0; block < blocks; ++block) {
     Tile tile = {rows.out * block / blocks, 0, 0, 0};
     tile.rows = rows.out * (block + 1) / blocks - tile.row;
-    if (is_whole) {  // all of a row's channels are needed, one panel after the other
+    if (is_whole) {  // all channels of these rows are read, one panel after the other
       const int64_t seen = std::clamp<int64_t>((tile.row - 1) * stride - rows.before + kernel, 0, rows.in);
       const int64_t end = std::clamp<int64_t>((tile.row + tile.rows - 1) * stride - rows.before + kernel, seen, rows.in);
       touch(x + seen * columns.in * sizes.channels, (end - seen) * columns.in * sizes.channels);
@@ -159,7 +159,7 @@ struct Rules {
   absl::Status read(Context* context) {
     TF_RETURN_IF_ERROR(read_size(context, "stride", &stride));
     TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel));
-    return kernel == 3 || kernel == 5 ? absl::OkStatus() : InvalidArgument("kernels have 3 x 3 or 5 x 5 pixels, not ", kernel);
+    return kernel == 3 || kernel == 5 ? absl::OkStatus() : InvalidArgument("kernel must be 3 or 5, not ", kernel);
   }
 
   void check(Shapes* shapes) const {
@@ -198,7 +198,7 @@ class DepthwiseWeightsGradient : public CheckedKernel<Rules> {
     const int64_t chunk = (sizes.batch + wanted - 1) / wanted, chunks = chunk ? (sizes.batch + chunk - 1) / chunk : 0;
     const int64_t together = std::min(std::max<int64_t>(chunks * panels / kItems, 1), panels);
     const int64_t pieces = chunks >= kItems ? 1 : (panels + together - 1) / together, own = (panels + pieces - 1) / pieces;
-    Tensor kept;  // [chunks, panels, kernel, kernel, channels of a panel]
+    Tensor kept;  // the sums, [chunks, panels, kernel, kernel, channels of a panel]
     OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({chunks * size}), &kept));
     float* const sums = kept.flat<float>().data();
     std::fill(sums, sums + chunks * size, 0.0f);

@@ -2,10 +2,11 @@
 //
 //   y = A^T ((G w) * (B^T x))
 //
-// The matrices are those of Toom and Cook (Lavin & Gray, *Fast Algorithms for Convolutional Neural Networks*, 2016). The
-// points are 0, 1, -1 and infinity, or 0, 3/4, -3/4, 3/2, -3/2 and infinity. Among points with exact powers, these lose
-// least (Barabasz et al., *Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks*,
-// 2020).
+// x has the inputs of a tile, w the weights, y the results. The matrices A, B and G follow from the Toom-Cook algorithm
+// (Lavin & Gray, *Fast Algorithms for Convolutional Neural Networks*, 2016). Its points are 0, 1, -1 and infinity for two
+// results, and 0, 3/4, -3/4, 3/2, -3/2 and infinity for four. Among points whose powers are exact, these cause the least
+// rounding error (Barabasz et al., *Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural
+// Networks*, 2020).
 
 #ifndef EMULATOR_NATIVE_FILTERING_H_
 #define EMULATOR_NATIVE_FILTERING_H_
@@ -16,7 +17,7 @@
 
 namespace native {
 
-// A vector's numbers in double precision.
+// The 16 numbers of a vector in double precision.
 struct Numbers {
   Numbers() : low(_mm512_setzero_pd()), high(_mm512_setzero_pd()) {}
   Numbers(__m512d low, __m512d high) : low(low), high(high) {}
@@ -37,11 +38,11 @@ struct Numbers {
   __m512d low, high;
 };
 
-// a factor + b
+// Returns a * factor + b.
 inline __m512 add_times(__m512 b, float factor, __m512 a) { return _mm512_fmadd_ps(_mm512_set1_ps(factor), a, b); }
 
 struct InTwos {
-  static constexpr int kTile = 2, kSide = 4;  // results, and inputs that they depend on
+  static constexpr int kTile = 2, kSide = 4;  // the numbers of results and of inputs of a tile
 
   // B^T x
   static inline void of_inputs(const __m512 (&x)[kSide], __m512 (&to)[kSide]) {
@@ -136,7 +137,7 @@ struct InFours {
     dw[2] = even_near * kNear2 + even_far * kFar2 + du[5];
   }
 
-  // The points, their squares, and 1 / (product of a point's distances from the others).
+  // The points, their squares, and for each point 1 / (product of its distances from the other points).
   static constexpr double kNear = 0.75, kFar = 1.5, kNear2 = kNear * kNear, kFar2 = kFar * kFar;
   static constexpr double kOfZero = 1 / (kNear2 * kFar2), kOfNear = 1 / (2 * kNear2 * (kNear2 - kFar2)),
                           kOfFar = 1 / (2 * kFar2 * (kFar2 - kNear2));

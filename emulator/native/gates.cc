@@ -1,11 +1,12 @@
-// The gradient of a gate, y = x * factor with a factor for each sample and channel, in one pass over its inputs.
+// The gradient of a gate, in one pass over the inputs. A gate computes y = x * factor, with a factor for each sample and
+// channel.
 
 #include "emulator/native/blocks.h"
 
 namespace native {
 namespace {
 
-// dx = dy * factor, and the sums of dy * x.
+// Computes dx = dy * factor, and the sum of dy * x for each channel.
 void gradients(const float* __restrict x, const float* __restrict factor, const float* __restrict dy, int64_t pixels,
                int64_t channels, float* __restrict dx, float* __restrict sums) {
   std::fill(sums, sums + channels, 0.0f);

@@ -1,8 +1,8 @@
 // Rounds FP32 to a narrower format, one number at a time, to nearest or at random.
 //
-// Every bit equals that of emulator/layers/rounding.py and base/draws.py, because the steps and their order are the same.
-// FP32 arithmetic is exact in all of them except the one that rounds. Instructions that convert to FP16 are not used: they
-// would change the bits of a NaN, and memory is the bottleneck anyway.
+// The results equal those of emulator/layers/rounding.py and base/draws.py in every bit, because both take the same steps in
+// the same order. In FP32, every step is exact except the step that rounds. Instructions that convert to FP16 are not used,
+// because they would change the bits of a NaN. They would not be faster, because memory is the bottleneck.
 
 #ifndef EMULATOR_NATIVE_GRID_H_
 #define EMULATOR_NATIVE_GRID_H_
@@ -19,17 +19,17 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t as_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 
-// Kinds of formats: kNarrow, whose numbers are all normal in FP32; kUnsignedZero, the same without a negative zero;
-// kShortened, FP32 with a shorter fraction, like BF16. The subnormal numbers of kShortened are subnormal in FP32 too.
+// Kinds of formats. All numbers of a kNarrow format are normal numbers in FP32. kUnsignedZero is the same without a negative
+// zero. kShortened is FP32 with a shorter fraction, such as BF16; its subnormal numbers are subnormal in FP32, too.
 enum class Kind { kNarrow, kUnsignedZero, kShortened };
 
-// A format in terms of FP32's bits.
+// A number format. The exponents are stored as bits of an FP32 number.
 struct Format {
-  int32_t smallest_exponent = (127 - 14) << kFraction;  // of normal numbers; smaller numbers have the same spacing
-  int32_t beyond_exponent = (127 + 16) << kFraction;    // of numbers that overflow
-  int32_t dropped = 13;                                 // fraction bits that the format lacks
+  int32_t smallest_exponent = (127 - 14) << kFraction;  // smallest exponent of normal numbers
+  int32_t beyond_exponent = (127 + 16) << kFraction;    // smallest exponent of numbers that overflow
+  int32_t dropped = 13;                                 // FP32 fraction bits that the format lacks
   float largest = 65504.0f;
-  float beyond = 0;  // replaces sizes above `largest`
+  float beyond = 0;  // numbers above `largest` become this number
 };
 
 inline int32_t exponent_of(uint32_t bits, const Format& format) {
@@ -45,7 +45,7 @@ inline float finished(float y, const Format& format, uint32_t bits) {
   return as_float(size | (bits & kSign));
 }
 
-// Returns a size with a shorter fraction: `rounded`, except that NaN stays.
+// Returns `rounded`, or `size` if it is a NaN.
 inline float shortened(uint32_t size, uint32_t rounded) { return as_float(size > kInfinity ? size : rounded); }
 
 template <Kind kind>
@@ -59,7 +59,7 @@ inline float to_nearest(float x, const Format& format) {
   return finished<kind>((as_float(size) + shifter) - shifter, format, bits);
 }
 
-// `uniform`: in [0, 1).
+// Rounds x up or down at random. `uniform` is a random number in [0, 1).
 template <Kind kind>
 inline float at_random(float x, float uniform, const Format& format) {
   const uint32_t bits = as_bits(x), size = bits & ~kSign;
@@ -74,7 +74,7 @@ inline float at_random(float x, float uniform, const Format& format) {
   return finished<kind>((below + (uniform < steps - below ? 1.0f : 0.0f)) * step, format, bits);
 }
 
-// draws.bits(salt, noise)
+// The same as bits(salt, noise) in base/draws.py.
 inline uint64_t word_of(uint64_t salt, uint64_t noise) {
   uint64_t z = salt + kGolden * (noise + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -82,7 +82,7 @@ inline uint64_t word_of(uint64_t salt, uint64_t noise) {
   return z ^ (z >> 31);
 }
 
-// draws.uniform_of_words
+// The same as uniform_of_words in base/draws.py.
 inline float uniform_of(uint32_t low, uint32_t high, uint32_t place) {
   uint32_t z = place * static_cast<uint32_t>(kGolden >> 32) + low;
   z = (z ^ (z >> 16)) * 0x21F0AAADu;
@@ -92,14 +92,14 @@ inline float uniform_of(uint32_t low, uint32_t high, uint32_t place) {
   return static_cast<float>(static_cast<int32_t>((z ^ (z >> 15)) >> 8)) * 0x1p-24f;
 }
 
-// How an operation rounds its results: not at all, to the nearest number of a format, or at random to one of two neighbours.
-// Types, so that loops are compiled for each. `salt` distinguishes the roundings of an operation; `place` is the element's
-// index in its sample.
+// Exact, Nearest and AtRandom round results: not at all, to the nearest number of a format, or at random to one of the two
+// neighbours. They are types, so that loops are compiled for each of them. `salt` distinguishes the roundings of an
+// operation; `place` is the index of the element in its sample.
 constexpr int kSalts = 5;
 
 struct Noise {
   Format format;
-  uint64_t words[kSalts] = {};  // for one sample, by salt
+  uint64_t words[kSalts] = {};  // a random word of a sample for each salt
 };
 
 struct Exact {

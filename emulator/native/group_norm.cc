@@ -1,15 +1,15 @@
-// Group norm with the following activation, and with proxy norm's correction: one operation forward and one backward. The
-// formulas are those of emulator/layers/group_norm.py, which computes the same without native kernels.
+// Group norm and the following activation, with or without proxy norm's correction. There is one operation forward and one
+// backward. emulator/layers/group_norm.py computes the same formulas without native kernels.
 //
-// The inputs after beta are empty for group norm, and have one tensor each for proxy norm: the proxy's mean (centre) and the
-// factor of y (outer). In half precision, normalised value, activation and their gradients are rounded separately.
+// The inputs `centre` and `outer` belong to proxy norm: the mean of the proxy and the factor of y. They are empty without
+// proxy norm. In half precision, the normalised value, the activation and their gradients are rounded separately.
 
 #include "emulator/native/norms.h"
 
 namespace native {
 namespace {
 
-// The attributes of both directions.
+// The attributes of the forward and the backward operation.
 struct Norm {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -23,7 +23,7 @@ struct Norm {
     return absl::OkStatus();
   }
 
-  // `patterns`: of the inputs before those for proxy norm.
+  // `patterns` has the pattern of each input before the inputs for proxy norm.
   void check(Shapes* shapes, std::vector<const char*> patterns) const {
     for (int k = 0; k < 2; ++k) patterns.push_back(proxy ? "c" : "0");
     check_inputs(shapes, patterns);
@@ -32,7 +32,7 @@ struct Norm {
     shapes->output(0, "nhwc");
   }
 
-  // Returns the sum over each group's channels, at every channel.
+  // Adds up the values of all channels of a group, and returns the sum for each channel.
   std::vector<double> group_sums(const std::vector<double>& sums) const {
     const int64_t channels = sums.size(), size = channels / groups;
     auto group = [&](int64_t channel) { return contiguous ? channel / size : channel % groups; };
@@ -42,7 +42,7 @@ struct Norm {
     return spread;
   }
 
-  // Returns the number of values in a group of a sample.
+  // Returns how many values are normalised together: the values of a sample in a group.
   double group_size(const Walk& walk) const { return static_cast<double>(walk.sample_size() / groups); }
 
   NormRounding rounding;
@@ -136,7 +136,7 @@ class GroupNorm : public CheckedKernel<NormRules> {
     }
   }
 
-  // Sets variance = mean of x^2 - mean^2, in FP32.
+  // Computes variance = (mean of x^2) - mean^2, in FP32.
   void set_one_pass(const Walk& walk, int64_t sample, const BlockSums& sums, const BlockSums& squares, float* mean,
                     float* r) const {
     const double size = rules_.group_size(walk);

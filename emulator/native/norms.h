@@ -10,7 +10,7 @@
 
 namespace native {
 
-// Returns a * b + c; rounded only once, in one instruction, if the processor can.
+// Returns a * b + c. Processors with FMA round only once.
 inline float fused(float a, float b, float c) {
 #ifdef __FMA__
   return __builtin_fmaf(a, b, c);
@@ -19,14 +19,14 @@ inline float fused(float a, float b, float c) {
 #endif
 }
 
-// Returns e^x to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r from its polynomial of degree 7.
-// Plain arithmetic, which compilers vectorise.
+// Returns e^x to about one unit in the last place, as 2^n * e^r with |r| <= ln(2) / 2. e^r is a polynomial of degree 7. This
+// is plain arithmetic, so compilers can vectorise it.
 inline float exponential(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
-  constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
+  constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds a number to an integer
   const float n = fused(x, 1.44269504f, kToInteger) - kToInteger;
-  const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));  // ln(2) in two parts; the first has few bits
+  const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));  // ln(2) in two parts, the first of few bits
   float p = 1.0f / 5040;
   p = fused(p, r, 1.0f / 720);
   p = fused(p, r, 1.0f / 120);
@@ -42,7 +42,7 @@ inline float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
 enum class Activation { kLinear, kRelu, kRelu6, kSwish, kSigmoid };
 
-// NaN stays NaN.
+// Applies the activation. NaN stays NaN.
 template <Activation kind>
 inline float activated(float z) {
   if constexpr (kind == Activation::kRelu) return z <= 0.0f ? 0.0f : z;
@@ -63,7 +63,7 @@ inline float activation_gradient(float z, float dy) {
   return dy;
 }
 
-// sums[c] = sum of term(x, c) over the pixels, four at a time.
+// Computes sums[c] = the sum of term(x, c) over the pixels, four pixels at a time.
 template <typename Term>
 inline void sum_pixels(const float* __restrict x, int64_t pixels, int64_t channels, float* __restrict sums, Term term) {
   std::fill(sums, sums + channels, 0.0f);
@@ -79,7 +79,7 @@ inline void sum_pixels(const float* __restrict x, int64_t pixels, int64_t channe
   }
 }
 
-// Computes a block's means, and the sums of squared distances from them. The second of the two passes reads from the cache.
+// Computes the means of a block, and the sums of squared distances from the means. The second pass reads from the cache.
 inline void moments(const float* __restrict x, int64_t pixels, int64_t channels, float* __restrict means,
                     float* __restrict squares) {
   sum_pixels(x, pixels, channels, means, [](float v, int64_t) { return v; });
@@ -87,14 +87,15 @@ inline void moments(const float* __restrict x, int64_t pixels, int64_t channels,
   sum_pixels(x, pixels, channels, squares, [means](float v, int64_t c) { return (v - means[c]) * (v - means[c]); });
 }
 
-// Values for each channel.
+// Mean and variance for each channel.
 struct Moments {
   std::vector<double> means, variances;
 };
 
-// Returns the moments of `samples` samples from `first` on, given blocks' means and squared distances from them. The squared
-// distances from another mean are a block's own + pixels * (its mean - that mean)^2. `total` adds up the channels that are
-// normalised together; each has `count` values.
+// Returns mean and variance over `samples` samples, beginning with `first`. `means` and `squares` are the means of blocks
+// and the squared distances from them. The squared distances of a block from the common mean are squares + pixels * (mean of
+// the block - common mean)^2. `total` adds up the channels that are normalised together; `count` is the number of values
+// that are normalised together.
 template <typename Total>
 Moments merged(const Walk& walk, int64_t first, int64_t samples, const BlockSums& means, const BlockSums& squares,
                double count, Total total) {
@@ -120,40 +121,41 @@ Moments merged(const Walk& walk, int64_t first, int64_t samples, const BlockSums
   return {sums, distances};
 }
 
-// Rows of channels for the work on a block: z = x * factor + shift, y = (activation(z) - centre) * outer. `b` and `k` are
-// for input_gradients.
+// Factors for each channel: z = x * factor + shift, y = (activation(z) - centre) * outer. The gradient of x also needs
+// `mean`, `b` and `k` (see `Blocks::gradients`).
 struct Channels {
   const float *factor, *shift, *mean = nullptr, *b = nullptr, *k = nullptr;
-  const float *centre = nullptr, *outer = nullptr;  // for proxy norm
+  const float *centre = nullptr, *outer = nullptr;  // only proxy norm has these
 };
 
-// Sums of a block's backward pass for each channel: dz = dy * outer * activation'(z), and dz * (x - mean). For proxy norm
-// also dy, and dy * (activation(z) - centre).
+// Sums over a block for each channel, in the backward pass. `slopes` sums dz = dy * outer * activation'(z), and `products`
+// sums dz * (x - mean). For proxy norm, `arriving` sums dy, and `scaled` sums dy * (activation(z) - centre).
 struct Sums {
   float *slopes, *products, *arriving = nullptr, *scaled = nullptr;
 };
 
-// Salts of a norm's roundings: normalised value, activation, incoming gradient, dz, dx.
+// The salts of the five roundings of a norm: normalised value, activation, incoming gradient, dz, dx.
 enum Salt { kNormed, kActivated, kArriving, kSlope, kOfInput };
 
-// A block of a sample: its pixels, the index of its first element in the sample, and the sample's noise.
+// A block of a sample. `place` is the index of the block's first element in the sample; `noise` belongs to the sample.
 struct Block {
   int64_t pixels, channels;
   uint32_t place = 0;
   Noise noise;
 };
 
-// Functions on a block for one activation and rounding. The rows must not overlap each other, nor x, dy and a gradient
-// (ivdep).
+// Functions that work on a block, compiled for one activation and one rounding. Arrays of channels must not overlap each
+// other, nor x, dy and dx, because `#pragma GCC ivdep` promises this to the compiler.
 struct Blocks {
   void (*values)(const float* x, const Channels& rows, const Block& block, float* y);
-  // With rounding, dz is kept in dx for `gradients`. Otherwise `gradients` computes dz again, which is faster than memory.
+  // With rounding, `sums` stores dz in dx for `gradients`. Without, `gradients` computes dz again, which is faster than
+  // memory.
   void (*sums)(const float* x, const float* dy, const Channels& rows, const Block& block, const Sums& sums, float* dx);
-  // dx = dz * factor + (x - mean) * b + k
+  // Computes dx = dz * factor + (x - mean) * b + k.
   void (*gradients)(const float* x, const float* dy, const Channels& rows, const Block& block, float* dx);
 };
 
-// y may be x.
+// Computes y of a block. y may be the same array as x.
 template <Activation kind, bool proxy, typename Grid>
 void values(const float* x, const Channels& rows, const Block& block, float* y) {
   const float *factor = rows.factor, *shift = rows.shift, *centre = rows.centre, *outer = rows.outer;
@@ -231,12 +233,12 @@ Blocks blocks_of(const std::string& activation) {
   if (activation == "relu") return blocks_of<Activation::kRelu, proxy, Grid>();
   if (activation == "relu6") return blocks_of<Activation::kRelu6, proxy, Grid>();
   if (activation == "swish") return blocks_of<Activation::kSwish, proxy, Grid>();
-  return blocks_of<Activation::kLinear, proxy, Grid>();  // kActivations has no others
+  return blocks_of<Activation::kLinear, proxy, Grid>();  // kActivations allows no others
 }
 
 constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'";
 
-// The attributes and the input of a norm that define the rounding of its results.
+// Reads the attributes and the input of a norm that define how its results are rounded.
 class NormRounding {
  public:
   template <typename Context>
@@ -244,9 +246,9 @@ class NormRounding {
     TF_RETURN_IF_ERROR(context->GetAttr("rounding", &rounding_));
     TF_RETURN_IF_ERROR(read_format(context, &format_, &kind_));
     TF_RETURN_IF_ERROR(context->GetAttr("count", &count_));
-    if (kind_ == Kind::kUnsignedZero) return InvalidArgument("norms round to formats with a signed zero");
+    if (kind_ == Kind::kUnsignedZero) return InvalidArgument("norms cannot round to a format without a negative zero");
     const bool fits = count_ == (rounding_ == "random");
-    return fits ? absl::OkStatus() : InvalidArgument("rounding at random takes one tensor of noise, others none, not ", count_);
+    return fits ? absl::OkStatus() : InvalidArgument("random rounding needs one tensor of noise, other roundings none; the number is ", count_);
   }
 
   template <bool proxy>
@@ -256,7 +258,7 @@ class NormRounding {
                                      : blocks<proxy, Kind::kNarrow>(activation);
   }
 
-  // Returns the noise of each sample. `input`: index of the input with the noise, [batch, ...] uint64.
+  // Returns the noise of each sample. `input` is the index of the input with the noise, a uint64 for each sample.
   std::vector<Noise> noise(OpKernelContext* context, int input, int64_t batch) const {
     std::vector<Noise> noise(batch);
     for (int64_t sample = 0; sample < batch; ++sample) {
@@ -268,7 +270,7 @@ class NormRounding {
     return noise;
   }
 
-  // Requires one number of noise for each sample.
+  // Requires one number of noise for each sample, if the rounding is random.
   void check(Shapes* shapes, int input) const {
     if (count_) shapes->count(input, (*shapes)['n']);
   }
@@ -287,12 +289,12 @@ class NormRounding {
   int count_ = 0;
 };
 
-// r = 1 / sqrt(variance + epsilon)
+// Computes r = 1 / sqrt(variance + epsilon).
 inline void invert(int64_t channels, const float* variance, float epsilon, float* r) {
   for (int64_t c = 0; c < channels; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon);
 }
 
-// Sets factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.
+// Computes factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.
 inline void scale(int64_t channels, const float* gamma, const float* beta, const float* mean, const float* r, float* factor,
                   float* shift) {
   for (int64_t c = 0; c < channels; ++c) {
@@ -301,7 +303,7 @@ inline void scale(int64_t channels, const float* gamma, const float* beta, const
   }
 }
 
-// Checks the inputs of a norm. The first is x, which must not be empty.
+// Checks the inputs of a norm. The first input, x, must not be empty.
 inline void check_inputs(Shapes* shapes, const std::vector<const char*>& patterns) {
   for (size_t k = 0; k < patterns.size(); ++k) shapes->input(k, patterns[k]);
   shapes->require_positive("nhwc");

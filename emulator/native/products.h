@@ -1,7 +1,7 @@
-// Matrix products in tiles that stay in registers, for processors with vectors of 16 numbers (AVX-512).
+// Matrix products in tiles whose sums stay in registers, for processors with vectors of 16 numbers (AVX-512).
 //
-// Every number of a product is one sum over the depth, in order. So threads, tiles and other rows do not change any bit of
-// it.
+// Every number of a product is one sum, whose terms are added in order. So its bits depend neither on the number of threads,
+// nor on the tiles, nor on other rows.
 
 #ifndef EMULATOR_NATIVE_PRODUCTS_H_
 #define EMULATOR_NATIVE_PRODUCTS_H_
@@ -16,27 +16,27 @@
 
 namespace native {
 
-constexpr int64_t kVector = 16;     // numbers of a vector
-constexpr int64_t kStrip = 128;     // columns of a strip of a one-row product: eight vectors
-constexpr int64_t kPanel = 32;      // columns of a tile: two vectors
-constexpr int64_t kAhead = 32;      // rows of b to prefetch: they are too far apart for the hardware to do it
-// rows of a tile of two vectors (twice as many with one): 24 of the 32 registers hold its sums
+constexpr int64_t kVector = 16;     // numbers in a vector
+constexpr int64_t kStrip = 128;     // columns of a strip in a product with one row: eight vectors
+constexpr int64_t kPanel = 32;      // columns of a panel of b: two vectors
+constexpr int64_t kAhead = 32;      // prefetch b this many rows ahead; its rows are too far apart for the hardware to do it
+// Rows of a tile of two vectors. With one vector, a tile has twice as many rows. The sums take 24 of the 32 registers.
 constexpr int kTallTile = 12;
-constexpr int kTallestTile = 13;    // avoids a single remaining row, which would cost a third of a tile; for 7 x 7 pixels
-constexpr int kShortTile = 4;       // for the remaining rows
+constexpr int kTallestTile = 13;    // for 13 remaining rows (7 x 7 pixels): a single row more would cost a third of a tile
+constexpr int kShortTile = 4;       // rows of the tiles for remaining rows
 
-// Returns a mask of the existing columns of a panel's last vector.
+// Returns the mask of a vector of which only `columns` numbers exist.
 inline __mmask16 mask_of(int64_t columns) {
   return static_cast<__mmask16>(columns >= kVector ? 0xFFFF : (1u << columns) - 1);
 }
 
-// Reads one number of each cache line, in order, so that the hardware prefetches the rest. Windows and tiles jump, and would
-// wait for every line.
+// Reads one number of each cache line, in order, so that the hardware prefetches the other lines. Windows and tiles read out
+// of order, and would wait for every line.
 inline void touch(const float* from, int64_t count) {
   for (int64_t k = 0; k < count; k += kVector) asm volatile("" ::"x"(from[k]));
 }
 
-// sums [rows, vectors * 16] += a [rows] b [vectors * 16]: one step of a product whose rows are adjacent in a.
+// Adds one step of a product: sums [rows, vectors * 16] += a [rows] b [vectors * 16].
 template <int rows, int vectors>
 inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vectors]) {
   __m512 columns[vectors];
@@ -50,12 +50,12 @@ inline void add_step(const float* a, const float* b, __m512 (&sums)[rows][vector
   }
 }
 
-// sums [rows, vectors * 16] = a [rows, depth] b [depth, columns]. `b_row`: distance between rows of b; `last`: mask of the
-// last vector's columns. The rows of a are adjacent.
+// Computes sums [rows, vectors * 16] = a [rows, depth] b [depth, columns]. `b_row` is the distance between rows of b, `last`
+// the mask of the last vector. The rows of a are contiguous.
 template <int rows, int vectors>
 inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t depth, __mmask16 last,
                           __m512 (&sums)[rows][vectors]) {
-  constexpr int kOfPointer = 3;  // rows per pointer: an address can have an offset of one or two steps
+  constexpr int kOfPointer = 3;  // rows for each pointer, because an address can have an offset of one or two steps
   constexpr int kPointers = (rows + kOfPointer - 1) / kOfPointer;
   const float* pointers[kPointers];
 #pragma GCC unroll 24
@@ -83,7 +83,7 @@ inline void multiply_tile(const float* a, const float* b, int64_t b_row, int64_t
   }
 }
 
-// Calls `use(first row, sums [rows][vectors])` for every tile of a panel: `rows` rows of a by at most 32 columns of b.
+// Multiplies a [rows, depth] by a panel of b, and calls `use(first row, sums [rows][vectors])` for every tile.
 template <int vectors, typename Use>
 inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t b_row, int64_t depth, __mmask16 last, Use use) {
   int64_t r = 0;
@@ -102,7 +102,7 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
   tiles(std::integral_constant<int, 1>());
 }
 
-// Like multiply_panel, for at most 32 `columns`.
+// The same as multiply_panel, for a panel of `columns` columns, at most 32.
 template <typename Use>
 inline void multiply_columns(const float* a, int64_t rows, const float* b, int64_t b_row, int64_t depth, int64_t columns,
                              Use use) {
@@ -113,8 +113,8 @@ inline void multiply_columns(const float* a, int64_t rows, const float* b, int64
   }
 }
 
-// Calls `use(first column, sums [1][vectors])` for every strip of columns from `begin` to `end` of a one-row product. Strips
-// use long pieces of b's rows, because b is read only once, from main memory.
+// Multiplies a [1, depth] by the columns of b from `begin` to `end`, and calls `use(first column, sums [1][vectors])` for
+// every strip. Strips are wide, because b is read from main memory, and long runs of its rows are read faster.
 template <typename Use>
 inline void multiply_row(const float* a, const float* b, int64_t b_row, int64_t depth, int64_t begin, int64_t end, Use use) {
   auto strips = [&](auto width) {

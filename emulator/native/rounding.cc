@@ -1,12 +1,14 @@
-// Rounds a tensor to a format, to nearest or at random, in one pass. Works in place if the input is not needed any more.
+// Rounds a tensor to a format, to nearest or at random, in one pass. If the input is not needed later, it is rounded in
+// place.
 
 #include "emulator/native/formats.h"
 
 namespace native {
 namespace {
 
-constexpr int64_t kPart = 8192;  // elements that a thread takes at once
-// y may be x.
+constexpr int64_t kPart = 8192;  // number of elements in a work item
+
+// y may be the same array as x.
 template <Kind kind>
 void round_nearest(const float* x, int64_t size, const Format& format, float* y) {
   const Format own = format;
@@ -24,7 +26,7 @@ void round_at_random(const float* x, int64_t size, const Format& format, uint64_
   }
 }
 
-// Both ways of rounding to a kind of format.
+// The functions that round to one kind of format.
 struct Parts {
   decltype(&round_nearest<Kind::kNarrow>) nearest;
   decltype(&round_at_random<Kind::kNarrow>) at_random;
@@ -42,9 +44,9 @@ struct Rules {
     return read_format(context, &format, &kind);
   }
 
-  // The noise is one number, or one for each sample.
+  // The noise is one number, or one number for each sample.
   void check(Shapes* shapes) const {
-    shapes->require(shapes->inputs() <= 2, "there is one tensor of noise");
+    shapes->require(shapes->inputs() <= 2, "there can be only one tensor of noise");
     if (shapes->inputs() > 1) shapes->count(1, shapes->has_axes(1) ? shapes->first_axis(0) : 1);
     shapes->output_as(0, 0);
   }

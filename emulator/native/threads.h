@@ -14,21 +14,20 @@
 
 namespace native {
 
-constexpr int64_t kWorthAThread = 20000;  // least nanoseconds of work for each thread
-constexpr int64_t kSharesOfThread = 8;    // shares for each thread, so that a thread that wakes late takes fewer
-constexpr int kPatience = 2000;           // checks of the others' work before yielding the processor
+constexpr int64_t kWorthAThread = 20000;  // minimum nanoseconds of work for each thread.
+constexpr int64_t kSharesOfThread = 8;    // several shares for each thread, so that a thread that wakes late takes fewer.
+constexpr int kPatience = 2000;           // a waiting thread checks this often before it yields the processor
 
-// Calls `work(begin, end)` for ranges of `count` items on the threads of the operation's device, shared out by the thread
-// pool. `nanoseconds`: rough time of one item.
+// Calls `work(begin, end)` for ranges of `count` items on the threads of the operation's device. TensorFlow's thread pool
+// divides the items. `nanoseconds` is the rough time of one item.
 template <typename Work>
 void in_threads(tensorflow::OpKernelContext* context, int64_t count, int64_t nanoseconds, const Work& work) {
   auto* pool = context->device()->tensorflow_cpu_worker_threads();
   tensorflow::Shard(pool->num_threads, pool->workers, count, nanoseconds, work);
 }
 
-// Calls `work(begin, end)` for ranges of `count` items. `nanoseconds`: rough time of one item. The calling thread begins at
-// once and takes shares until none is left. Unlike the pool's own sharing, it does not wait for threads that have yet to
-// wake.
+// Calls `work(begin, end)` for ranges of `count` items, as in_threads does, but never waits for threads to wake up. The
+// calling thread begins at once, and takes shares until none is left.
 template <typename Work>
 void in_shares(tensorflow::OpKernelContext* context, int64_t count, int64_t nanoseconds, const Work& work) {
   auto* pool = context->device()->tensorflow_cpu_worker_threads();
@@ -40,7 +39,7 @@ void in_shares(tensorflow::OpKernelContext* context, int64_t count, int64_t nano
   struct Shares {
     std::atomic<int64_t> next{0}, done{0};
   };
-  const auto shares = std::make_shared<Shares>();  // outlives the call, because threads may wake after it
+  const auto shares = std::make_shared<Shares>();  // threads may wake after this call, so `shares` must outlive it
   const int64_t size = std::max<int64_t>(count / (threads * kSharesOfThread), 1);
   const Work* const shared = &work;
   auto take = [shares, shared, count, size] {

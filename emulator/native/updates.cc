@@ -1,5 +1,5 @@
-// Updates many variables in one operation. With one operation each, hundreds of small variables would spend most time on
-// starting.
+// Updates many variables in one operation. If each variable had its own operation, starting hundreds of small operations
+// would take most of the time.
 
 #include <cmath>
 #include <vector>
@@ -9,9 +9,10 @@
 namespace native {
 namespace {
 
-constexpr int64_t kPart = 4096;  // elements that a thread takes at once
+constexpr int64_t kPart = 4096;  // number of elements in a work item
 
-// A variable's inputs, and the places of the results: the variable and the slots of a rule.
+// A variable: weights `w`, gradient `g`, and the slots of the update rule, such as momentum. Results are written to
+// `new_...`.
 struct Variable {
   const float *w, *g, *slots[2];
   float *new_w, *new_slots[2];
@@ -19,15 +20,14 @@ struct Variable {
   int64_t size;
 };
 
-// Checks that the inputs begin with `rows` lists of `count` tensors of the same shapes, and sets the outputs' shapes to
-// those of the first lists.
+// Checks that the inputs begin with `rows` lists of `count` tensors, and that all lists have the same shapes. Each output
+// gets the shape of the input with the same index.
 void check_lists(Shapes* shapes, int count, int rows) {
   for (int k = count; k < count * rows; ++k) shapes->equal(k, k % count);
   for (int k = 0; k < shapes->outputs(); ++k) shapes->output_as(k, k);
 }
 
-// Allocates output `k` with the shape of input `k`, in the memory of one of the `inputs` that is not needed any more, if
-// possible.
+// Allocates output `k` with the shape of input `k`. If one of the `inputs` is not needed later, its memory is used.
 absl::Status allocate(OpKernelContext* context, const std::vector<int>& inputs, int k, float** output) {
   Tensor* tensor;
   TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(inputs, k, context->input(k).shape(), &tensor));
@@ -35,7 +35,7 @@ absl::Status allocate(OpKernelContext* context, const std::vector<int>& inputs, 
   return absl::OkStatus();
 }
 
-// Calls `update(k, first, size)` for parts of every variable k, on the threads of the operation's device.
+// Divides every variable into parts, and calls `update(variable, first, size)` for each part on the threads.
 template <typename Update>
 void in_parts(OpKernelContext* context, const std::vector<Variable>& variables, const Update& update) {
   struct Part {
@@ -52,7 +52,7 @@ void in_parts(OpKernelContext* context, const std::vector<Variable>& variables, 
   });
 }
 
-// Returns (g + w * decay) / divisor for part of a variable: in `room`, or g itself if nothing changes.
+// Returns (g + w * decay) / divisor for a part of a variable. The result is in `room`, or it is g itself if nothing changes.
 const float* whole_gradient(const Variable& of, int64_t first, int64_t size, float divisor, float* room) {
   const float *w = of.w + first, *g = of.g + first;
   const float decay = of.decay;
@@ -67,7 +67,7 @@ const float* whole_gradient(const Variable& of, int64_t first, int64_t size, flo
   return room;
 }
 
-// a = momentum * a + g; w -= rate * a
+// Momentum: a = momentum * a + g; w -= rate * a. `a` is the slot.
 struct Momentum {
   static constexpr int kSlots = 1;
 
@@ -76,7 +76,7 @@ struct Momentum {
     return context->GetAttr("momentum", &momentum);
   }
 
-  // Results may overwrite the arguments.
+  // The results may be written to the arrays of the arguments.
   void move(const Variable& of, int64_t first, int64_t size, float rate, const float* g) const {
     const float *w = of.w + first, *a = of.slots[0] + first, own = momentum;
     float *new_w = of.new_w + first, *new_a = of.new_slots[0] + first;
@@ -91,7 +91,8 @@ struct Momentum {
   float momentum = 0;
 };
 
-// square += (g^2 - square) * share; a = momentum * a + rate * g / sqrt(square + epsilon); w -= a
+// RMSprop: square += (g^2 - square) * share; a = momentum * a + rate * g / sqrt(square + epsilon); w -= a. `square` and `a`
+// are the slots.
 struct RmsProp {
   static constexpr int kSlots = 2;
 
@@ -119,8 +120,8 @@ struct RmsProp {
   float momentum = 0, share = 0, epsilon = 0;
 };
 
-// Inputs: weights, each kind of slot and gradients for every variable, then the rate, decays and the divisor. Outputs:
-// weights, slots.
+// The inputs are lists with a tensor for each variable: the weights, each kind of slot, the gradients. Then follow the rate,
+// the decays and the divisor. The outputs are the lists of new weights and slots.
 template <typename Rule>
 struct RuleRules : Rule {
   void check(Shapes* shapes) const {
@@ -140,7 +141,7 @@ class RuleUpdate : public CheckedKernel<RuleRules<Rule>> {
 
  protected:
   void compute(OpKernelContext* context) override {
-    constexpr int kKinds = 1 + Rule::kSlots;  // weights and slots of a variable, which change
+    constexpr int kKinds = 1 + Rule::kSlots;  // the weights and the slots of a variable change
     const int count = context->num_outputs() / kKinds, more = (kKinds + 1) * count;
     const Tensor &rate = context->input(more), &decays = context->input(more + 1), &divisor = context->input(more + 2);
     std::vector<Variable> variables(count);
@@ -188,7 +189,7 @@ struct AverageRules {
 
   void check(Shapes* shapes) const {
     check_lists(shapes, shapes->outputs(), 2);
-    shapes->require(static_cast<int>(shares.size()) == shapes->outputs(), "there is one share for each variable");
+    shapes->require(static_cast<int>(shares.size()) == shapes->outputs(), "there must be one share for each variable");
   }
 
   std::vector<float> shares;

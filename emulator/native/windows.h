@@ -9,7 +9,7 @@ namespace native {
 
 inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
-// The sizes of a convolution along one axis.
+// The sizes of a convolution along one axis. `before` is the padding before the first pixel.
 struct Axis {
   Axis(int64_t in, int64_t kernel, int64_t stride)
       : in(in), out((in + stride - 1) / stride), kernel(kernel), stride(stride),
@@ -18,7 +18,7 @@ struct Axis {
   int64_t in, out, kernel, stride, before;
 };
 
-// The taps of a window inside the image: [first, last).
+// The range [first, last) of the taps of a window that are inside the image.
 struct Taps {
   int64_t first, last;
 };

@@ -1,12 +1,12 @@
-// Convolutions with 3 x 3 kernels, stride 1 and SAME padding, by Winograd's minimal filtering (filtering.h), in tiles of 2 x
-// 2 or 4 x 4 results. Four results take 16 multiplications instead of 36, sixteen take 36 instead of 144. For processors
-// with vectors of 16 numbers (AVX-512).
+// Convolutions with 3 x 3 kernels, stride 1 and SAME padding, by Winograd's minimal filtering (filtering.h). A tile has 2 x
+// 2 or 4 x 4 results. 2 x 2 results take 16 multiplications instead of 36, and 4 x 4 results 36 instead of 144. The code is
+// for processors with vectors of 16 numbers (AVX-512).
 //
-//   y = A^T ((G w G^T) * (B^T x B)) A,   dw = G^T ((A dy A^T) * (B^T x B)) G,   dx: like y, from dy and the rotated weights
+//   y = A^T ((G w G^T) * (B^T x B)) A,   dw = G^T ((A dy A^T) * (B^T x B)) G,   dx: as y, from dy and rotated weights
 //
-// The products * are matrix products, one for each place of a tile's 4 x 4 or 6 x 6 inputs. Sums over channels are in order.
-// Sums over tiles are in FP32 within a part of the batch, and in double precision over the parts. The parts do not depend on
-// the number of threads, so it changes no bit.
+// Each product * is a matrix product for each of the 4 x 4 or 6 x 6 places in a transformed tile. Sums over channels are in
+// order. Sums over tiles are in FP32 within a part of the batch, and in double precision over the parts. The number of
+// threads changes no bit, because the parts do not depend on it.
 
 #ifdef __AVX512F__
 
@@ -17,20 +17,21 @@ namespace native {
 namespace {
 
 constexpr int64_t kScratch = 512 << 10;        // bytes of a block of transformed tiles, which stay in the cache.
-constexpr int64_t kLeastTiles = 96;            // least tiles of a block, so that weights are not read too often.
-constexpr int64_t kBlocks = 8, kTilesStep = 24;  // least blocks, for the threads, if there are few tiles.
-constexpr int64_t kParts = 4;                  // least parts of the batch for the weights' gradient, for the threads.
-constexpr int64_t kTilesOfPart = 2048;         // most tiles of a part, which are summed in FP32.
-constexpr int64_t kInputsOfItem = 64;          // channels of x for which one thread sums the weights' gradient.
-// Use tiles of 4 x 4 results if both conditions hold:
-constexpr int64_t kFewer = 75;                 // at most this percentage of the products of 2 x 2 tiles is left.
-constexpr int64_t kWeightsOfFours = 1 << 15;   // at most these inputs x outputs of a group; more cost too much to transform.
-// Large weights are not read again for every block. Instead, the threads do each step together for many tiles.
-constexpr int64_t kWide = 1 << 16;             // inputs x outputs of a group above which weights are large.
-constexpr int64_t kWideScratch = 32 << 20;     // bytes of those transformed tiles.
-constexpr int64_t kTilesOfItem = 96;           // tiles of one place that a thread multiplies.
+constexpr int64_t kLeastTiles = 96;            // minimum number of tiles in a block, so that weights are not read too often.
+constexpr int64_t kBlocks = 8, kTilesStep = 24;  // minimum number of blocks for threads; a block has a multiple of 24 tiles.
+constexpr int64_t kParts = 4;                  // minimum number of parts of the batch, for threads.
+constexpr int64_t kTilesOfPart = 2048;         // maximum number of tiles of a part, which are summed in FP32.
+constexpr int64_t kInputsOfItem = 64;          // channels of x in a work item of the gradient of weights.
+// Tiles of 4 x 4 results are used if both conditions hold:
+constexpr int64_t kFewer = 75;                 // they need at most this percentage of the products that 2 x 2 tiles need.
+constexpr int64_t kWeightsOfFours = 1 << 15;   // inputs x outputs of a group are at most this; more take too long to transform.
+// Reading large weights for every block would take too long. Instead, the threads share each step for many tiles.
+constexpr int64_t kWide = 1 << 16;             // weights are large if a group has more inputs x outputs.
+constexpr int64_t kWideScratch = 32 << 20;     // bytes of the transformed tiles of a step.
+constexpr int64_t kTilesOfItem = 96;           // number of tiles in a work item of a matrix product.
 
-// Sizes of a convolution: x [batch, rows, columns, inputs of all groups] by weights [3, 3, inputs, outputs of all groups].
+// The sizes of a convolution. x is [batch, rows, columns, inputs of all groups], the weights are [3, 3, inputs, outputs of
+// all groups].
 template <typename Filtering>
 struct Sizes {
   static constexpr int64_t kTile = Filtering::kTile, kPlaces = Filtering::kSide * Filtering::kSide;
@@ -47,19 +48,19 @@ struct Sizes {
     return (std::min(most, std::max<int64_t>(shared, 1)) + kTilesStep - 1) / kTilesStep * kTilesStep;
   }
 
-  // Distance between places of a block's tiles. One more vector is added, because addresses that are whole pages apart share
-  // the same cache lines.
+  // Returns the distance between two places of the transformed tiles of a block. The extra vector avoids distances of whole
+  // pages, because such addresses share cache lines.
   int64_t place(int64_t width) const { return block * width + kVector; }
 
   int64_t batch, rows, columns, all_inputs, all_outputs;
-  int64_t inputs, groups, outputs;  // of a group
+  int64_t inputs, groups, outputs;  // groups, and the channels of each group
   int64_t tile_rows, tile_columns, tiles;
   bool is_wide;
-  int64_t block, blocks;  // tiles of a block, and number of blocks
+  int64_t block, blocks;  // number of tiles in a block, and number of blocks
 };
 
-// Returns whether to use tiles of 4 x 4 results. The answer must not depend on the batch, because layouts split it
-// differently.
+// Returns whether to use tiles of 4 x 4 results. The answer must not depend on the batch size, because micro-batches of
+// another size must give the same bits.
 inline bool are_fours_fewer(const TensorShape& x, int64_t inputs, int64_t outputs) {
   auto products = [&x](int64_t tile, int64_t side) {
     return (x.dim_size(1) + tile - 1) / tile * ((x.dim_size(2) + tile - 1) / tile) * side * side;
@@ -68,7 +69,7 @@ inline bool are_fours_fewer(const TensorShape& x, int64_t inputs, int64_t output
   return fewer && inputs * outputs <= kWeightsOfFours;
 }
 
-// Calls `use(sample, tile row, first tile column, last, place in the block)` for adjacent tiles of a block.
+// Calls `use(sample, tile row, first tile column, last tile column, tile number)` for each run of adjacent tiles in a row.
 template <typename Filtering, typename Use>
 void for_runs(const Sizes<Filtering>& sizes, int64_t begin, int64_t end, Use use) {
   for (int64_t t = begin; t < end;) {
@@ -91,7 +92,7 @@ struct ImageRow {
     return _mm512_maskz_loadu_ps(inside, start + column * channels);
   }
 
-  // Prefetches a pixel that is some rows further down.
+  // Prefetches the pixel that is `rows` rows further down.
   void prefetch(int64_t column, int64_t rows) const {
     _mm_prefetch(start + (column + rows * columns) * channels, _MM_HINT_T0);
   }
@@ -101,7 +102,8 @@ struct ImageRow {
   __mmask16 mask;
 };
 
-// Transforms the inputs of adjacent tiles, for one vector of channels. Tiles are `width` apart, places `place`.
+// Transforms the inputs of adjacent tiles, for one vector of channels. In `to`, tiles are `width` numbers apart, and places
+// are `place` numbers apart.
 template <typename Filtering>
 void transform_row(const ImageRow (&rows)[Filtering::kSide], int64_t first, int64_t last, int64_t width, int64_t place, float* to) {
   constexpr int kTile = Filtering::kTile, kSide = Filtering::kSide;
@@ -145,7 +147,7 @@ struct ImageRows {
   ImageRow own[count];
 };
 
-// Transforms the inputs of tiles, B^T x B, to [places, block, width], for `width` channels of x.
+// Transforms the inputs of tiles, B^T x B, to [places, tiles of a block, width], for `width` channels of x.
 template <typename Filtering>
 void transform_inputs(const float* x, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t width, float* to) {
   for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
@@ -157,7 +159,8 @@ void transform_inputs(const float* x, const Sizes<Filtering>& sizes, int64_t beg
   });
 }
 
-// Computes `rows` by `columns` results of a tile, A^T m A, for one vector of channels. `below`: distance between rows of y.
+// Computes `rows` by `columns` results of a tile, A^T m A, for one vector of channels. `below` is the distance
+// between rows of y.
 template <typename Filtering>
 inline void transform_tile(const float* from, int64_t place, float* y, int64_t rows, int64_t columns, int64_t below,
                            int64_t channels) {
@@ -184,7 +187,7 @@ inline void transform_tile(const float* from, int64_t place, float* y, int64_t r
   }
 }
 
-// Computes the results of tiles, from [places, block, width] to y, for `width` channels.
+// Transforms [places, tiles of a block, width] to the results of tiles in y, for `width` channels.
 template <typename Filtering>
 void transform_outputs(const float* from, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t width, float* y) {
   constexpr int64_t kTile = Filtering::kTile;
@@ -201,13 +204,13 @@ void transform_outputs(const float* from, const Sizes<Filtering>& sizes, int64_t
   });
 }
 
-// Returns the index of a matrix element [row, column] in panels of `panel` columns, whose rows are contiguous.
+// Returns the index of the element [row, column] of a matrix that is stored in panels of `panel` columns.
 inline int64_t panel_place(int64_t row, int64_t column, int64_t rows, int64_t panel) {
   return (column / panel * rows + row) * panel + column % panel;
 }
 
-// Transforms the gradients of adjacent tiles' results, A dy A^T, for one vector of channels. Tiles are `width` apart, places
-// `place`.
+// Transforms the gradients dy of adjacent tiles, A dy A^T, for one vector of channels. In `to`, tiles are `width` numbers
+// apart, and places are `place` numbers apart.
 template <typename Filtering>
 void transform_row_of_gradients(const ImageRow (&rows)[Filtering::kTile], int64_t first, int64_t last, int64_t width, int64_t place,
                                 float* to) {
@@ -237,7 +240,7 @@ void transform_row_of_gradients(const ImageRow (&rows)[Filtering::kTile], int64_
   }
 }
 
-// Transforms the gradients of tiles' results to [places, panels of [block, panel]].
+// Transforms the gradients dy of tiles to [places, panels of [tiles of a block, panel]].
 template <typename Filtering>
 void transform_gradients(const float* dy, const Sizes<Filtering>& sizes, int64_t begin, int64_t end, int64_t panel, float* to) {
   for_runs(sizes, begin, end, [&](int64_t n, int64_t row, int64_t first, int64_t last, int64_t tile) {
@@ -250,7 +253,8 @@ void transform_gradients(const float* dy, const Sizes<Filtering>& sizes, int64_t
   });
 }
 
-// Distance between places of a group's transformed weights or their sums; one more vector, as above.
+// Returns the distance between two places of the transformed weights of a group. The extra vector is explained at
+// Sizes::place.
 inline int64_t weights_place(int64_t inputs, int64_t outputs) { return inputs * outputs + kVector; }
 
 // A convolution's weights [3, 3, channels of a group, filters of all groups].
@@ -263,13 +267,13 @@ struct Kernels {
   int64_t of_group, all_filters, filters;  // channels and filters of a group
 };
 
-// Transposes 16 rows, which are `row` numbers apart in `from`, to rows that are `to_row` apart.
+// Transposes 16 x 16 numbers. Rows are `row` numbers apart in `from` and `to_row` numbers apart in `to`.
 void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
   __m512 a[kVector], b[kVector];
 #pragma GCC unroll 16
   for (int i = 0; i < kVector; ++i) a[i] = _mm512_loadu_ps(from + i * row);
 #pragma GCC unroll 8
-  for (int i = 0; i < kVector; i += 2) {  // pairs of rows, then fours, within quarters of a vector
+  for (int i = 0; i < kVector; i += 2) {  // interleave pairs of rows, then fours, within quarters of a vector
     b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
   }
@@ -283,7 +287,7 @@ void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
     }
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // the quarters: number 4 q + i of each row
+  for (int i = 0; i < 4; ++i) {  // collect the quarters: row 4 q + i of the result has number 4 q + i of each row
     const __m512 first = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), second = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88),
                  third = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xDD), fourth = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xDD);
     _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(first, second, 0x88));
@@ -293,8 +297,9 @@ void transpose(const float* from, int64_t row, float* to, int64_t to_row) {
   }
 }
 
-// Transforms the weights of a group, G w G^T, for 16 channels from `channel` on, to [places, panels of [inputs, panel]].
-// `turned`: for the gradient of the inputs; kernels are rotated by 180 degrees and map filters to channels.
+// Transforms the weights of a group, G w G^T, to [places, panels of [inputs, panel]], for 16 channels beginning with
+// `channel`. For the gradient of the inputs, `turned` is true: kernels are rotated by 180 degrees and map filters to
+// channels.
 template <typename Filtering>
 void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, bool turned, int64_t panel, float* to) {
   constexpr int kSide = Filtering::kSide, kPlaces = kSide * kSide;
@@ -325,7 +330,8 @@ void transform_weights(const Kernels& kernels, int64_t group, int64_t channel, b
   }
 }
 
-// m [tiles, columns] = v [tiles, depth] u, for one place. u is in panels of `vectors` x 16 columns.
+// Computes m [tiles, columns] = v [tiles, depth] u [depth, columns] for one place. u is stored in panels of `vectors` x 16
+// columns.
 template <int vectors>
 void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth, int64_t columns, float* m) {
   constexpr int64_t kWidth = vectors * kVector;
@@ -341,7 +347,7 @@ void multiply_place(const float* v, int64_t tiles, const float* u, int64_t depth
   }
 }
 
-// Common rules of all three operations: groups of whole vectors of channels and filters.
+// The rules that all three operations have in common. The channels and the filters of a group must fill whole vectors.
 struct GroupRules {
   template <typename Context>
   absl::Status read(Context* context) {
@@ -358,7 +364,7 @@ struct GroupRules {
   int64_t groups;
 };
 
-// Rules of the convolution, or with `turned` of the gradient of its inputs.
+// The rules of the convolution or, if `turned` is true, of the gradient of its inputs.
 template <bool turned>
 struct ConvRules : GroupRules {
   void check(Shapes* shapes) const {
@@ -378,7 +384,7 @@ struct WeightsRules : GroupRules {
   }
 };
 
-// Returns memory that a thread keeps from one block to the next.
+// Returns memory for `numbers` numbers. Each thread has its own, and keeps it from one block to the next.
 float* scratch(int64_t numbers) {
   static thread_local std::vector<float> kept;
   if (static_cast<int64_t>(kept.size()) < numbers) kept.resize(numbers);
@@ -389,7 +395,7 @@ tensorflow::Status allocate_floats(OpKernelContext* context, int64_t numbers, Te
   return context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({numbers}), tensor);
 }
 
-// Calls `work(begin, end)` on threads for ranges of tiles, each with `channels` channels.
+// Calls `work(begin, end)` on threads for ranges of the tiles from `first` to `last`. Each tile has `channels` channels.
 template <typename Filtering, typename Work>
 void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t channels, const Work& work) {
   const int64_t cost = kTilesStep * channels * Sizes<Filtering>::kPlaces / 10 + 1, steps = (last - first + kTilesStep - 1) / kTilesStep;
@@ -398,7 +404,7 @@ void in_tiles(OpKernelContext* context, int64_t first, int64_t last, int64_t cha
   });
 }
 
-// The convolution, or with `turned` the gradient of its inputs.
+// The convolution or, if `turned` is true, the gradient of its inputs.
 template <bool turned>
 class WinogradConv : public CheckedKernel<ConvRules<turned>> {
  public:
@@ -469,7 +475,7 @@ class WinogradConv : public CheckedKernel<ConvRules<turned>> {
     }
   }
 
-  // Computes the convolution of a group, step by step.
+  // Computes the convolution of a group with large weights. The threads share each step.
   template <typename Filtering>
   static void convolve_steps(OpKernelContext* context, const Sizes<Filtering>& sizes, const float* x, const float* u, int64_t panel,
                              float* y) {
@@ -512,8 +518,8 @@ REGISTER_OP("EmulatorWinogradConv2DBackpropInput")
     .SetShapeFn(set_shapes<ConvRules<true>>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorWinogradConv2DBackpropInput").Device(tensorflow::DEVICE_CPU), WinogradConv<true>);
 
-// sums [rows, vectors * 16] += a^T b over `depth` tiles; b and the sums are of one panel. `a_row`: numbers of a tile in a.
-// `begin`: overwrite the sums instead of adding.
+// Computes sums [rows, vectors * 16] += a^T b over `depth` tiles, for one panel of b. `a_row` is the distance between tiles
+// in a. If `begin` is true, the sums are overwritten instead.
 template <int rows, int vectors>
 inline void add_outer(const float* a, int64_t a_row, const float* b, int64_t depth, bool begin, float* sums) {
   constexpr int64_t kRow = vectors * kVector;
@@ -557,13 +563,13 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     const float *x = input.flat<float>().data(), *dy = above.flat<float>().data();
     const int64_t panel = sizes.outputs % kPanel ? kVector : kPanel;
     const int64_t width = std::min(sizes.inputs, kInputsOfItem), pieces = (sizes.inputs + width - 1) / width;
-    // every part must have a tile, so that its sums are initialised
+    // Every part must have at least one tile, because the first tiles initialise the sums of a part.
     const int64_t shared = sizes.is_wide ? 1 : std::min(kParts / (pieces * groups), sizes.blocks);
     const int64_t wanted = std::max<int64_t>({shared, (sizes.tiles + kTilesOfPart - 1) / kTilesOfPart, 1});
     const int64_t tiles_of_part = (sizes.tiles + wanted - 1) / wanted;
     const int64_t parts = tiles_of_part ? (sizes.tiles + tiles_of_part - 1) / tiles_of_part : 0;
     const int64_t of_place = weights_place(sizes.inputs, sizes.outputs);
-    const int64_t of_group = kPlaces * of_place;  // sums: [parts, groups, places, panels of [inputs, panel]]
+    const int64_t of_group = kPlaces * of_place;  // the sums are [parts, groups, places, panels of [inputs, panel]]
     Tensor summed;
     OP_REQUIRES_OK(context, allocate_floats(context, parts * groups * of_group, &summed));
     float* const sums = summed.flat<float>().data();
@@ -613,7 +619,7 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     });
   }
 
-  // Computes the sums of a part of a group, step by step.
+  // Computes the sums of a part for a group with large weights. The threads share each step.
   template <typename Filtering>
   static void sum_steps(OpKernelContext* context, const Sizes<Filtering>& sizes, const float* x, const float* dy, int64_t panel,
                         int64_t start, int64_t end_of_part, float* sums) {
@@ -640,8 +646,8 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     }
   }
 
-  // Computes the sums of one place: sums [inputs, outputs] += v^T m, for `width` inputs of the `row` of a tile, all in
-  // panels.
+  // Computes sums [inputs, outputs] += v^T m for one place and `width` inputs. In v, tiles are `row` numbers apart. m and
+  // the sums are stored in panels.
   template <typename Filtering>
   static void add_place(const Sizes<Filtering>& sizes, const float* v, int64_t row, int64_t width, const float* m, int64_t panel,
                         int64_t tiles, bool begin, float* sums) {
@@ -661,7 +667,7 @@ class WinogradWeightsGradient : public CheckedKernel<WeightsRules> {
     }
   }
 
-  // Computes G^T du G and writes it to the taps of dw, which are `tap` numbers apart.
+  // Computes G^T du G and writes the result to the taps of dw, which are `tap` numbers apart.
   template <typename Filtering>
   static void gather(const Numbers (&du)[Sizes<Filtering>::kPlaces], int64_t tap, float* dw) {
     constexpr int kSide = Filtering::kSide;
