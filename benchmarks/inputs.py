@@ -167,7 +167,7 @@ def slow_disk(folder: Path, rounds: int) -> None:
         found.append(times[0] / times[1])
         loader.close()
     RecordIndex._stored = read
-    print(f"{'second epoch over the first, 5 ms a read':<58} {_paired.spread(found):<22}", flush=True)
+    print(f"{'speed-up of the second epoch, 5 ms for each read':<58} {_paired.spread(found):<22}", flush=True)
 
 
 def saving(rounds: int) -> None:
@@ -204,8 +204,8 @@ def main() -> None:
         subprocess.run([sys.executable, str(writer), made, *words], check=True)
         pil_loader = pil(folder)  # it must fork its processes before TensorFlow starts threads in this process
         next(pil_loader)
-        compare("our stream over a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
-        compare("our stream over TensorFlow's bare kernels", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
+        compare("our speed-up over a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
+        compare("our speed-up over TensorFlow's own operations", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
         slow_disk(folder, max(2, asked.rounds // 2))
     saving(asked.rounds)
 

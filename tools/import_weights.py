@@ -141,7 +141,7 @@ def options(match: weight_names.Match, described: Description, symmetric: bool) 
     kernels = [value for name, value in match.values.items() if name.endswith("/dense/kernel")]
     if kernels and kernels[-1].shape[-1] != IMAGENET_CLASSES:  # 1000 classes are the default of ImageNet
         images["num_classes"] = kernels[-1].shape[-1]
-    return {**values, **images, "precision": "32.32"}  # published weights were trained in FP32 or wider than FP16
+    return {**values, **images, "precision": "32.32"}  # most published weights were trained in FP32
 
 
 def _constants(match: weight_names.Match, described: Description) -> tuple[Sequence[float], Sequence[float]] | None:

@@ -14,13 +14,13 @@
 namespace native {
 namespace {
 
-constexpr int64_t kNear = 24 << 10;       // bytes of dy that stay in the first cache.
-constexpr int64_t kCached = 384 << 10;    // bytes of rows of x that stay in the second cache.
-constexpr int64_t kChunkPixels = 8192;    // minimum number of pixels in a chunk of samples.
-constexpr int64_t kItems = 8;             // if there would be fewer work items for threads, chunks are smaller.
-constexpr int64_t kSums = 5 << 20;        // maximum bytes of all sums if chunks are smaller.
-constexpr int kTallest = 12;              // rows of a tile of two vectors; its sums take 24 of the 32 registers.
-constexpr int64_t kPage = 128;            // pixels with a multiple of this number of channels map to the same cache lines.
+constexpr int64_t kNear = 24 << 10;       // This many bytes of dy stay in the first cache.
+constexpr int64_t kCached = 384 << 10;    // This many bytes of rows of x stay in the second cache.
+constexpr int64_t kChunkPixels = 8192;    // A chunk of samples has at least this many pixels.
+constexpr int64_t kItems = 8;             // If there would be fewer work items for threads, chunks are smaller.
+constexpr int64_t kSums = 5 << 20;        // The sums of these smaller chunks take at most this many bytes.
+constexpr int kTallest = 12;              // A tile of two vectors has 12 rows; its sums take 24 of the 32 registers.
+constexpr int64_t kPage = 128;            // Pixels with a multiple of 128 channels share cache lines.
 
 // Computes sums [rows, vectors * 16] += x^T dy over the pixels of some lines. dy is contiguous. If `begin` is true, the sums
 // are overwritten instead.

@@ -19,15 +19,15 @@
 namespace native {
 namespace {
 
-constexpr int64_t kCached = 24 << 10;    // bytes of pixels that stay in the first cache for all panels of weights.
-constexpr int64_t kOfCaches = 16 << 20;  // results of more bytes leave the caches before the next layer reads them.
-constexpr int64_t kNear = 1 << 20;       // so many numbers of x are still in the second cache after the previous layer.
-constexpr int64_t kBandRows = 16;        // number of image rows in a work item.
-constexpr int64_t kUnits = 16;           // minimum number of work items for threads in a depthwise convolution.
-constexpr int kTilePixels = 7;           // pixels of a depthwise tile; it divides the sides of most layers at 224 px.
-constexpr float kOutside[kPanel] = {};   // the zeros of a pixel outside the image.
+constexpr int64_t kCached = 24 << 10;    // This many bytes of pixels stay in the first cache for all panels of weights.
+constexpr int64_t kOfCaches = 16 << 20;  // Results of more bytes leave the caches before the next layer reads them.
+constexpr int64_t kNear = 1 << 20;       // A previous layer leaves this many numbers in the second cache.
+constexpr int64_t kBandRows = 16;        // A work item has this many rows of an image.
+constexpr int64_t kUnits = 16;           // A depthwise convolution needs this many work items for the threads.
+constexpr int kTilePixels = 7;           // A depthwise tile has 7 pixels, which divides the sides of most layers at 224 px.
+constexpr float kOutside[kPanel] = {};   // A pixel outside the image has these values.
 
-// Where the results are written, and the factor and shift of each filter that are applied to them.
+// The results of a convolution: their memory, and the factor and shift of each filter.
 struct Results {
   Results at(int64_t pixel, int64_t filter) const {
     return {factor + filter, shift + filter, y + pixel * filters + filter, filters, past_cache};
@@ -41,7 +41,7 @@ struct Results {
   const float *factor, *shift;
   float* y;
   int64_t filters;
-  bool past_cache;  // whether y is written past the caches, because it is larger
+  bool past_cache;  // y is written past the caches if it is larger than they are
 };
 
 // Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns` is the number of the tile's

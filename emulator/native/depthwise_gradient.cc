@@ -11,12 +11,12 @@
 namespace native {
 namespace {
 
-constexpr int64_t kNear = 28 << 10;     // bytes of the padded pixels of a tile, which stay in the first cache.
-constexpr int64_t kTileColumns = 32;    // maximum number of columns of a tile.
-constexpr int64_t kTileRows = 8;        // maximum number of rows of a tile.
-constexpr int64_t kChunkPixels = 8192;  // minimum number of pixels in a chunk of samples.
-constexpr int64_t kItems = 8;           // if there would be fewer work items for threads, chunks are smaller.
-constexpr int64_t kSums = 5 << 20;      // maximum bytes of all sums if chunks are smaller.
+constexpr int64_t kNear = 28 << 10;     // This many bytes of padded pixels of a tile stay in the first cache.
+constexpr int64_t kTileColumns = 32;    // A tile has at most this many columns.
+constexpr int64_t kTileRows = 8;        // A tile has at most this many rows.
+constexpr int64_t kChunkPixels = 8192;  // A chunk of samples has at least this many pixels.
+constexpr int64_t kItems = 8;           // If there would be fewer work items for threads, chunks are smaller.
+constexpr int64_t kSums = 5 << 20;      // The sums of these smaller chunks take at most this many bytes.
 
 // The number of vectors of channels whose sums fit into the registers.
 template <int kernel>

@@ -16,14 +16,14 @@
 
 namespace native {
 
-constexpr int64_t kVector = 16;     // numbers in a vector
-constexpr int64_t kStrip = 128;     // columns of a strip in a product with one row: eight vectors
-constexpr int64_t kPanel = 32;      // columns of a panel of b: two vectors
-constexpr int64_t kAhead = 32;      // prefetch b this many rows ahead; its rows are too far apart for the hardware to do it
+constexpr int64_t kVector = 16;     // A vector has this many numbers.
+constexpr int64_t kStrip = 128;     // A strip has eight vectors of columns, in a product with one row.
+constexpr int64_t kPanel = 32;      // A panel of b has two vectors of columns.
+constexpr int64_t kAhead = 32;      // Prefetch rows of b this far ahead; they are too far apart for the hardware.
 // Rows of a tile of two vectors. With one vector, a tile has twice as many rows. The sums take 24 of the 32 registers.
 constexpr int kTallTile = 12;
-constexpr int kTallestTile = 13;    // for 13 remaining rows (7 x 7 pixels): a single row more would cost a third of a tile
-constexpr int kShortTile = 4;       // rows of the tiles for remaining rows
+constexpr int kTallestTile = 13;    // 13 remaining rows (7 x 7 pixels) are one tile, because one row alone takes a third.
+constexpr int kShortTile = 4;       // Other remaining rows are in tiles of four rows.
 
 // Returns the mask of a vector of which only `columns` numbers exist.
 inline __mmask16 mask_of(int64_t columns) {

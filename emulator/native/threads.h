@@ -14,9 +14,9 @@
 
 namespace native {
 
-constexpr int64_t kWorthAThread = 20000;  // minimum nanoseconds of work for each thread.
-constexpr int64_t kSharesOfThread = 8;    // several shares for each thread, so that a thread that wakes late takes fewer.
-constexpr int kPatience = 2000;           // a waiting thread checks this often before it yields the processor
+constexpr int64_t kWorthAThread = 20000;  // Each thread must have at least this many nanoseconds of work.
+constexpr int64_t kSharesOfThread = 8;    // A thread has 8 shares on average, so that a thread that wakes late takes fewer.
+constexpr int kPatience = 2000;           // A waiting thread checks this many times before it yields the processor.
 
 // Calls `work(begin, end)` for ranges of `count` items on the threads of the operation's device. TensorFlow's thread pool
 // divides the items. `nanoseconds` is the rough time of one item.

@@ -16,19 +16,19 @@
 namespace native {
 namespace {
 
-constexpr int64_t kScratch = 512 << 10;        // bytes of a block of transformed tiles, which stay in the cache.
-constexpr int64_t kLeastTiles = 96;            // minimum number of tiles in a block, so that weights are not read too often.
-constexpr int64_t kBlocks = 8, kTilesStep = 24;  // minimum number of blocks for threads; a block has a multiple of 24 tiles.
-constexpr int64_t kParts = 4;                  // minimum number of parts of the batch, for threads.
-constexpr int64_t kTilesOfPart = 2048;         // maximum number of tiles of a part, which are summed in FP32.
-constexpr int64_t kInputsOfItem = 64;          // channels of x in a work item of the gradient of weights.
+constexpr int64_t kScratch = 512 << 10;        // The transformed tiles of a block take this many bytes, to stay in cache.
+constexpr int64_t kLeastTiles = 96;            // A block has at least this many tiles, so that weights are read less often.
+constexpr int64_t kBlocks = 8, kTilesStep = 24;  // There are at least 8 blocks for threads, of 24 tiles or a multiple.
+constexpr int64_t kParts = 4;                  // The batch has at least this many parts, for threads.
+constexpr int64_t kTilesOfPart = 2048;         // A part has at most this many tiles, which are summed in FP32.
+constexpr int64_t kInputsOfItem = 64;          // A work item of the gradient of weights has this many channels of x.
 // Tiles of 4 x 4 results are used if both conditions hold:
-constexpr int64_t kFewer = 75;                 // they need at most this percentage of the products that 2 x 2 tiles need.
-constexpr int64_t kWeightsOfFours = 1 << 15;   // inputs x outputs of a group are at most this; more take too long to transform.
+constexpr int64_t kFewer = 75;                 // They need at most this percentage of the products of 2 x 2 tiles.
+constexpr int64_t kWeightsOfFours = 1 << 15;   // A group has at most this many weights per tap; more take too long.
 // Reading large weights for every block would take too long. Instead, the threads share each step for many tiles.
-constexpr int64_t kWide = 1 << 16;             // weights are large if a group has more inputs x outputs.
-constexpr int64_t kWideScratch = 32 << 20;     // bytes of the transformed tiles of a step.
-constexpr int64_t kTilesOfItem = 96;           // number of tiles in a work item of a matrix product.
+constexpr int64_t kWide = 1 << 16;             // The weights of a group are large if inputs x outputs is greater.
+constexpr int64_t kWideScratch = 32 << 20;     // The transformed tiles of a step take this many bytes.
+constexpr int64_t kTilesOfItem = 96;           // A work item of a matrix product has this many tiles.
 
 // The sizes of a convolution. x is [batch, rows, columns, inputs of all groups], the weights are [3, 3, inputs, outputs of
 // all groups].
