@@ -205,7 +205,7 @@ def main() -> None:
         pil_loader = pil(folder)  # it must fork its processes before TensorFlow starts threads in this process
         next(pil_loader)
         compare("our speed-up over a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
-        compare("our speed-up over TensorFlow's own operations", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
+        compare("our speed-up over TensorFlow's operations", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
         slow_disk(folder, max(2, asked.rounds // 2))
     saving(asked.rounds)
 

@@ -5,7 +5,7 @@ python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replic
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

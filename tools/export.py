@@ -7,7 +7,7 @@ cnn export efficientnet-lite0 --to onnx
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import sys

@@ -16,7 +16,7 @@ that was stopped, repeat the call. Options after -- apply to every training.
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

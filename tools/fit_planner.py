@@ -9,7 +9,7 @@ out" is the error for a row if the constants are fitted to all other rows.
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import math

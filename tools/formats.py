@@ -9,7 +9,7 @@ Each run has its own core. To resume a study that was stopped, repeat the call. 
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

@@ -20,7 +20,7 @@ To save a .npz from Keras:
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

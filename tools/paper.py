@@ -11,7 +11,7 @@ python tools/paper.py --svg docs/paper.svg   also draw accuracy against predicte
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

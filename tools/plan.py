@@ -7,7 +7,7 @@ cnn plan --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import json

@@ -10,7 +10,7 @@ cnn report logs/<run> logs/<other> --html both.html   compare two runs
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

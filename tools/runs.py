@@ -7,7 +7,7 @@ cnn runs logs --remove RN8_bs8_BN_16.16_YH8
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

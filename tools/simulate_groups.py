@@ -10,7 +10,7 @@ times the bytes of the gradients, and takes 2 (n - 1) steps of half a round trip
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse

@@ -22,7 +22,7 @@ To resume a sweep that was stopped or killed, repeat the call. To add trials, ad
 
 from __future__ import annotations
 
-if not __package__:  # started by its path
+if not __package__:  # the file was started by its path, as a script
     import bootstrap  # noqa: F401
 
 import argparse
@@ -214,7 +214,7 @@ def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]
     if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
         raise OptionError(f"{where}: random: needs trials: N, from 1 to {MAX_TRIALS}; seed: must be an integer >= 0")
 
-    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # independent of the number of trials
+    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # it must not depend on the number of trials
         fraction = keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{trial}")
         return axis.at(fraction) if isinstance(axis, Range) else axis[int(fraction * len(axis))]
 
