@@ -1,6 +1,6 @@
-"""The contract of schedule plug-ins: what a file NAME.py must define to be used as `--lr-schedule NAME`; and the warm-up.
+"""The interface of schedule plug-ins, and the warm-up. A file NAME.py is used by `--lr-schedule NAME`.
 
-A learning rate is a function of the update's index only.
+A learning rate depends only on the update's index.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from base.fields import at_least, exact, opt
 
 Rate = Callable[[int], float]
 
-MAX_RATES = 4096  # updates sampled to find the highest rate
+MAX_RATES = 4096  # number of updates sampled to find the highest rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledRun:
-    """The run that a schedule covers. `peak` is 2^exponent × global batch, or the absolute learning rate.
+    """The run for which a schedule is built. `peak` is 2^exponent × global batch, or the absolute learning rate.
 
-    Epochs are exact fractions, so that rounding down never misses a whole number.
+    Epochs are exact fractions, so that rounding down gives the right number of updates.
     """
 
     peak: float
     iterations: int
     epochs: Fraction
-    iterations_per_epoch: int  # complete updates
+    iterations_per_epoch: int  # number of updates with a complete batch
     epochs_per_update: Fraction  # global batch ÷ images
 
     def __post_init__(self) -> None:
@@ -40,16 +40,16 @@ class ScheduledRun:
 
 
 class Schedule(Protocol):
-    """A module."""
+    """The module of a schedule."""
 
-    # a frozen dataclass of `base.fields.opt` with the schedule's own options. If its attribute `logs_first_rate` is true,
-    # log rows show the rate of their first update instead of their last one
+    # A frozen dataclass; each field is one of the schedule's options, declared by `base.fields.opt`. If the attribute
+    # `logs_first_rate` is true, a log row shows the rate of the row's first update, not of the last update.
     Options: type
 
     def build(self, options: Any, run: ScheduledRun) -> Rate:
         """Return the function from an update's index, from 0, to its learning rate."""
 
-    # Optional, if older spellings of its options also implied other values:
+    # A schedule may also define this function, if older names of its options also imply values of other options:
     # def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 
@@ -59,7 +59,7 @@ def warmup_epochs() -> Any:
 
 
 def warmup_iterations(run: ScheduledRun, warmup_epochs: float) -> int:
-    """Return the number of updates in the warm-up, rounded down; it may exceed the run."""
+    """Return the number of updates in the warm-up, rounded down. The warm-up may be longer than the run."""
     return int(run.iterations * exact(warmup_epochs) // run.epochs)
 
 
@@ -69,16 +69,16 @@ def ramp(rate: Rate, warmup: int) -> Rate:
 
 
 def highest(rate: Rate, iterations: int) -> tuple[float, int]:
-    """Return the highest rate of MAX_RATES evenly spaced updates, and its first update. NaN counts as 0."""
+    """Return the highest rate among MAX_RATES evenly spaced updates, and the first update with it. NaN counts as 0."""
     sampled = (*range(0, iterations, -(-iterations // MAX_RATES)), iterations - 1)
     peak, at = max((value if (value := rate(i)) > 0 else 0.0, -i) for i in sampled)
     return peak, -at
 
 
 def exactly(formula: Callable[..., Decimal], *numbers: float) -> float:
-    """Evaluate a formula on numbers as written in decimal, and round once; overflow gives infinity or NaN.
+    """Evaluate a formula in decimal arithmetic, and round only the result. Overflow gives infinity or NaN.
 
-    A rate of 0.5 is 0.0005 after three drops by 0.1, while the product of doubles is 0.0005000000000000001.
+    After three drops by 0.1, a rate of 0.5 is therefore 0.0005, while the product of doubles is 0.0005000000000000001.
     """
     with localcontext(Context(prec=34, traps=[])):
         return float(formula(*(Decimal(repr(number)) for number in numbers)))

@@ -9,7 +9,7 @@ from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The factor and how often it is applied. EfficientNet: 0.97, 146 times in 350 epochs."""
+    """The factor and the number of drops. EfficientNet uses the factor 0.97, 146 times in 350 epochs."""
 
     lr_decay_rate: float | None = opt(
         None, "multiply the learning rate by this factor at each drop (default: depends on the model)", check=above(0)
@@ -32,7 +32,7 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
             "for example lr_decay_rate 0.97 and lr_drops 146 for EfficientNet in 350 epochs"
         )
 
-    # Computed from exact epochs, not from `iterations`: incomplete batches are dropped, so these may be fewer.
+    # Drops are computed from exact epochs, because `iterations` may be smaller: incomplete batches are left out.
     drops = run.epochs_per_update * options.lr_drops / run.epochs
 
     def rate(i: int) -> float:

@@ -1,7 +1,7 @@
 """Polynomial schedule: a linear warm-up to the peak, then decay by (1 - completed share)^power to an end value.
 
-In the first releases the curve had no warm-up, power 1, and other default rates. The option spellings of these releases
-still select that curve; current options change it.
+In the first releases, the curve had no warm-up, the power 1, and other default rates. The option names of these releases
+still select the early curve; the current options change it.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from LR_Schedules._schedule import ScheduledRun, exactly, warmup_epochs, warmup_
 class Options:
     """The end and the power of the curve.
 
-    The start is the run's learning rate: `poly_lr_initial_lr` is an older spelling of `abs_learning_rate`.
+    The curve starts at the run's learning rate; `poly_lr_initial_lr` is an older name of `abs_learning_rate`.
     """
 
     poly_lr_early: bool = opt(
@@ -44,7 +44,7 @@ class Options:
 
     @property
     def logs_first_rate(self) -> bool:
-        """Return whether log rows show the learning rate of their first update."""
+        """Return whether a log row shows the learning rate of the row's first update."""
         return self.poly_lr_early
 
 
@@ -54,9 +54,9 @@ OTHER_SPELLINGS = {"abs_learning_rate": "base_learning_rate_exponent", "abs_end_
 
 
 def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the older spelling in `spelled` ("" if there is none) and the values that it implies for other options.
+    """Return the older option name that the user gave, or "", and the values that the name implies for other options.
 
-    `spelled`: option -> spelling used. `values`: the given options.
+    `spelled` maps each option to the name that the user gave. `values` are the given options.
     """
     early_spellings = [spelling for spelling in EARLY if spelling in spelled.values()]
     if not early_spellings or values.get("poly_lr_early") is False:
@@ -73,12 +73,12 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     warmup = warmup_iterations(run, options.warmup_epochs)
     if options.poly_lr_decay_steps and warmup >= updates:
         raise ValueError(
-            f"poly_lr_decay_steps is {updates}, which leaves none after a warm-up of {warmup} updates "
+            f"poly_lr_decay_steps is {updates}, so there is no update after the warm-up of {warmup} updates "
             f"({options.warmup_epochs:g} epochs); increase it or reduce warmup_epochs"
         )
 
-    # i is clamped because the base would be negative after the end. If the warm-up is as long as the run, the first
-    # branch always returns, so the division below cannot be by 0.
+    # After the end, i is limited to `updates`, so that the base of the power is not negative. If the warm-up is as long as
+    # the run, the first branch always returns, so there is no division by 0.
     def rate(i: int) -> float:
         i = min(i, updates)
         if i <= warmup and warmup:

@@ -23,7 +23,7 @@ def _broken(text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The factor, and the fractions of the run after which it is applied."""
+    """The factor, and the fractions of the run after which the rate is multiplied by the factor."""
 
     learning_rate_decay: float = opt(0.1, "multiply the learning rate by this factor at each drop", check=above(0))
     learning_rate_schedule: str | None = opt(
@@ -44,7 +44,7 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
         raise ValueError("learning_rate_schedule is not given, and the model has no default; it " + _RULE)
     drops = [int(exact(f) * run.iterations) for f in parse_fractions(options.learning_rate_schedule)]
 
-    # Count the drops before i rather than keep state, so that a resumed run has the same rates.
+    # This counts the drops before update i and keeps no state, so that a resumed run has the same rates.
     def rate(i: int) -> float:
         behind = sum(i > drop for drop in drops)
         return exactly(lambda peak, decay: peak * decay**behind, run.peak, options.learning_rate_decay)

@@ -1,1 +1,1 @@
-"""CNN models. Every file without a leading underscore is a plug-in, found by its name."""
+"""CNN models. Every file without a leading underscore is a plug-in; --model selects it by its file name."""

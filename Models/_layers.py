@@ -1,8 +1,8 @@
-"""The layer vocabulary in which models are written, without TensorFlow.
+"""The operations from which models are built, as an interface without TensorFlow.
 
-`TensorLayers` (emulator/layers/tensor_layers.py) implements it to build the graph. `CountingLayers`
-(emulator/plan/trace.py) implements it to count parameters, multiply-adds and activations. Models choose neither precision
-nor device.
+`TensorLayers` (emulator/layers/tensor_layers.py) implements the interface to build the graph. `CountingLayers`
+(emulator/plan/trace.py) implements it to count parameters, multiply-adds and activations. Models do not choose the
+precision or the device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from Models._norms import GroupNorm, Norm
 class Initial:
     """Initial values of a kernel: variance scaling as in He et al. 2015 (arXiv 1502.01852).
 
-    Variance = scale / n with n = fan_in, fan_out or their mean ("fan_avg"). In mode "fixed", variance = scale.
-    "truncated_normal" is cut off at two deviations. All distributions have exactly this variance.
+    The variance is scale / n, where n is fan_in, fan_out, or the mean of both ("fan_avg"). In mode "fixed", the variance is
+    scale. "truncated_normal" is cut off at two deviations. All distributions have exactly this variance.
     """
 
     scale: float
@@ -30,14 +30,17 @@ class Initial:
     distribution: str = "truncated_normal"
 
 
-# the rows of a proxy variable, [6, 1, 1, channels]; gradients change all rows except the statistics
+# A proxy variable [6, 1, 1, channels] has these rows. Gradients change all rows except the mean and inverse deviation.
 PROXY_ROWS = ("beta", "gamma", "mean", "inverse_deviation", "extra_beta", "extra_gamma")
 TRAINED_PROXY_ROWS = ("beta", "gamma", "extra_beta", "extra_gamma")
 
 
 @dataclass(frozen=True)
 class ProxyRule:
-    """Parameters of a proxy variable's statistics: the activation, and the epsilon added to the variance."""
+    """The parameters from which a proxy variable's mean and inverse deviation are computed.
+
+    `epsilon` is added to the variance.
+    """
 
     activation: str  # "relu", "relu6" or "swish"
     epsilon: float
@@ -47,9 +50,9 @@ class ProxyRule:
 class Variable:
     """A variable: full name, shape, and initial values (a constant or a distribution).
 
-    With a `decay` it is a moving statistic, updated by batches instead of gradients:
-    value -= (1 - decay) * (value - batch value). With a `proxy` rule, two of its rows are computed from the others
-    (emulator/layers/proxy_norm.py).
+    A variable with a `decay` is a moving statistic, updated by batches instead of gradients:
+    value -= (1 - decay) * (value - batch value). In a variable with a `proxy` rule, two rows are computed from the other
+    rows (emulator/layers/proxy_norm.py).
     """
 
     name: str
@@ -60,7 +63,7 @@ class Variable:
 
     @property
     def trainable(self) -> bool:
-        """Return whether gradients change it."""
+        """Return whether gradients change the variable."""
         return self.decay is None
 
     @property
@@ -79,8 +82,8 @@ GLOROT = Initial(1.0, "fan_avg", "uniform")
 
 
 class Tensor(Protocol):
-    """The values that models pass between layers: tensors [batch, height, width, channels], or only their shapes if the
-    network is counted."""
+    """A value that models pass between layers: a tensor [batch, height, width, channels], or only its shape if
+    `CountingLayers` counts the network."""
 
 
 class Layers(ABC):
@@ -128,12 +131,12 @@ class Layers(ABC):
     ) -> Tensor:
         """Apply a convolution, depthwise if `groups` equals the number of channels.
 
-        `padding`: "SAME", or "SYMMETRIC": equal on both sides, as in PyTorch.
+        `padding` is TensorFlow's "SAME", or "SYMMETRIC", which is equal on both sides, as in PyTorch.
         """
 
     @abstractmethod
     def norm(self, x: Tensor, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Tensor:
-        """Normalise, with a trained scale and offset (`centre`) if wanted. `zero_gamma`: the scale starts at zero."""
+        """Normalise. `scale` and `centre` add a trained scale and offset. With `zero_gamma`, the scale starts at zero."""
 
     def norm_activation(self, x: Tensor, norm: Norm, activation: str) -> Tensor:
         """Normalise with scale and offset, then apply the activation: "relu", "relu6" or "swish"."""
@@ -144,7 +147,7 @@ class Layers(ABC):
         """Apply proxy normalisation (Labatie et al., arXiv 2106.03743).
 
         Normalise, apply an affine map and the activation, and subtract the proxy's mean. Return the result and the
-        proxy's inverse deviation [1, 1, 1, channels]; if `scaled`, multiply the result by it.
+        proxy's inverse deviation [1, 1, 1, channels]. If `scaled` is true, multiply the result by the inverse deviation.
         """
 
     @abstractmethod
@@ -174,7 +177,7 @@ class Layers(ABC):
 
     @abstractmethod
     def max_pool(self, x: Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> Tensor:
-        """Return the maximum over kernel x kernel pixels. SYMMETRIC padding needs values of at least 0."""
+        """Return the maximum over kernel x kernel pixels. With "SYMMETRIC" padding, all values must be at least 0."""
 
     @abstractmethod
     def global_mean(self, x: Tensor) -> Tensor:
@@ -182,9 +185,9 @@ class Layers(ABC):
 
     @abstractmethod
     def subsample(self, x: Tensor, stride: int, channels: int) -> Tensor:
-        """Return every stride-th pixel, padded with zero channels to `channels`.
+        """Return every `stride`-th pixel, and add channels of zeros up to `channels`.
 
-        This is the shortcut without parameters (option A of He et al. 2015, arXiv 1512.03385).
+        This operation is the shortcut without parameters (option A of He et al. 2015, arXiv 1512.03385).
         """
 
     @abstractmethod
@@ -197,11 +200,11 @@ class Layers(ABC):
 
     @abstractmethod
     def dropout(self, x: Tensor, rate: float) -> Tensor:
-        """In training, zero elements with probability `rate`, and divide the rest by 1 - rate."""
+        """In training, set elements to zero with probability `rate`, and divide the other elements by 1 - rate."""
 
     @abstractmethod
     def drop_path(self, x: Tensor, survival: float) -> Tensor:
-        """In training, zero whole samples with probability 1 - survival, and divide the rest by `survival`.
+        """In training, set whole samples to zero with probability 1 - survival; divide the other samples by `survival`.
 
-        This is stochastic depth (Huang et al. 2016, arXiv 1603.09382).
+        This operation is stochastic depth (Huang et al. 2016, arXiv 1603.09382).
         """

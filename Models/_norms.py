@@ -1,4 +1,4 @@
-"""The norms that networks can use, one class each, with option, constants, variables and name.
+"""The norms that networks can use. Each class defines a norm's option, constants, variables and name.
 
 The arithmetic is in emulator/layers/tensor_layers.py, where `NORMS` maps each class to a method.
 """
@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from base.fields import at_least, between, opt
 
-IPU_GROUP_NORM_EPSILON = 1.53e-5  # default of the IPU operation, used in residual networks
+IPU_GROUP_NORM_EPSILON = 1.53e-5  # default of the IPU's group norm; residual networks use this value
 NormVariable = tuple[str, float, float | None]  # name, initial value and decay
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormOptions:
-    """Options of norms, to be inherited by the options of a model."""
+    """Options of norms. The options of a model inherit from this class."""
 
     batch_norm: bool | None = opt(None, "use batch norm (default for ResNet and ResNeXt on images of CIFAR's size)")
     group_norm: bool | None = opt(None, "use group norm (default for all other networks and image sizes)")
@@ -50,10 +50,10 @@ class NetworkOptions(NormOptions):
 class Norm:
     """The norm after a convolution. Each subclass is a kind of norm, with its own constants and these attributes:
 
-    `option`: the switch that chooses this kind; the kind without one is used if no switch is on.
-    `reads`: options that only this kind uses.
-    `title`: the name in messages. `scope`: the scope of its variables.
-    `fused`: whether norm and activation are one function, for which the backward pass keeps the norm's input.
+    `option` is the switch that chooses this kind. The kind without a switch is used if no switch is on.
+    `reads` lists the options that only this kind uses.
+    `title` is the name in messages. `scope` is the scope of the norm's variables.
+    `fused` is true if norm and activation are one function, so that the backward pass needs only the norm's input.
     """
 
     option: ClassVar[str] = ""
@@ -66,23 +66,23 @@ class Norm:
 
     @classmethod
     def of(cls, options: NormOptions, *, epsilon: float, two_pass: bool, proxy: float | None) -> Norm:
-        """Return the norm for these options. Each kind ignores the constants that it does not use."""
+        """Return the norm for these options. A kind of norm ignores the constants that it does not use."""
         return cls(epsilon=epsilon)
 
     def label(self) -> str:
-        """Return the norm's part of a run name: BN, GN32 or noBN."""
+        """Return the norm's abbreviation in the name of a run: BN, GN32 or noBN."""
         raise NotImplementedError
 
     def at_most(self, channels: int) -> Norm:
-        """Return the norm for a layer with this number of channels."""
+        """Return the norm for a layer with `channels` channels."""
         return self
 
     def fault(self, channels: int) -> str | None:
-        """Return why this norm cannot be used with `channels`; None if it can."""
+        """Return the reason why this norm cannot be used with `channels` channels, or None."""
         return None
 
     def variables(self, *, zero_gamma: bool, scale: bool, centre: bool) -> list[NormVariable]:
-        """Return the variables [channels] in the order of creation."""
+        """Return the variables, of shape [channels], in the order of creation."""
         rows: list[NormVariable] = [("beta", 0.0, None)] if centre else []
         return rows + ([("gamma", 0.0 if zero_gamma else 1.0, None)] if scale else [])
 
@@ -91,9 +91,9 @@ class Norm:
 class GroupNorm(Norm):
     """Group norm (Wu and He, arXiv 1803.08494).
 
-    `two_pass`: compute the variance from centred values.
-    `contiguous`: groups are neighbouring channels, instead of every groups-th channel as on the IPU.
-    `proxy`: epsilon of the proxy norm that follows (Labatie et al., arXiv 2106.03743); None: no proxy norm.
+    If `two_pass` is true, the variance is computed from centred values.
+    If `contiguous` is true, a group consists of neighbouring channels, instead of every groups-th channel as on the IPU.
+    `proxy` is the epsilon of the following proxy norm (Labatie et al., arXiv 2106.03743); None: no proxy norm.
     """
 
     option = "group_norm"
@@ -126,7 +126,7 @@ class GroupNorm(Norm):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNorm(Norm):
-    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167). `decay`: decay of the moving statistics."""
+    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167). `decay` is the decay of the moving statistics."""
 
     option = "batch_norm"
     reads = ("BN_decay", "BN_span")
@@ -158,16 +158,16 @@ class NoNorm(Norm):
         return []
 
 
-KINDS: tuple[type[Norm], ...] = (GroupNorm, BatchNorm, NoNorm)  # the first whose switch is on is chosen
+KINDS: tuple[type[Norm], ...] = (GroupNorm, BatchNorm, NoNorm)  # the first kind whose switch is on is chosen
 SWITCHES = tuple(kind.option for kind in KINDS if kind.option)
 
 
 def chosen(options: NormOptions, *, epsilon: float, two_pass: bool = False, proxy: float | None = None) -> Norm:
-    """Return the norm chosen by the options. `two_pass`, `proxy`: see GroupNorm."""
+    """Return the norm chosen by the options. GroupNorm explains `two_pass` and `proxy`."""
     kind = next(kind for kind in KINDS if not kind.option or getattr(options, kind.option))
     return kind.of(options, epsilon=epsilon, two_pass=two_pass, proxy=proxy)
 
 
 def of_residual(options: NormOptions, two_pass: bool) -> Norm:
-    """Return the norm of a residual network, with epsilon 1e-5, or for group norm that of the IPU operation."""
+    """Return the norm of a residual network. The epsilon is 1e-5, except for group norm, which uses the IPU's default."""
     return chosen(options, epsilon=IPU_GROUP_NORM_EPSILON if options.group_norm else 1e-5, two_pass=two_pass)

@@ -1,6 +1,6 @@
 """Residual networks: the segments shared by ResNet and ResNeXt (He et al., arXiv 1512.03385).
 
-The stride of a bottleneck unit is in its 3x3 convolution ("v1.5").
+In bottleneck units, the 3x3 convolution has the stride ("v1.5").
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualNetwork:
-    """A variant with widths and options, as needed by the segments."""
+    """A network size with the widths and options from which the segments are built."""
 
     variant: Variant
-    large_stem: bool  # 7x7 stride 2 and max-pool, for ImageNet-sized images
+    large_stem: bool  # begin with a 7x7 convolution of stride 2 and a max-pool, for ImageNet-sized images
     stem_width: int
-    widths: tuple[int, ...]  # of the narrow convolutions, per stage; outputs of bottleneck units are four times wider
+    widths: tuple[int, ...]  # channels per stage, before bottleneck units widen the output four times
     norm: Norm
     num_classes: int
-    padding: str  # of windows of stride 2
-    projection: bool  # whether the shortcut of a stage's first basic unit is a 1x1 convolution (else option A)
+    padding: str  # padding of windows of stride 2.
+    projection: bool  # the shortcut of a stage's first basic unit is a 1x1 convolution; otherwise option A of the paper.
     conv_groups: int = 1
-    grouped_width: int | None = None  # of the 3x3 convolutions in the first stage's bottleneck units; None: that of `widths`
+    grouped_width: int | None = None  # channels of the first stage's 3x3 convolutions in bottleneck units; None: widths[0]
 
 
 def imagenet_variants(block: str, rows: dict[int, tuple[int, ...]]) -> dict[int, Variant]:
@@ -62,7 +62,7 @@ def imagenet_variants(block: str, rows: dict[int, tuple[int, ...]]) -> dict[int,
 
 
 def cifar_variants(block: str, per_stage: tuple[int, ...]) -> dict[int, Variant]:
-    """Return variants of three stages with n units each: size 6n + 2 (basic) or 9n + 2 (bottleneck)."""
+    """Return networks of three stages with n units each. The size is 6n + 2 (basic) or 9n + 2 (bottleneck)."""
     layers = {"basic": 6, "bottleneck": 9}[block]
     return {layers * n + 2: Variant(block, (n, n, n)) for n in per_stage}
 
@@ -117,7 +117,7 @@ def _conv_norm(
 ) -> Tensor:
     x = layers.conv(
         x, filters, kernel, KERNEL, stride=stride
-    )  # only 1x1 kernels have a stride here, so padding does not matter
+    )  # padding does not matter, because only 1x1 kernels have a stride here
     return layers.norm(x, network.norm, zero_gamma=zero_gamma)
 
 

@@ -1,4 +1,4 @@
-"""Models as flat lists of segments. Each pipeline stage begins with a segment."""
+"""Models as flat lists of segments, which are blocks of layers. A pipeline can be split between segments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from Models._layers import Layers, Tensor
 class Segment:
     """A named part of a model: `apply(layers, x)` returns the next x.
 
-    `--pipeline-splits` and the summary use the name. Variables get their names from the scopes that `apply` opens, below
-    the scope "all".
+    `--pipeline-splits` and `--summary` use the name. Variables are named after the scopes that `apply` opens, inside the
+    scope "all".
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""EfficientNet B0-B7 and a size for CIFAR (Tan and Le, arXiv 1905.11946).
+"""EfficientNet B0 to B7, and a size for CIFAR (Tan and Le, arXiv 1905.11946).
 
-Group convolutions may have any group width (Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640).
+The groups of group convolutions may have any width (Masters et al., "Making EfficientNet More Efficient", arXiv
+2106.03640).
 EfficientNet-Lite0, 1 and 2 are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm.
 """
 
@@ -23,12 +24,12 @@ CONV = Initial(2.0, "fan_out")
 GROUP_CONV = Initial(2.0, "fan_in")
 CHANNEL_MULTIPLE = 8
 STEM_WIDTH = 32
-SE_RATIO = 0.25  # of the block's input channels
+SE_RATIO = 0.25  # channels inside squeeze and excitation / input channels of the block
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage, as in the paper's table."""
+    """A stage, as in table 1 of the paper."""
 
     kernel: int
     repeats: int
@@ -39,7 +40,7 @@ class StageSpec:
 
 @dataclass(frozen=True)
 class Size:
-    """The scaling of one model size."""
+    """The scaling factors of a model size, its dropout rate, and the side of its images in pixels."""
 
     width: float
     depth: float
@@ -143,7 +144,7 @@ class Options(NetworkOptions):
         return "relu6" if self.use_relu6 else "relu" if self.use_relu else "swish"
 
 
-# the recipes by family of data: defaults of options, and variables without weight decay
+# recipes for each family of data: defaults of options, and variables without weight decay
 DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "model_size": "B0", "group_norm": True, "batch_norm": False, "micro_batch_size": 4,
@@ -162,7 +163,7 @@ NOT_DECAYED = {"imagenet": ("beta", "gamma", "proxy"), "cifar": ()}
 
 
 def image_size(options: Options, family: str) -> int:
-    """Return the side of the images in pixels: 32 for CIFAR-sized data, else by model size."""
+    """Return the side of the images in pixels: 32 for CIFAR-sized data, otherwise the side of the model size."""
     return 32 if family == "cifar" else SIZES[options.model_size].image
 
 
@@ -173,7 +174,7 @@ def sizes(family: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec:
-    """A block after scaling. `survival`: the probability that drop-connect keeps the block for a sample."""
+    """A block after scaling. `survival` is the probability that drop-connect keeps the block for a sample."""
 
     name: str
     kernel: int
@@ -204,13 +205,13 @@ class BlockSettings:
         return getattr(layers, self.activation)(x)
 
     def norm_for(self, channels: int) -> Norm:
-        """Return the norm for a layer with this number of channels."""
+        """Return the norm for a layer with `channels` channels."""
         return self.norm.at_most(channels)
 
     def normalise(self, layers: Layers, x: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor]:
-        """Apply norm and activation; return the result and the factor of proxy norm (None without).
+        """Apply norm and activation; return the result, and the factor of proxy norm or None.
 
-        `scaled`: multiply the result by the factor.
+        If `scaled` is true, the result is already multiplied by the factor.
         """
         norm = self.norm_for(layers.channels(x))
         if not self.has_proxy:
@@ -219,7 +220,7 @@ class BlockSettings:
 
     @property
     def has_proxy(self) -> bool:
-        """Return whether the norm is followed by proxy norm."""
+        """Return whether proxy norm follows the norm."""
         return getattr(self.norm, "proxy", None) is not None
 
 
@@ -329,9 +330,9 @@ def _round_width(channels: int, coefficient: float, options: Options) -> int:
 
 
 def _block_segments(block: BlockSpec, settings: BlockSettings) -> list[Segment]:
-    """Return one segment for a block with a shortcut, or one for each part of other blocks."""
+    """Return the segments of a block. A block with a shortcut is one segment; other blocks have one segment per part."""
     steps = [("", _expand)] if block.expand > 1 else []
-    if settings.se and settings.has_proxy:  # the first part passes the proxy's factor to the second
+    if settings.se and settings.has_proxy:  # the convolution passes the factor of proxy norm to the gate
         steps.append(("/b", _spatial_and_gate))
     else:
         steps += [("/b", _spatial)] + ([("/SE", _squeeze_excite)] if settings.se else [])
@@ -373,7 +374,7 @@ def _spatial(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSett
 
 
 def _spatial_and_gate(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
-    """Apply both parts with proxy norm. The factor multiplies the gate, not the gate's input."""
+    """Apply the spatial convolution with proxy norm, then the gate. The factor of proxy norm multiplies the gate only."""
     with layers.scope(block.name), layers.scope("b"):
         x, factor = settings.normalise(layers, _spatial_conv(layers, x, block, settings), scaled=False)
     return _squeeze_excite(layers, x, block=block, settings=settings, factor=factor)
@@ -382,7 +383,7 @@ def _spatial_and_gate(layers: Layers, x: Tensor, *, block: BlockSpec, settings: 
 def _squeeze_excite(
     layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings, factor: Tensor | None = None
 ) -> Tensor:
-    """Apply a gate per channel, computed from the image's mean (Hu et al., arXiv 1709.01507), times `factor`."""
+    """Multiply each channel by a gate computed from the channels' means (Hu et al., arXiv 1709.01507), and by `factor`."""
     channels = layers.channels(x)
     with layers.scope(block.name), layers.scope("SE"):
         gate = layers.global_mean(x)
@@ -397,7 +398,7 @@ def _squeeze_excite(
 def _project(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
     with layers.scope(block.name), layers.scope("c"):
         x = layers.conv(x, block.channels_out, 1, CONV)
-        # without an activation there is no proxy norm; the method keeps only the scale
+        # Proxy norm needs an activation. Without one, the method uses only the norm's scale.
         return layers.norm(x, settings.norm_for(block.channels_out), centre=not settings.has_proxy)
 
 

@@ -17,13 +17,13 @@ VARIANTS = {
         **imagenet_variants("basic", {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}),
         **imagenet_variants("bottleneck", _residual.BOTTLENECKS),
     },
-    # 56 is both 6 x 9 + 2 and 9 x 6 + 2; here it means the bottleneck network
+    # Size 56 is both 6 x 9 + 2 and 9 x 6 + 2; here the bottleneck network replaces the basic network.
     "cifar": {
         **cifar_variants("basic", (1, 2, 3, 5, 7, 9, 18)),
         **cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
     },
 }
-# the recipes by family of data: defaults of options, and variables without weight decay
+# recipes for each family of data: defaults of options, and variables without weight decay
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
 DEFAULTS: dict[str, dict[str, Value]] = {

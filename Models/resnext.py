@@ -17,7 +17,7 @@ VARIANTS = {
     "cifar": cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
 }
 WIDTHS = {**_residual.WIDTHS, "widenet": (64, 128, 256)}
-# the recipes by family of data: defaults of options, and variables without weight decay
+# recipes for each family of data: defaults of options, and variables without weight decay
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
 DEFAULTS: dict[str, dict[str, Value]] = {
@@ -56,7 +56,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
         padding=options.padding,
         projection=True,
         conv_groups=options.convolution_groups,
-        # width of the 3x3 convolutions in the first stage; later stages are wider in proportion
+        # This is the width of the 3x3 convolutions in the first stage; later stages are wider in proportion.
         grouped_width=options.group_dim * options.convolution_groups,
     )
     return segments(network)

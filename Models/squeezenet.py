@@ -46,7 +46,7 @@ class Options:
     use_bypass: bool = opt(False, "add the input of every second fire module to its output")
 
 
-# the recipes by family of data: defaults of options, and variables without weight decay
+# recipes for each family of data: defaults of options, and variables without weight decay
 DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "micro_batch_size": 2,
@@ -73,12 +73,12 @@ def image_size(options: Options, family: str) -> int:
 
 
 def sizes(family: str) -> tuple[int, ...]:
-    """Return no sizes, because there is only one."""
+    """Return no sizes, because SqueezeNet has only one size."""
     return ()
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
-    """Return the segments: conv1, the fire modules with pools between them, and the head."""
+    """Return the segments: conv1, the fire modules and pools, and the classifier."""
     segments = [Segment("conv1", _stem)]
     for module in MODULES:
         if isinstance(module, Fire):
@@ -124,6 +124,6 @@ def _convolution_head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
 
 
 def _dense_head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
-    # twice as many units as classes, and a relu on the logits, as in the original harness
+    # The layer has twice as many units as classes, and a relu on the logits, as in the original harness.
     with layers.scope("fc"):
         return layers.relu(layers.dense(layers.dropout(x, 0.5), 2 * num_classes))

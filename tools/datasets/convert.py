@@ -1,7 +1,7 @@
-"""Convert images to TFRecord shards with a labels.txt, for --dataset imagefolder or imagenet.
+"""Convert images to TFRecord shards and a labels.txt, for --dataset imagefolder or imagenet.
 
-python -m Datasets.convert IMAGES TARGET            a tree: IMAGES/<class>/*, or the same in IMAGES/train and IMAGES/val
-python -m Datasets.convert LIST.csv TARGET          a list: rows of path, label and optionally train or validation
+python -m Datasets.convert IMAGES TARGET            one folder per class in IMAGES, or in IMAGES/train and IMAGES/val
+python -m Datasets.convert LIST.csv TARGET          rows of path, label and optionally train or validation
 python -m Datasets.convert IMAGES TARGET --validation 0.1 --shards 64
 
 JPEG, PNG, GIF, BMP and WebP files are stored unchanged. To restart an interrupted conversion, run the same command again.
@@ -30,11 +30,11 @@ from tools.datasets import listings, shard_writer
 
 
 def main(argv: list[str]) -> int:
-    """Convert: parse the options, list the images, test them, plan the shards, write them."""
+    """Parse the options, list and test the images, plan the shards, and write the shards."""
     arguments = _parse(argv)
     source, target = Path(arguments.source), Path(arguments.target)
     if arguments.train_dir and source.is_file():
-        raise DataError(f"--train-dir needs a folder as SOURCE, but {source} is a list; leave it out")
+        raise DataError(f"--train-dir needs a folder as SOURCE, but {source} is a list; leave out --train-dir")
     train, validation = (
         locate.split_folder(given, source, option) if given else None
         for option, given in (("--train-dir", arguments.train_dir), ("--validation-dir", arguments.validation_dir))
@@ -62,21 +62,23 @@ def main(argv: list[str]) -> int:
 
 
 def _listing(source: Path, train: Path | None, validation: Path | None, fraction: float | None) -> Listing:
-    """Return the images of the source, and of a folder for validation if given."""
+    """Return the images of the source, and of the folder given by --validation-dir."""
     listing = listings.read(source, train, validation)
     if listing.validation and (fraction is not None or (validation and source.is_file())):
         raise DataError(f"{source} already has validation images; leave out --validation and --validation-dir")
     if validation and source.is_file():
         listing = replace(listing, validation=image_folder.images_by_class(validation, listing.classes)[0])
     if validation and not listing.validation:
-        raise DataError(f"--validation-dir {validation} has no images in folders named like the classes; add some")
+        raise DataError(
+            f"--validation-dir {validation} has no images in folders named like the training classes; add images"
+        )
     for note in listing.notes:
         print(note)
     return listing
 
 
 def _without_bad_files(listing: Listing, skip: bool) -> Listing:
-    """Return the images that training can decode; raise DataError for others unless `skip`."""
+    """Return the images that training can decode. Unless `skip` is true, raise DataError for the other files."""
     good, bad = listings.without_bad_files(listing)
     if bad and not skip:
         number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be used"
@@ -88,7 +90,7 @@ def _without_bad_files(listing: Listing, skip: bool) -> Listing:
     with_some = {image.label for image in good.train}
     for label, name in enumerate(good.classes, 1):
         if label not in with_some:
-            raise DataError(f"class {name} has no training images left; add some or remove the class")
+            raise DataError(f"class {name} has no training images left; add images or remove the class folder")
     return good
 
 
@@ -110,7 +112,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     add, whole = parser.add_argument, command_line.int_between
     add("source", metavar="SOURCE", help="a tree with one folder per class, or a CSV file")
-    add("target", metavar="TARGET", help="a new or empty folder, or that of an interrupted conversion")
+    add("target", metavar="TARGET", help="a new or empty folder, or the folder of an interrupted conversion")
     add(
         "--shards", type=whole(1, tfrecord.MAX_SHARDS), metavar="N", help="number of training shards (default: 128 MiB each)"
     )
@@ -119,9 +121,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     validation.add_argument("--validation", type=fraction, metavar="FRACTION", help="fraction of every class for validation")
     validation.add_argument("--validation-dir", metavar="DIR", help="validation images, with one folder per class")
     add("--train-dir", metavar="DIR", help="training images, with one folder per class, in SOURCE or elsewhere")
-    add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
+    add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="number of shards written at once")
     seed = whole(0, 2**31 - 1)
-    add("--seed", type=seed, metavar="S", default=0, help="seed for the order and for --validation (default 0)")
+    add("--seed", type=seed, metavar="S", default=0, help="seed for the order of images and for --validation (default 0)")
     add("--skip-bad-files", action="store_true", help="skip files that cannot be read as images, and list them")
     return parser.parse_args(argv)
 

@@ -25,18 +25,18 @@ _HEADINGS = {
     **dict.fromkeys(("label", "labels", "class", "class_name", "category", "target"), 1),
     **dict.fromkeys(("split", "set", "subset"), 2),
 }
-_MAX_BYTES = 1 << 28  # of a list: a few million images
+_MAX_BYTES = 1 << 28  # limit for a CSV file: a few million images
 
 
 class _Row(NamedTuple):
     line: int
     path: str
     label: str
-    split: str | None  # None if the file has no such column
+    split: str | None  # None if the CSV file has no column for the split
 
 
 def read(source: Path, train: Path | None = None, validation: Path | None = None) -> Listing:
-    """Return the images of a folder, whose splits may be given, or of a CSV file."""
+    """Return the images of a folder or of a CSV file. `train` and `validation` are folders given by the user, if any."""
     if source.is_dir():
         return image_folder.tree(source, train, validation)
     if not source.is_file():
@@ -85,7 +85,7 @@ def read_rows(file: Path) -> list[_Row]:
 
 
 def _columns(first: list[str]) -> Sequence[int]:
-    """Return for each column whether it is path (0), label (1) or split (2), by the header if there is one."""
+    """Return the content of each column: path (0), label (1), split (2), or unknown (-1), from the header if present."""
     order: Sequence[int] = range(len(first))
     if first[0].lower() in _HEADINGS:
         order = [_HEADINGS.get(cell.lower(), -1) for cell in first]
@@ -108,8 +108,8 @@ def _row(line: int, cells: list[str], order: Sequence[int]) -> _Row:
 
 
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
-    """Return the images that training can decode, and the other files."""
-    tf_runtime.import_tensorflow("3")  # without TensorFlow's errors, because the reasons are printed here
+    """Return the listing with only the images that training can decode, and the other files."""
+    tf_runtime.import_tensorflow("3")  # hide TensorFlow's errors, because this command prints the reasons
     from Datasets.pipeline import decoding
 
     files = [image.file for image in (*listing.train, *(listing.validation or ()))]

@@ -17,13 +17,13 @@ import numpy as np
 from base.storage import files
 from Datasets.formats import idx
 
-# With images of the same class next to each other and these filters, the file has 4.46 MB instead of 4.64 MB. Storing
-# differences between neighbouring pixels makes it larger.
+# With these filters, and with images of the same class next to each other, the file has 4.46 MB instead of 4.64 MB.
+# Storing differences between neighbouring pixels would make the file larger.
 _FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 1 << 24},)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rebuild the selection, or compare it with --check; return the exit code."""
+    """Rebuild the included selection, or compare the content with --check; return the exit code."""
     parser = argparse.ArgumentParser(description="rebuild the included Fashion-MNIST selection")
     parser.add_argument("--idx-dir", type=Path, default=idx.DEBIAN_FOLDER, help="folder with the four IDX files")
     parser.add_argument("--check", action="store_true", help="only compare; exit with code 1 if the content differs")
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _selected(whole: dict[str, idx.Split]) -> bytes:
-    """Return for each split the labels of the selected images in published order, then the images class by class."""
+    """Return, for each split, the labels of the selected images in published order, then the images sorted by class."""
     parts = []
     for split, count in idx.SELECTED:
         images, labels = whole[split]

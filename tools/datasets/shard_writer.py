@@ -1,6 +1,6 @@
-"""Write TFRecord shards of a listing, deterministically.
+"""Write the images of a listing as TFRecord shards. The same images and options give the same files.
 
-A marker file remains in the folder until every file is on disk, so that an interrupted conversion is recognised.
+A marker file exists in the folder until every other file is on disk, so that an interrupted conversion is recognised.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources.image_folder import ImageFile, Listing, shuffled
 
 _SHARD = re.compile(r"(train|validation)-\d{5}-of-\d{5}", re.ASCII)
-_SHARD_BYTES = 128 << 20  # default size of a shard: few files, but enough for parallel work
+_SHARD_BYTES = 128 << 20  # default size of a shard: this gives few files, but enough for parallel work
 
-Shards = dict[str, list[ImageFile]]  # shard name -> its images in order
+Shards = dict[str, list[ImageFile]]  # name of a shard -> images in order
 
 
 def plan(listing: Listing, relative_path: Callable[[Path], str], seed: int, shards: int | None) -> Shards:
     """Return the images of each shard.
 
-    `relative_path`: maps a file to its path in the source, so that the order does not depend on the source's location.
-    `shards`: number of training shards; None: _SHARD_BYTES each.
+    `relative_path` returns a file's path inside the source, so that the order does not depend on the source's location.
+    `shards` is the number of training shards; None makes shards of about _SHARD_BYTES.
     """
     planned: Shards = {}
     for split, images in listing.splits().items():
@@ -42,7 +42,7 @@ def plan(listing: Listing, relative_path: Callable[[Path], str], seed: int, shar
             size = sum(image.file.stat().st_size for image in images)
             count = max(1, min(len(images), tfrecord.MAX_SHARDS, -(-size // _SHARD_BYTES)))
         if count > len(images):
-            raise DataError(f"--shards {count} is more than the {len(images)} images for {split}; give at most that many")
+            raise DataError(f"--shards {count} is more than the {len(images)} images for {split}; give a smaller number")
         ordered = shuffled(images, relative_path, f"{seed} order")
         ends = [k * len(images) // count for k in range(count + 1)]
         planned |= {f"{split}-{k:05d}-of-{count:05d}": ordered[ends[k] : ends[k + 1]] for k in range(count)}
@@ -50,9 +50,9 @@ def plan(listing: Listing, relative_path: Callable[[Path], str], seed: int, shar
 
 
 def write(target: Path, planned: Shards, classes: tuple[str, ...], relative_path: Callable[[Path], str], jobs: int) -> None:
-    """Write the shards, `jobs` at once, and their accompanying files. The first failure stops all.
+    """Write the shards, `jobs` at once, and the files with class names and file names. The first failure stops all work.
 
-    Raise DataError if the folder has anything except an interrupted conversion.
+    Raise DataError if the folder contains anything except an interrupted conversion.
     """
     stop = threading.Event()
     count = sum(map(len, planned.values()))
@@ -78,15 +78,15 @@ def write(target: Path, planned: Shards, classes: tuple[str, ...], relative_path
 
 @contextmanager
 def _marked(target: Path) -> Iterator[None]:
-    """Lock and mark a new or empty folder, or that of an interrupted conversion after deleting its files."""
+    """Lock and mark a new or empty folder. Delete the files of an interrupted conversion first."""
     target.mkdir(parents=True, exist_ok=True)
     mark, there = target / conversion_info.UNFINISHED, os.listdir(target)
     ours = {mark.name, class_names.FILE, conversion_info.FILE, *map(conversion_info.names_file, ("train", "validation"))}
     others = [name for name in sorted(there) if name not in ours and not _SHARD.fullmatch(name)]
     if others or (there and mark.name not in there):
         raise DataError(
-            f"{target} is not empty: it has {(others or sorted(there))[0]}; give a new or empty folder, or that of an "
-            "interrupted conversion"
+            f"{target} is not empty: it has {(others or sorted(there))[0]}; give a new or empty folder, or the "
+            "folder of an interrupted conversion"
         )
     with mark.open("ab") as lock:
         try:

@@ -1,11 +1,11 @@
 """Read a whole data set and report every damaged record.
 
-The data set is a converted folder, ImageNet's shards, a tree of images, or CIFAR's binary files.
+The data set is a converted folder, ImageNet's shards, a tree of image folders, or CIFAR's binary files.
 
 python -m Datasets.verify DIR                 decode every image, as in training
 python -m Datasets.verify DIR --no-decode     check only lengths, checksums and labels
 
-Exit code 0: no damage. 1: something is damaged. 2: wrong input.
+The exit code is 0 if nothing is damaged, 1 if something is damaged, and 2 for wrong input.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _stop = threading.Event()  # set by a signal, because checking a file may take l
 
 
 class Checked(NamedTuple):
-    """The number of records of a file, including damaged ones, and a message for each damage."""
+    """The number of records of a file, including damaged records, and a message for each damage."""
 
     records: int
     findings: list[str]
 
 
 class Work(NamedTuple):
-    """The files of a data set, how to check one, findings about the whole data set, and notes."""
+    """The files of a data set, the check of a file, damage of the data set as a whole, and notes."""
 
     kind: str
     files: list[Path]
@@ -61,7 +61,7 @@ class Work(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Verify: parse the options, find the files, check each, and count the damage."""
+    """Parse the options, find the files, check each file, and count the damage."""
     arguments = _parse(argv)
     work = find(Path(arguments.folder), arguments.num_classes, arguments.decode)
     for line in (*work.notes, *work.findings):
@@ -91,9 +91,9 @@ def main(argv: list[str]) -> int:
 
 
 def find(folder: Path, num_classes: int | None, decode: bool) -> Work:
-    """Return the checks of the data set in a folder; raise DataError if there is none.
+    """Return the files and checks of the data set in a folder; raise DataError if the folder has no data set.
 
-    `num_classes`: the number of labels, if there is no labels.txt.
+    `num_classes` is the number of classes, if there is no labels.txt.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
@@ -134,7 +134,7 @@ def _error_of(read: Callable[[], object]) -> list[str]:
 
 
 def check_shard(file: Path, labels: range, image_fault: Callable[[bytes], str | None]) -> Checked:
-    """Return the damage in a shard, up to the first damaged length."""
+    """Return the damage in a shard. The check ends at the first damaged length."""
     findings: list[str] = []
     count = 0
     try:
@@ -170,7 +170,7 @@ def _binaries(folder: Path) -> Work | None:
 
 
 def check_binary(file: Path, layout: RecordLayout, classes: int) -> Checked:
-    """Return wrong lengths and labels in a file, which has no checksums."""
+    """Return the wrong lengths and labels in a file. Damaged pixels cannot be found, because there are no checksums."""
     try:
         records = RecordFile(file, layout)
         labels = records.labels()
@@ -217,7 +217,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every image (default)")
     labels = "number of classes, with labels from 1 to N (default: by labels.txt, else 1000)"
     add("--num-classes", type=whole(1, 2**31 - 1), metavar="N", help=labels)
-    add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
+    add("--jobs", type=whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="number of files checked at once")
     return parser.parse_args(argv)
 
 
