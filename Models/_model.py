@@ -14,7 +14,7 @@ Value = bool | int | float | str | None  # the value of an option
 
 
 class Model(Protocol):
-    """The module of a model. Its tables have a row for each family of data: "cifar" (32 pixels) and "imagenet" (photos)."""
+    """The module of a model. Every table has a row for each family of data: "cifar" (32 pixels) and "imagenet" (photos)."""
 
     TITLE: str  # the published name, which is a heading in --help.
     Options: type  # a frozen dataclass; each field is one of the model's options, declared by `base.fields.opt`.

@@ -1,7 +1,7 @@
 """Convert images to TFRecord shards and a labels.txt, for --dataset imagefolder or imagenet.
 
-python -m Datasets.convert IMAGES TARGET            one folder per class in IMAGES, or in IMAGES/train and IMAGES/val
-python -m Datasets.convert LIST.csv TARGET          rows of path, label and optionally train or validation
+python -m Datasets.convert IMAGES TARGET            a tree: one folder per class in IMAGES, or in IMAGES/train and IMAGES/val
+python -m Datasets.convert LIST.csv TARGET          a list: rows of path, label and optionally train or validation
 python -m Datasets.convert IMAGES TARGET --validation 0.1 --shards 64
 
 JPEG, PNG, GIF, BMP and WebP files are stored unchanged. To restart an interrupted conversion, run the same command again.

@@ -1,4 +1,4 @@
-"""Write the images of a listing as TFRecord shards. The same images and options give the same files.
+"""Write the images of a listing as TFRecord shards. Equal images and options give equal files.
 
 A marker file exists in the folder until every other file is on disk, so that an interrupted conversion is recognised.
 """
