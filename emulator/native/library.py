@@ -95,11 +95,14 @@ def described() -> str:
     if switched_off():
         reason = f"{SWITCH}={os.environ[SWITCH]}"
     elif compiler():
-        call = "make kernels" if commands.in_checkout() else "cnn kernels"
-        reason = f"to build faster kernels for this processor, run {call}"
+        reason = f"to build faster kernels for this processor, run {_build_command()}"
     else:
         reason = "there is no C++ compiler to build faster kernels"
     return f"only those of TensorFlow and XLA; {reason}"
+
+
+def _build_command() -> str:
+    return "make kernels" if commands.in_checkout() else "cnn kernels"
 
 
 def switched_off() -> bool:
@@ -124,7 +127,7 @@ def _loaded(library: Path) -> ModuleType | None:
     try:
         return tf.load_op_library(str(library))
     except (tf.errors.OpError, OSError, RuntimeError) as error:  # damaged, or built for another TensorFlow.
-        advice = f"delete it and run make kernels, or set {SWITCH}=0"
+        advice = f"delete it and run {_build_command()}, or set {SWITCH}=0"
         raise OSError(f"{library} cannot be loaded ({error}): {advice}") from None
 
 
