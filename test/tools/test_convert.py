@@ -503,7 +503,7 @@ def test_folder_and_conversion_train_same_network(tmp_path):
     (tmp_path / "out" / "labels.txt").write_text("bee\nant\ncat\n")
     for words in (("validation",), ("restore", "--iterations", 3)):
         refused = run(*words, "--restore-path", folders[1])
-        assert refused.code == 2 and "as bee for ant: give them their earlier names" in refused.err
+        assert refused.code == 2 and "bee for ant" in refused.err
     (tmp_path / "out" / "labels.txt").write_text("ant\nbee\ncat\n")
     succeed("validation", "--restore-path", folders[1], "--dry-run")
     (tmp_path / "out" / "labels.txt").write_text("ant\nbee\n")
