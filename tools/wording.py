@@ -127,7 +127,9 @@ def _files(names: list[str]) -> list[Path]:
         *(ROOT / name for name in FOLDERS),
     ]
     found = (file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("*"))))
-    return [file for file in found if file.suffix in (".md", ".py", ".cc", ".h") and file != Path(__file__).resolve()]
+    return [
+        file for file in found if file.suffix in (".md", ".py", ".cc", ".h") and file.resolve() != Path(__file__).resolve()
+    ]
 
 
 def main() -> int:
