@@ -1,4 +1,4 @@
-"""Translate the first word of a call, a folder or a configuration without its option, into that option."""
+"""Add the option that is missing before the first argument: `train.py photos` means `train.py --data-dir photos`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from harness.options.sections import flag
 
 
 def as_option(argv: list[str], script: str) -> list[str]:
-    """Return the words of a call with an option in front of a bare first word. Other scripts' words are unchanged.
+    """Return the arguments of a call, with an option before a first argument that has none.
 
-    OptionError for several bare words, or for one that names neither a folder nor a configuration.
+    Raise OptionError for several such arguments, or for an argument that is neither a folder nor a configuration.
     """
     bare = list(takewhile(lambda word: not word.startswith("-"), argv))
     row = commands.COMMANDS.get(commands.command_name(script) or "")
@@ -26,7 +26,7 @@ def as_option(argv: list[str], script: str) -> list[str]:
         return argv
     if len(bare) > 1:
         call = f"{script}.py {row.usage}[options]"
-        raise OptionError(f"{short(' '.join(bare))}: {len(bare)} words before the options, but one is allowed: {call}")
+        raise OptionError(f"{short(' '.join(bare))}: {len(bare)} words before the options, but only one is allowed: {call}")
     name = _of_training(bare[0], argv) if script == "train" else "restore_path"
     if name in sources.given_arguments(argv[1:], script):
         raise OptionError(f"{short(bare[0])} means {flag(name)}, which is also given; leave one of them out")
@@ -34,10 +34,12 @@ def as_option(argv: list[str], script: str) -> list[str]:
 
 
 def _of_training(word: str, argv: list[str]) -> str:
-    """Return the option of train.py that a word means: --data-dir for a folder, else --config."""
+    """Return the option that an argument of train.py means: --data-dir for a folder, otherwise --config."""
     if os.path.isdir(word):
         if run_files.is_in_run(Path(word) / run_files.ARGUMENTS[0]):
-            raise OptionError(f"{short(word)} is a run directory; use restore.py or validation.py with it")
+            raise OptionError(
+                f"{short(word)} is a run directory; resume it with restore.py, or validate it with validation.py"
+            )
         return "data_dir"
     from harness.options import configs  # late, because it imports yaml
 

@@ -1,7 +1,7 @@
-"""List the options of a command line with their spellings, and convert text to values.
+"""List the options of a script with all spellings, and convert text to values.
 
-The options come from the dataclasses of `harness/options/sections.py` and of the chosen plug-ins. Flags and YAML keys are
-converted alike.
+The options are the fields of the dataclasses in `harness/options/sections.py`, and of `Options` in the files of the chosen
+model and schedule. The same functions convert flags and YAML keys.
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ from base.plugins import did_you_mean
 from harness.options.other_names import OTHER_VALUES
 from harness.options.sections import COMMAND_LINE, SECTIONS, flag
 
-LARGEST = 3.4028235e38  # of FP32, because the device computes in it
-PLUGINS = (("Models", "model", "model"), ("LR_Schedules", "lr_schedule", "schedule"))  # folder, option, section
+LARGEST = 3.4028235e38  # the largest FP32 number: the device computes in FP32
+PLUGINS = (
+    ("Models", "model", "model"),
+    ("LR_Schedules", "lr_schedule", "schedule"),
+)  # (folder, option that chooses a file, section)
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A field of one section."""
+    """An option: a field of one section."""
 
     name: str
     section: str
-    base: type  # bool, int, float or str: of the value, or of each value if there are several
+    base: type  # the type of the value, or of each value if `several`: bool, int, float or str
     several: bool
     default: Any
     meta: Mapping[str, Any]
 
     @property
     def flag(self) -> str:
-        """The spelling on the command line."""
+        """The flag of the option."""
         return flag(self.name)
 
     def convert(self, raw: Any, where: str) -> Any:
-        """Return the text of a flag, or a YAML value, in the option's type. `where` names its place in errors."""
+        """Convert a flag's argument or a YAML value to the option's type. Errors begin with `where`: a flag or a line."""
         if isinstance(raw, bool) and self.base is str and self.meta["bare"]:
             raw = self.meta["bare"] if raw else self.meta["off"]
         if raw is None and isinstance(self.default, bool):
@@ -87,11 +90,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A spelling of an option. `rewrite` turns its raw value into {option: raw value}."""
+    """A spelling of an option. `rewrite(raw value)` returns {option: raw value}, possibly of other options."""
 
     option: Option
     rewrite: Callable[[Any], dict[str, Any]]
-    canonical: bool
+    canonical: bool  # False for an older spelling
     takes: str  # "nothing", "one", "optional" or "several" values
 
 
@@ -112,13 +115,13 @@ class Catalogue:
         return flags
 
     def sections(self) -> list[str]:
-        """Return the section names in order of declaration."""
+        """Return the names of the sections, in the order in which they are declared."""
         return list(dict.fromkeys(option.section for option in self.options.values()))
 
 
-@cache  # because a call that plans many configurations repeats it
+@cache  # `cnn plan` calls this for many configurations
 def section_options(section: str, cls: type, script: str | None = None) -> tuple[Option, ...]:
-    """Return the options of one dataclass that `script` has; all of them if `script` is None."""
+    """Return the options of a dataclass that `script` accepts; if `script` is None, return all options."""
     hints = typing.get_type_hints(cls)
     options = []
     for field in dataclasses.fields(cls):
@@ -137,18 +140,18 @@ def catalogue(model_options: type, schedule_options: type, script: str) -> Catal
 
 @cache
 def shared_options(script: str | None) -> Catalogue:
-    """Return the options of a script, or of all (None), that do not depend on model and schedule."""
+    """Return the options of a script that do not depend on the model and schedule; None means all scripts."""
     return Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)])
 
 
 @cache
 def all_options(script: str | None) -> Catalogue:
-    """Return the options of every model and schedule, to complete prefixes and to name the owner of an option."""
+    """Return the options of all models and schedules, to complete prefixes and to find the model of an option."""
     return Catalogue(every_option(script))
 
 
 def every_option(script: str | None) -> list[Option]:
-    """Return every option of a script, or of all (None), for every model and schedule. Some share a name."""
+    """Return the options of a script for all models and schedules; None means all scripts. Names may repeat."""
     own = (option for options in _plugin_options(script).values() for option in options)
     return [*shared_options(script).options.values(), *own]
 
@@ -160,7 +163,7 @@ def plugins_with(spelling: str) -> list[str]:
 
 @cache
 def _plugin_options(script: str | None) -> dict[str, tuple[Option, ...]]:
-    """Return the own options of each model and schedule, by the argument that chooses it."""
+    """Return the options of each model and schedule, by arguments such as "--model resnet"."""
     return {
         f"{flag(option)} {name}": section_options(section, plugins.load(folder, name).Options, script)
         for folder, option, section in PLUGINS
@@ -175,7 +178,7 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
         (name, Spelling(option, lambda raw: {option.name: raw}, name == option.name, takes))
         for name in (option.name, *meta["aliases"])
     ]
-    if switch or option.several or meta["bare"]:  # off: --no-NAME; on: `no_NAME: false` in a file
+    if switch or option.several or meta["bare"]:  # --no-NAME turns it off; `no_NAME: false` in a file turns it on
         on, off = (True, False) if switch else (None, []) if option.several else (meta["off"] and meta["bare"], meta["off"])
         negated = Spelling(option, lambda raw: {option.name: off if _to_bool(raw) else on}, True, "nothing")
         spellings += [(f"no_{name}", negated) for name, _ in list(spellings)]
@@ -185,7 +188,7 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
 
 
 def _type(hint: Any) -> tuple[type, bool]:
-    """Return (base type, whether there are several) of int, int | None or tuple[int, ...]."""
+    """Return the base type of a type hint, and whether the hint is a tuple."""
     arguments = [argument for argument in typing.get_args(hint) if argument not in (NoneType, Ellipsis)]
     if typing.get_origin(hint) is tuple:
         return arguments[0], True
@@ -216,7 +219,7 @@ def _to_float(raw: Any) -> float:
 
 def _to_text(raw: Any) -> str:
     if isinstance(raw, (bool, bytes)) or str(raw) == "" or "\0" in str(raw) or not is_text(str(raw)):
-        raise ValueError(raw)  # no log or terminal can show it
+        raise ValueError(raw)  # logs and terminals cannot show such text
     return str(raw)
 
 
@@ -224,13 +227,13 @@ CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, f
 KINDS = {
     bool: "true or false",
     int: "a whole number",
-    float: f"a number of at most {LARGEST:.2g} in size",
+    float: f"a number from -{LARGEST:.2g} to {LARGEST:.2g}",
     str: "UTF-8 text, not empty",
 }
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a person would write it."""
+    """Return a value as text for people, such as yes for True."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "(none)"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """Read named configurations from a YAML file, with merge keys and line numbers. No code in the file is executed.
 
-Numbers and dates stay text (1e-3, 007, 1.50); options convert them like words of a command line. A block is constructed when
-it is needed, so errors in other blocks do not matter.
+Numbers and dates stay text, such as 1e-3 or 007; options convert them like arguments of a command line. A block is read
+only when it is needed, so errors in other blocks do not matter.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from base.storage import input_files
 from harness.options import releases
 from harness.options.releases import Span
 
-MAX_BYTES = 1 << 18  # because PyYAML needs about ten seconds for as many
-ALL = "all"  # --list-configs without a word
-NEVER_READ = ("gradient_accumulation",)  # keys of published files that no release read
-MARKS = (
-    "gradient_accumulation",
-    "xla_recompute",
-)  # keys that identify the file of the first release, which repeats some keys
-MAX_LISTED = 24  # names in a message
+MAX_BYTES = 1 << 18  # PyYAML needs about ten seconds for this many bytes.
+ALL = "all"  # The value of --list-configs without a word.
+NEVER_READ = ("gradient_accumulation",)  # keys in published files that no release used
+# Only the file of the first release has these keys. It also repeats some keys.
+MARKS = ("gradient_accumulation", "xla_recompute")
+MAX_LISTED = 24  # the largest number of names in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE = STANDARD + "merge"
 Pairs = list[tuple[yaml.Node, yaml.Node]]
@@ -46,8 +44,8 @@ class Entry:
 class Block:
     """The chosen configuration."""
 
-    name: str  # NAME, or NAME@RELEASE with an explicit release
-    release: str | None  # the release of the values, if the file names one
+    name: str  # NAME, or NAME@RELEASE if the call names a release
+    release: str | None  # the release that the values come from, if the file says so
     entries: dict[str, Entry]
     notes: tuple[str, ...]  # notes for the user
 
@@ -55,8 +53,8 @@ class Block:
 class _Loader(yaml.SafeLoader):
     """A loader whose mappings keep the lines of their keys.
 
-    `is_old`: the file is from the first release, in which hyphens and underscores differed and the last of several equal
-    keys won.
+    `is_old` is True for a file of the first release. There, a-b and a_b are different keys, and the last of several equal
+    keys wins.
     """
 
     def __init__(self, path: str, text: str) -> None:
@@ -68,7 +66,7 @@ class _Loader(yaml.SafeLoader):
         return f"{self.path}:{node.start_mark.line + 1}"
 
     def unique(self, pairs: Pairs, meant: Callable[[str], str] = str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return the last pair for each meaning of a key. OptionError for a repeated key, except in an old file."""
+        """Return {meant(key): (key, value)}. Raise OptionError for a repeated key, except in a file of the first release."""
         found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in pairs:
             if not isinstance(key, yaml.ScalarNode):
@@ -84,7 +82,8 @@ class _Loader(yaml.SafeLoader):
     def entries(self, node: yaml.Node) -> dict[str, Entry]:
         """Return the entries of a mapping.
 
-        Own keys win over merged ones, later merges over earlier ones, and the first mapping of a list over the others.
+        Keys of the mapping win over merged keys, and later merges win over earlier merges. If one merge has a list of
+        mappings, the first mapping wins.
         """
         if not isinstance(node, yaml.MappingNode):
             raise OptionError(f"{self.at(node)}: '{short(node.value)}' is not a mapping of options")
@@ -126,7 +125,7 @@ def choose(path: str, name: str, release: str | None = None) -> Block:
     """Return the configuration `name` or `name`@release of the file at `path`; without a release, its newest values."""
     file = ConfigFile(path)
     plain, written = releases.split_name(name)
-    if plain not in file.names and name in file.names:  # the @ belongs to the name
+    if plain not in file.names and name in file.names:  # the @ is part of the name
         plain, written = name, None
     if release and written and releases.version(release) != releases.version(written):
         raise OptionError(f"--config {name} and --release {release} name different releases; give one of them")
@@ -159,7 +158,7 @@ def listing(path: str, word: str) -> str:
 
 
 def _summary(values: Mapping[str, Any]) -> str:
-    """Return the network, data, batch, length and layout of a block, as far as it sets them."""
+    """Return the network, data, batch, length and layout that a block sets."""
     counts = [values.get(name, 1) for name in ("micro_batch_size", "gradient_accumulation_count", "replicas")]
     parts = [
         " ".join(str(values[name]) for name in ("model", "model_size") if name in values),
@@ -173,7 +172,7 @@ def _summary(values: Mapping[str, Any]) -> str:
 
 
 class ConfigFile:
-    """A parsed configuration file. Blocks are constructed when they are needed."""
+    """A configuration file. Each block is read when it is needed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -186,13 +185,13 @@ class ConfigFile:
         return [name for name in self._blocks if name != releases.TABLE]
 
     def content(self, name: str) -> Any:
-        """Return the value of a top-level key, of any type."""
-        self._loader.recursive_objects.clear()  # left from a block with an error
+        """Return the value of a top-level key."""
+        self._loader.recursive_objects.clear()  # a block with an error may have left entries
         with _yaml_errors(self.path):
             return self._loader.construct_object(self._blocks[name], deep=True)
 
     def block(self, name: str, depth: int = 0) -> dict[str, Entry]:
-        """Return {option: Entry} of one block. `depth`: levels of mappings in it, whose values may be lists of lists."""
+        """Return {option: Entry} of one block. The block may contain `depth` levels of mappings and lists of lists."""
         self._check_known(name)
         entries = self._mapping(name)
         _check_values(entries, depth)
@@ -205,13 +204,13 @@ class ConfigFile:
         return entries
 
     def values(self) -> dict[str, Any]:
-        """Return the value of each key of a file without blocks."""
+        """Return {key: value} for a file that has no blocks."""
         entries = {name: Entry(self.content(name), self._loader.at(node)) for name, node in self._blocks.items()}
         _check_values(entries, 0)
         return {name: entry.value for name, entry in entries.items()}
 
     def choice(self, name: str, release: str | None) -> tuple[str, str | None, str]:
-        """Return the block of a configuration in a release (None: the last with that name), the release, and a note."""
+        """Return `releases.choose` for a configuration of this file."""
         self._check_known(name)
         try:
             return releases.choose(name, release, self.names, self.spans())
@@ -219,7 +218,7 @@ class ConfigFile:
             raise OptionError(*parts(error, f"{self.path}: ")) from None
 
     def spans(self) -> dict[str, Span]:
-        """Return the releases of each name, from the table in the file."""
+        """Return the releases of each configuration, from the key `releases` of the file."""
         if releases.TABLE not in self._blocks:
             return {}
         spans = {}
@@ -234,7 +233,7 @@ class ConfigFile:
         if name not in self.names:
             plain = [name for name in self.names if releases.split_name(name)[1] is None]
             if not plain:
-                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has none")
+                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has no configurations")
             shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
             more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
             raise OptionError(
@@ -246,7 +245,7 @@ class ConfigFile:
 def _check_values(entries: dict[str, Entry], depth: int) -> None:
     """Raise OptionError for entries that are neither values nor lists of values.
 
-    `depth`: levels at which mappings are allowed too, and lists of lists.
+    The first `depth` levels may also have mappings and lists of lists.
     """
     for name, entry in entries.items():
         values = entry.value if isinstance(entry.value, list) else [entry.value]
@@ -269,9 +268,9 @@ def _text(path: str) -> str:
         raise OptionError(f"configuration file {short(path)}: {getattr(error, 'strerror', None) or error}") from None
 
 
-@lru_cache(maxsize=2)  # because cnn plan reads several configurations of one file
+@lru_cache(maxsize=2)  # `cnn plan` reads several configurations of one file
 def _parsed(path: str, text: str) -> tuple[_Loader, dict[str, yaml.Node]]:
-    """Return a loader and the blocks of its file by name."""
+    """Return a loader, and the node of each block by name."""
     with _yaml_errors(path):
         loader = _Loader(path, text)
         root = loader.get_single_node()

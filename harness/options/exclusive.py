@@ -1,4 +1,8 @@
-"""Groups of options that exclude each other. If a higher layer gives one, the others in lower layers are dropped."""
+"""List groups of options that exclude each other.
+
+The layers are: command line, configuration, recorded run. If a layer gives one option of a group, the other options of the
+group are ignored in lower layers.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +31,13 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("dry_run", "dataset_benchmark"),
     ("fp32_accumulators", "accumulator_format"),
 )
-# in these groups a layer may give several, and the first one wins
+# A layer may give several options of one of these groups; the first option in the group wins.
 FIRST_COUNTS: tuple[tuple[str, ...], ...] = (("rmsprop_decay", "rmsprop_base_decay_exp"),)
 GROUPS = EXCLUSIVE + FIRST_COUNTS
 
 
 def overridden(values: Mapping[str, Any]) -> set[str]:
-    """Return the options of lower layers that the values of one layer drop."""
+    """Return the options that must be ignored in lower layers because of the values of one layer."""
     lost: set[str] = set()
     for group, chosen in _chosen(values, GROUPS):
         lost |= set(group) - {*chosen}
@@ -44,19 +48,19 @@ def check_exclusive(known: Catalogue, layer: OptionSource) -> None:
     """Raise OptionError if one layer gives two options of a group."""
     values = {name: given.value for name, given in layer.values.items()}
     for _, chosen in _chosen(values, EXCLUSIVE):
-        if values.get("ckpts_per_epoch") == 1:  # the default of the original, whose users often repeat it
+        if values.get("ckpts_per_epoch") == 1:  # users of the original harness often repeat this default
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]
         if len(chosen) > 1:
             place = layer.values[chosen[1]].where
             flags = " and ".join(f"{known.options[name].flag} {short(format_value(values[name]))}" for name in chosen)
-            raise OptionError(f"{place}: {flags} exclude each other; give only one")
+            raise OptionError(f"{place}: {flags} exclude each other; give only one of them")
 
 
 def drop_conflicting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a finished run as a layer, without those that another value of their group overrides."""
+    """Return recorded values without the options that another option of the same group overrides."""
     remaining = dict(values)
     for _, chosen in _chosen(values, GROUPS):
-        for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # because 0 is off
+        for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # 0 is off, so it loses
             del remaining[name]
     return remaining
 
@@ -69,9 +73,8 @@ def _chosen(values: Mapping[str, Any], groups: Iterable[tuple[str, ...]]) -> Ite
 
 
 def _is_set(name: str, value: Any) -> bool:
-    """Return whether a value chooses its option.
+    """Return whether a value selects its option in a group.
 
-    A switch that is off does not; an exponent of 0 does. --epochs-per-ckpt 0 leaves the choice to --ckpts-per-epoch, but
-    --ckpts-per-epoch 0 asks for no checkpoints.
+    0 selects an option, but False does not. The only exception is --epochs-per-ckpt 0, which has no meaning of its own.
     """
     return value is not None and value is not False and value != () and not (name == "epochs_per_ckpt" and value == 0)

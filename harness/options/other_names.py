@@ -1,10 +1,10 @@
-"""Names of options and values in torchvision, timm, ultralytics and Keras, and the options here that do the same."""
+"""Map options and values of torchvision, timm, ultralytics and Keras to the options here that do the same."""
 
 from __future__ import annotations
 
 _RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate proportional to the batch"
 _RATE_OR_CURVE = f"{_RATE}, and --lr-schedule for its curve"
-_STEPS = "--iterations, in weight updates"
+_STEPS = "--iterations with the number of weight updates"
 _DEVICES = "--replicas (data-parallel copies) and --shards (IPUs of one copy)"
 _POLICY = "--augment trivial, or --augment rand with --augment-magnitude"
 _PLACE = "--logs-path for the run directory, or --log-dir for its parent"
@@ -17,7 +17,7 @@ OTHER_NAMES = {
     "bce-loss": "--loss bce",
     "bf16": "--precision bf16.32",
     "bs": "--batch-size",
-    "checkpoint": "--restore-path of validation.py and restore.py, or --init-path to start from its weights",
+    "checkpoint": "--restore-path with validation.py or restore.py, or --init-path to start from the weights",
     "cutmix": "--cutmix-lambda",
     "data": "--data-dir",
     "data-path": "--data-dir",
@@ -41,7 +41,7 @@ OTHER_NAMES = {
     "max-steps": _STEPS,
     "max-grad-norm": "--clip-grad-norm",
     "mixup": "--mixup-alpha",
-    "model-ema": "--ema with the decay",
+    "model-ema": "--ema DECAY",
     "network": "--model with --model-size",
     "num-epochs": "--epochs",
     "num-workers": "--pipeline-num-parallel",
@@ -57,10 +57,10 @@ OTHER_NAMES = {
     "scheduler": "--lr-schedule",
     "smoothing": "--label-smoothing",
     "steps": _STEPS,
-    "tensorboard": "no option: every run directory has TensorBoard events",
+    "tensorboard": "no option, because every run writes TensorBoard events",
     "warmup": "--warmup-epochs",
     "wd": "--weight-decay",
-    "weights": "--init-path to start from them, or --restore-path of validation.py to validate them",
+    "weights": "--init-path to start from weights, or validation.py --restore-path to validate weights",
     "workers": "--pipeline-num-parallel",
 }
 OTHER_VALUES = {

@@ -1,7 +1,8 @@
-"""The releases of the original harness: how each behaved, and which values a configuration had in it.
+"""Describe the releases of the original harness: their behaviour, and the values of their configurations.
 
-In a configuration file, `releases` lists the names of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME holds the
-values of the last release with that name. The block NAME@2.3 holds the values up to 2.3, back to the next older block.
+In a configuration file, `releases` lists the configurations of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME
+has the values of the last release with this name. The block NAME@2.3 has the values of release 2.3 and of earlier releases
+that have no older block, such as NAME@2.1.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ Version = tuple[int, int]
 class Vintage:
     """The behaviour of a release. The defaults are the behaviour of this project."""
 
-    warms_up_iterations: bool = True  # also if --iterations gives the length
+    warms_up_iterations: bool = True  # also warm up if --iterations sets the length of the run.
     cutmix_version: int = 1
-    saves_first_step: bool = False  # also saves after the first and the last but one host step
+    saves_first_step: bool = False  # also save after the first and the second-last host step.
     names_validations: bool = True  # validation.csv has the column `name`
-    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in lines of training
-    latency: str = "Latencies - avg"  # in inference_embedded.py
-    compiled: str = "The {kind} graph was successfully compiled"  # with --compile-only
+    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in training log lines
+    latency: str = "Latencies - avg"  # the label of latencies in inference_embedded.py
+    compiled: str = "The {kind} graph was successfully compiled"  # the message of --compile-only
 
 
 _OLDEST = Vintage(warms_up_iterations=False, saves_first_step=True, names_validations=False)
@@ -52,7 +53,7 @@ def vintage(release: str | None) -> Vintage:
 
 
 def version(text: str) -> Version | None:
-    """Return '2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
+    """Parse '2.1', 'v2.1' or '2.1.0'; return None for any other text."""
     match = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
     return (int(match[1]), int(match[2])) if match else None
 
@@ -63,21 +64,21 @@ def dotted(release: Version) -> str:
 
 
 def normalised(text: str) -> str:
-    """Return a release as it is spelled in VINTAGES; other text unchanged."""
+    """Return a release as VINTAGES spells it, such as 2.1 for v2.1.0. Return other text unchanged."""
     found = version(text)
     return dotted(found) if found else text
 
 
 @dataclass(frozen=True)
 class Span:
-    """The first and the last release with a name."""
+    """The first and the last release that have a configuration."""
 
     first: Version
     last: Version
 
     @classmethod
     def read(cls, text: str) -> Span | None:
-        """Parse '2.1 to 2.3' or '2.5'; None for anything else."""
+        """Parse '2.1 to 2.3' or '2.5'; return None for any other text."""
         ends = [version(end) for end in text.split(" to ")]
         if len(ends) > 2 or None in ends or ends[0] > ends[-1]:
             return None
@@ -98,12 +99,12 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> tuple[str, str | None, str]:
-    """Return the block of configuration `name` in release `text` (None: its last), that release, and a note for the user.
+    """Return the block of configuration `name` in release `text`, the release, and a note for the user.
 
-    The release is None if the file does not assign `name` to releases. OptionError for an unknown release, or one without
-    this name.
+    If `text` is None, use the last release that has the configuration. The returned release is None if the file assigns
+    the configuration to no release. Raise OptionError if the release is unknown or does not have the configuration.
     """
-    older: dict[str, dict[Version, str]] = {}  # name: release: block
+    older: dict[str, dict[Version, str]] = {}  # {name: {release: block}}
     for block in blocks:
         plain, suffix = split_name(block)
         if suffix:
@@ -113,9 +114,9 @@ def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[st
     if text is None:
         last = dotted(span.last) if span else None
         others = " and ".join(f"up to {dotted(release)}" for release in own)
-        note = f"{as_release.format(last)}; for its other values, {others}, give --release"
+        note = f"{as_release.format(last)}; for the other values ({others}), give --release"
         return name, last, note if span and own else ""
-    if not span and not own:  # its values belong to no release and are used for any
+    if not span and not own:  # the file assigns the name to no release, so its values apply to all
         return name, None, ""
     ends = {end for each in spans.values() for end in (each.first, each.last)}
     known, release = sorted(ends.union(*older.values())), version(text)

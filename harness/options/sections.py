@@ -1,7 +1,7 @@
-"""Declare every option of the scripts, one frozen dataclass for each argument group.
+"""Declare the options of the scripts, with one frozen dataclass for each group of options.
 
-The device layer declares its own section, and each model and schedule has an `Options` class. Rules between options are in
-`harness/options/exclusive.py` and `harness/run/rules.py`.
+The options of the device layer are in `emulator/plan/options.py`. Each model and each schedule has a class `Options`.
+`harness/options/exclusive.py` and `harness/run/rules.py` check options against each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"
 
 
 def _channels(low: float) -> Callable[[tuple[float, ...]], str | None]:
-    """Return a check: no value, or three numbers (R, G, B) of at least `low`."""
+    """Return a check that accepts no value, or three numbers (R, G, B) that are at least `low`."""
 
     def check(values: tuple[float, ...]) -> str | None:
         good = not values or (len(values) == 3 and all(low <= value <= 1e6 for value in values))
@@ -55,7 +55,7 @@ def _minutes(value: str) -> str | None:
 
 
 def _pipeline_depth(raw: str) -> dict[str, str]:
-    """Translate the old --pipeline-depth D: D micro-batches per update, with a pipeline if D > 1."""
+    """Translate the older --pipeline-depth D: accumulate over D micro-batches, in a pipeline if D > 1."""
     return {ACCUMULATION: raw, "pipeline": "false" if raw == "1" else "true"}
 
 
@@ -282,12 +282,12 @@ class DatasetOptions:
 
     @property
     def mixes(self) -> bool:
-        """True if mixup or cutmix mixes images. Random images are all the same, so they are not mixed."""
+        """True if mixup or cutmix mixes images. All random images are the same, so the harness does not mix them."""
         return self.least_micro_batch > 1 and not self.random_data
 
     @property
     def least_micro_batch(self) -> int:
-        """The smallest micro-batch: mixup and cutmix need two images."""
+        """The smallest valid micro-batch: two images for mixup and cutmix, otherwise one."""
         return 2 if self.mixup_alpha > 0 or self.cutmix_lambda < 1 else 1
 
 
@@ -501,25 +501,26 @@ class TrainingOptions:
 
     @property
     def slots(self) -> int:
-        """The number of extra values per weight: the slots of the update rule, and the average of --ema."""
+        """The number of values that training stores for each weight: the optimiser's state, and one average with --ema."""
         return len(UPDATE_RULES[self.optimiser].slots) + bool(self.ema)
 
     @property
     def unscales_in_rate(self) -> bool:
-        """True if the loss scale divides the learning rate instead of the gradients. Both are the same for a rule that is
-        linear in the gradient, as long as the scale is constant."""
+        """True if training divides the learning rate, instead of the gradients, by the loss scale.
+
+        The results are the same if the optimiser is linear in the gradient and the loss scale is constant.
+        """
         return UPDATE_RULES[self.optimiser].linear and not self.automatic_loss_scaling
 
     @property
     def gradient_scale(self) -> float:
-        """The factor on the gradients that the update rule sees, and on its slots: the loss scale, or 1 if the gradients
-        are unscaled first."""
+        """The factor on the gradients and the state of the optimiser: the loss scale, or 1 if gradients are unscaled."""
         return self.loss_scaling if self.unscales_in_rate else 1.0
 
     def mean_square_decay(self, global_batch: int) -> float:
-        """Return RMSprop's decay: --rmsprop-decay, or 1 - global batch x 2^--rmsprop-base-decay-exp, or 0.9.
+        """Return the decay of RMSprop's mean square; raise OptionError unless it is at least 0 and below 1.
 
-        OptionError for a result outside of 0 <= decay < 1.
+        It is --rmsprop-decay, otherwise 1 - global batch x 2^--rmsprop-base-decay-exp, otherwise 0.9.
         """
         exponent = self.rmsprop_base_decay_exp
         if self.rmsprop_decay is not None:
@@ -733,7 +734,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """All options of a call. Only values that depend on the data are still missing."""
+    """The options of one call. Options whose default depends on the data may still be None."""
 
     main: MainOptions
     dataset: DatasetOptions
@@ -741,13 +742,13 @@ class RunOptions:
     checkpoint: CheckpointOptions
     device: DeviceOptions
     logging: LoggingOptions
-    model: Any  # the model plug-in's Options
-    schedule: Any  # the schedule plug-in's Options
-    sources: Mapping[str, str] = field(default_factory=dict)  # source of the value by option
+    model: Any  # the class `Options` of the model's file
+    schedule: Any  # the class `Options` of the schedule's file
+    sources: Mapping[str, str] = field(default_factory=dict)  # {option: where its value comes from}
 
     @property
     def sections(self) -> tuple[Any, ...]:
-        """All sections; the sections of the plug-ins are last."""
+        """All sections; the sections of the model and the schedule are last."""
         return tuple(getattr(self, name) for name in (*SECTIONS, "model", "schedule"))
 
     def values(self) -> dict[str, Any]:
@@ -764,7 +765,7 @@ class RunOptions:
         return self.sources.get(name, "").startswith(COMMAND_LINE)
 
     def words(self, name: str) -> str:
-        """Return an option as on the command line: its flag and value."""
+        """Return an option as a user types it: the flag and the value."""
         value = self.values()[name]
         if isinstance(value, bool):
             return flag(name if value else f"no_{name}")
@@ -779,5 +780,5 @@ def with_trait(trait: str) -> frozenset[str]:
 
 
 def flag(name: str) -> str:
-    """Return the spelling of an option on the command line."""
+    """Return the flag of an option, such as --micro-batch-size for micro_batch_size."""
     return "--" + name.replace("_", "-")

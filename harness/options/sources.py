@@ -1,6 +1,6 @@
-"""Convert the values of one call, layer by layer: the arguments of the command line and the keys of a configuration.
+"""Read the values that a call gives: on the command line, in a configuration and in the record of an earlier run.
 
-`harness/commands/option_values.py` decides which layer wins.
+`harness/commands/option_values.py` decides which source wins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
 if TYPE_CHECKING:
     from harness.options.configs import Block
 
-# not in configurations: read before the configuration, or valid for one call
+# Configurations must not have these options: they are read before the configuration, or apply to one call.
 COMMAND_LINE_ONLY = (
     "config", "config_path", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
 )  # fmt: skip
@@ -28,7 +28,7 @@ DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 @dataclass(frozen=True)
 class GivenValue:
-    """A value of one layer and its place."""
+    """A value, and where it was given."""
 
     value: Any
     where: str  # "command line: --batch-size" or "configs.yml:12"
@@ -37,20 +37,20 @@ class GivenValue:
 
 @dataclass(frozen=True)
 class OptionSource:
-    """The values of one layer by option."""
+    """The values of one source, by option."""
 
-    source: str  # short name for --explain
+    source: str  # the short name for --explain
     values: Mapping[str, GivenValue]
-    notes: tuple[str, ...] = ()  # about older spellings and unused keys
+    notes: tuple[str, ...] = ()  # lines about older spellings and unused keys
 
 
 def given_arguments(argv: list[str], script: str) -> dict[str, list[str]]:
-    """Return the arguments of the last flag of each option, before the model and its options are known.
+    """Return {option: arguments} of a command line, before the model and its options are known.
 
-    A switch that is off does not count as given.
+    The last flag of an option wins. Switches that are off are left out.
     """
     everything, found = all_options(script).flags(), {}
-    # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
+    # --lr abbreviates --lr-schedule, unless another option of the chosen schedule begins with --lr
     shared = shared_options(script).flags()
     for written, arguments in tokens(argv, everything, lenient=True):
         spelling = everything.get(written) or shared.get(full_flag(written, shared) or "")
@@ -65,12 +65,12 @@ def given_arguments(argv: list[str], script: str) -> dict[str, list[str]]:
 
 
 def argument(argv: list[str], name: str, script: str) -> str | None:
-    """Return the last value of one option on the command line, before the others are known."""
+    """Return the last value of one option on the command line."""
     return (given_arguments(argv, script).get(name) or [None])[0]
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
-    """Split argv into (full flag, arguments). Prefixes are completed, and negative numbers are arguments.
+    """Split argv into (full flag, arguments). Complete abbreviated flags, and treat negative numbers as arguments.
 
     --lr RATE means --abs-learning-rate, and --lr NAME means --lr-schedule.
     """
@@ -96,9 +96,9 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
 
 
 def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
-    """Return the full flag for a flag or its prefix.
+    """Return the full flag for a flag or an abbreviation of it.
 
-    None if there is none or several, or if the word has another meaning in other tools.
+    Return None if no flag or several flags match, or if other tools use the abbreviation for something else.
     """
     matches = [written] if written in flags else _beginning_with(written, flags)
     elsewhere = OTHER_NAMES.get(written[2:], "")
@@ -112,7 +112,7 @@ def _beginning_with(written: str, flags: Collection[str]) -> list[str]:
 
 
 def unknown_flag(written: str, flags: Collection[str]) -> str:
-    """Return the error message for an unknown or ambiguous flag: its owner, or the nearest flags."""
+    """Return the error message for an unknown or ambiguous flag, with the model that has it or the nearest flags."""
     matches, name = _beginning_with(written, flags), written.lstrip("-")
     elsewhere = OTHER_NAMES.get(name)
     if matches:
@@ -138,7 +138,7 @@ def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
 
 
 def _raw_value(spelling: Spelling, arguments: list[str], written: str) -> Any:
-    """Return the arguments of a flag as one raw value. OptionError for a wrong number of them."""
+    """Return the arguments of a flag as one raw value. Raise OptionError for a wrong number of arguments."""
     takes, where = spelling.takes, f"{COMMAND_LINE}: {written}"
     if not arguments:
         if takes in ("several", "one"):
@@ -156,9 +156,10 @@ def _raw_value(spelling: Spelling, arguments: list[str], written: str) -> Any:
 def _layer(
     known: Catalogue, source: str, given: Iterable[tuple[str, Spelling, Any, str]], notes: Iterable[str] = ()
 ) -> OptionSource:
-    """Return the layer of what is `given`: the word as written, its spelling, its raw value and its place.
+    """Return the values of one source.
 
-    The last value of a spelling wins. Two spellings of an option must agree.
+    `given` has the flag or key as written, its spelling, its raw value, and where it was given. The last value of a spelling
+    wins. Two spellings of one option must have the same value.
     """
     notes, found = list(notes), {}
     for written, spelling, raw, where in given:
@@ -180,7 +181,10 @@ def _layer(
 
 
 def _agreed(option: Option, spellings: Mapping[str, GivenValue]) -> GivenValue:
-    """Return the value of an option with several spellings. Spellings that are factors of the value may differ."""
+    """Return the value of an option that is given by several spellings.
+
+    Only spellings in `factors` may have different values, and at most one of them may be above 1.
+    """
     last = list(spellings.values())[-1]
     if len({given.value for given in spellings.values()}) == 1:
         return last
@@ -207,14 +211,14 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
 
 
 def from_config(known: Catalogue, block: Block) -> OptionSource:
-    """Return the values of a configuration, and notes on keys of other models. OptionError for unknown keys."""
+    """Return the values of a configuration, and notes on keys of other models. Raise OptionError for unknown keys."""
     notes, unused, given = list(block.notes), [], []
     for key, entry in block.entries.items():
         where, plain = entry.where.replace(str(DEFAULT_CONFIG_PATH), "configs.yml"), key.replace("-", "_")
         if plain in COMMAND_LINE_ONLY:
             raise OptionError(f"{where}: {block.name}: {key} is allowed on the command line only")
         if plain == "profile" and entry.value in known.options["gc_profile"].meta["choices"]:
-            plain = "gc_profile"  # the key of releases without --profile
+            plain = "gc_profile"  # releases without --profile used this key for --gc-profile
         if plain in known.spellings:
             given.append((key, known.spellings[plain], entry.value, where))
         elif plain in all_options(None).spellings:
@@ -228,12 +232,12 @@ def from_config(known: Catalogue, block: Block) -> OptionSource:
 
 
 def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str, model: GivenValue) -> OptionSource:
-    """Return the recorded values of an earlier run. OptionError if this call gives another model."""
+    """Return the recorded values of an earlier run. Raise OptionError if this call gives another model."""
     before = recorded.get("model")
     if model.where != where and before is not None and model.value != str(before).lower():
         raise OptionError(
-            f"{model.where}: model {short(model.value)} differs from the recorded {short(before)}; leave it out, or start a "
-            "new run"
+            f"{model.where}: model {short(model.value)} differs from the recorded {short(before)}; leave out --model, or "
+            "start a new run"
         )
     values = {name: value for name, value in recorded.items() if name in known.options and value is not None}
     given = {name: GivenValue(known.options[name].convert(value, where), where) for name, value in values.items()}
@@ -241,7 +245,7 @@ def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str, model
 
 
 def _is_number(token: str) -> bool:
-    """Return whether an argument that begins with a dash looks like a number. The option checks it."""
+    """Return whether an argument, such as -1e3, is a number and not a flag."""
     try:
         float(token)
     except ValueError:

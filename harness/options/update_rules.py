@@ -1,6 +1,6 @@
-"""A table of the weight update rules: their state, linearity, learning rates and options.
+"""List the optimisers with their state, learning rates and options.
 
-The arithmetic is in `harness/programs/optimisers.py`.
+`harness/programs/optimisers.py` computes the updates.
 """
 
 from __future__ import annotations
@@ -8,23 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-RMSPROP_DECAY = 0.9  # of the mean square, by default
-SKIPPED = ("beta", "gamma", "bias")  # words in names of variables that LARS and LAMB skip by default
-_ADAM_RATE = {"abs_learning_rate": 0.001, "base_learning_rate_exponent": None}  # the rate of the paper, for any batch
+RMSPROP_DECAY = 0.9  # the default decay of the mean square
+SKIPPED = ("beta", "gamma", "bias")  # LARS and LAMB skip variables with these words in their names by default
+_ADAM_RATE = {
+    "abs_learning_rate": 0.001,
+    "base_learning_rate_exponent": None,
+}  # the learning rate in the paper, for any batch size
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """A row of the table.
+    """An optimiser.
 
-    slots: state of each weight by name, with its initial value
-    linear: the update is linear in the gradient, so the learning rate may be divided by the loss scale
-    squares: slots hold squares of gradients, which FP16 cannot represent
-    counts_updates: the rule corrects its slots by the number of updates since they began
-    decoupled_decay: --weight-decay x rate shrinks the weights, and is not added to the gradients
-    highest_rate: published trainings with batches up to 65,536 stay at or below it
-    options: the options that only some rules read
-    defaults: defaults of options, which win over the model's
+    slots: its state for each weight, as {name: initial value}
+    linear: the update is linear in the gradient, so the loss scale may divide the learning rate instead
+    squares: the state has squares of gradients, which are often too small for FP16
+    counts_updates: the number of updates determines a bias correction of the state, as in Adam
+    decoupled_decay: weight decay is subtracted from the weights, instead of added to the gradients
+    highest_rate: the highest learning rate in published trainings, with batches up to 65,536
+    options: the options that this optimiser uses, if others do not
+    defaults: defaults of options, which override the defaults of the model
     """
 
     slots: Mapping[str, float] = field(default_factory=dict)
@@ -49,7 +52,7 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
         slots={"Momentum": 0.0},
         highest_rate=100.0,
         options=("momentum", "lars_epsilon", "lars_eeta", "lars_skip_list", "lars_weight_decay"),
-        defaults={"weight_decay": 0.0},  # because it has its own
+        defaults={"weight_decay": 0.0},  # LARS has its own weight decay
     ),
     "LAMB": UpdateRule(
         slots={"LAMB_m": 0.0, "LAMB_v": 0.0},
@@ -57,9 +60,8 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
         counts_updates=True,
         highest_rate=1.0,
         options=("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"),
-        defaults={
-            "base_learning_rate_exponent": None
-        },  # because the models' exponents are for rules whose steps are gradients
+        # the exponents of the models are for optimisers whose updates are proportional to the gradients
+        defaults={"base_learning_rate_exponent": None},
     ),
     "Adam": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
@@ -82,5 +84,5 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
 
 
 def named_by(words: Sequence[str]) -> Callable[[str], bool]:
-    """Return a test whether a variable's name contains one of the words."""
+    """Return a function that returns whether the name of a variable contains one of the words."""
     return lambda name: any(word in name for word in words)

@@ -299,7 +299,7 @@ def test_errors_name_file_and_line(write, keys, line, parts):
 @pytest.mark.parametrize(
     "content, place, parts",
     [
-        ("# nothing\n", "FILE", "'a' none"),
+        ("# nothing\n", "FILE", "'a' no"),
         ("\n- a\n", "FILE:2", "mapping"),
         ("a: [1]", "FILE:1", "'a' mapping"),
         ("a: {seed: 1}\nb: {}\na: {seed: 1}\n", "FILE:3", "'a' twice FILE:1"),
