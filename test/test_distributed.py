@@ -618,7 +618,7 @@ def test_poprun_alone_decides_replicas(monkeypatch, tmp_path):
         for name, value in launch.layout(4, 1, 1, (), None).variables(0).items():
             environ.setenv(name, value)
         out = succeed("train", *given, "--logs-path", folder).out
-    assert "poprun replaces --replicas 2 with 4 of 4" in out and "Batch Size: 32" in out
+    assert "poprun replaces --replicas 2" in out and "Batch Size: 32" in out
     assert (arguments(folder)["replicas"], arguments(folder)["total_replicas"]) == (4, 4)
     assert "Validation top-1" in succeed("validation", "--restore-path", folder).out
     more = ["restore", "--restore-path", folder, "--iterations", 100, "--dry-run"]

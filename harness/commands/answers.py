@@ -1,6 +1,6 @@
-"""The entry of every script of runs: parse options, answer questions about them, and report errors in one line.
+"""Start train.py and similar scripts: parse the options, answer --help and similar questions, and report errors in one line.
 
-Few modules are imported here, so that help and rejected options take no time.
+This module imports little, so --help and errors about options appear at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.commands.cli import Parsed
 from harness.options import bare_word, option_help, sources
 
 _QUESTIONS = ("help", "version", "list_configs")
-_RECORDED = ("restore_path", "autoresume", "init_path")  # these also read recorded options
+_RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
 
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
@@ -34,7 +34,7 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
 
 
 def answer_early(script: str) -> None:
-    """Answer a question of this call or reject its options, and exit; return if it asks for a run."""
+    """Answer --help and similar questions, or reject the options, and exit. Return if the call starts a run."""
     try:
         argv = bare_word.as_option(sys.argv[1:], script)
         given = sources.given_arguments(argv, script).keys()
@@ -44,7 +44,7 @@ def answer_early(script: str) -> None:
             cli.parse(argv, script)
             return
     except WrongInput:
-        pass  # it is raised again and reported below
+        pass  # `parse` raises the error again, and `run_command` reports it
     sys.exit(run_command(script, lambda words: int(bool(parse(words, script))), None))
 
 
@@ -54,9 +54,9 @@ def asks(argv: list[str], script: str) -> bool:
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None) -> Parsed:
-    """Return the options; Answered if the call only asked a question.
+    """Return the options of a call. If it only asks a question, print the answer and raise Answered.
 
-    `folder`: the run directory or weights file of the `recorded` options.
+    `folder` is the run directory or the weights file with the `recorded` options.
     """
     answer_general(argv, script)
     record = None
@@ -76,7 +76,7 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
 
 
 def answer_general(argv: list[str], script: str) -> None:
-    """Print the version or the configurations and raise Answered, if the call asks for them."""
+    """If the call has --version or --list-configs, print the answer and raise Answered."""
     given = sources.given_arguments(argv, script)
     if "version" in given:
         answer(version.line())
@@ -88,13 +88,13 @@ def answer_general(argv: list[str], script: str) -> None:
 
 
 def answer(*lines: str) -> NoReturn:
-    """Print the answer to a question, and raise Answered."""
+    """Print the lines, and raise Answered."""
     print_answer(*lines)
     raise Answered
 
 
 def print_answer(*lines: str) -> None:
-    """Print the answer to a question, in one of the instances that poprun started."""
+    """Print the lines; if poprun started several processes, only one of them prints."""
     from harness.cluster import membership
 
     if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):

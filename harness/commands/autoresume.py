@@ -1,4 +1,4 @@
-"""--autoresume: the same call starts a run, resumes it, or finds it complete, so that schedulers can repeat it."""
+"""Decide for --autoresume whether to start a run, to resume it, or to do nothing because it is complete."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from harness.run.run import Run
 
 
 def folder_of_run(logs_path: Sequence[str] | None) -> Path | None:
-    """Return the directory of --logs-path if it has a checkpoint; None if the call starts a new run.
+    """Return the directory of --logs-path if it has a checkpoint. Return None if the call starts a new run.
 
-    OptionError without --logs-path.
+    Raise OptionError without --logs-path.
     """
     if not logs_path:
         raise OptionError("--autoresume needs --logs-path, the run directory to start or to resume")
@@ -28,9 +28,9 @@ def folder_of_run(logs_path: Sequence[str] | None) -> Path | None:
 
 
 def unsaved_end(folder: Path) -> int | None:
-    """Return the updates of a complete run whose options ask for no checkpoints; None for any other run.
+    """Return the number of updates of a complete run that saves no checkpoints; return None for any other run.
 
-    FolderError as in `folders.unsaved_run`.
+    Raise FolderError in the same cases as `folders.unsaved_run`.
     """
     recorded = folders.unsaved_run(folder)
     if not recorded or recorded.get("ckpts_per_epoch") or recorded.get("epochs_per_ckpt"):
@@ -45,17 +45,17 @@ def unsaved_end(folder: Path) -> int | None:
 
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:
-    """Return whether a run with `updates` done has nothing left to do.
+    """Return whether a run has nothing left to do after `updates` updates.
 
-    A complete run is at --stop-after, at its last update, or out of --patience, and its last validation, its averages and
-    --numerics are done. A run beyond --stop-after is always complete.
+    A run is complete if --stop-after, --patience or the number of updates ends it, and if its last validation, its averages
+    and --numerics are done. A run beyond --stop-after is always complete.
     """
     checkpoint, training = run.options.checkpoint, run.options.training
     if training.stop_after is not None and updates > training.stop_after:
         return True
     try:
         rows = run_table(folder, "validation.csv").read()
-    except (OSError, ValueError):  # the resumed run repairs the file or reports it
+    except (OSError, ValueError):  # the resumed run repairs or reports the file
         return False
     checkpoints = validations.by_update(rows, updates)
     validates = bool(checkpoint.validation and run.data_source.spec.validation_images)
@@ -76,7 +76,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
 
 
 def _has_averages(folder: Path, updates: int, listed: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether all `wanted` averages are up to date, and each of the `listed` ones is unique and has its file."""
+    """Return whether all `wanted` averages are up to date, and the `listed` averages are unique and have files."""
     if not all(averages.is_up_to_date(folder, name, updates) for name in wanted):
         return False
     return len(set(listed)) == len(listed) and all((folder / AVERAGES / f"{name}.index").exists() for name in listed)

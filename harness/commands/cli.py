@@ -1,6 +1,7 @@
-"""Parse argv and configs.yml into RunOptions: command line over configuration over model default over field default.
+"""Parse argv and configs.yml into RunOptions, and record where each value comes from.
 
-Record the source of every value, and reject unknown and contradictory options. TensorFlow is not imported.
+The command line overrides the configuration, which overrides the defaults of the model and of the option. Unknown and
+contradictory options are rejected. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from harness.options.sources import (
 if TYPE_CHECKING:
     from harness.options.configs import Block
 
-# options that must be the same as when the weights were trained
+# weights work only with the normalisation of images with which they were trained
 NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std")
 WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """The options, and notes on them for the user."""
+    """The options of a call, and notes for the user."""
 
     options: RunOptions
     notes: tuple[str, ...]
@@ -63,7 +64,7 @@ def parse(
 ) -> Parsed:
     """Return the options of one call of `script` ("train", "validation" or "restore").
 
-    `recorded`: options of an earlier run, a layer between the configuration and the defaults; `record`: their file.
+    `recorded` are the options of an earlier run, which override the defaults; `record` is the file that contains them.
     """
     notes: list[str] = []
     origin = f"{RECORDED} ({record})" if record else RECORDED
@@ -100,20 +101,20 @@ def parse(
 
 
 def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
-    """Return the value of an option of train.py, from the command line or else the configuration."""
+    """Return the value of an option of train.py on the command line, or otherwise in the configuration."""
     entry = block.entries.get(name) if block else None
     return argument(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
 
 
 def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
-    """Return the recorded options of the network of some weights, and of the normalisation of its images.
+    """Return the recorded options of the network of some weights, and of the normalisation of images.
 
-    Empty if nothing is recorded, or if this call chooses another model or another size of the default model.
+    Return {} if nothing is recorded, or if this call chooses another model or another size of the default model.
     """
     from harness.checkpoints import find, run_record
 
     recorded: dict[str, Any] = {}
-    with suppress(WrongInput, OSError):  # it is reported when the weights are read
+    with suppress(WrongInput, OSError):  # reading the weights reports the error later
         recorded = run_record.options(find.run_folder(Path(weights)))
     other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
     if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.value != recorded["model"]):
@@ -123,7 +124,7 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
 
 
 def _taken_over(known: Catalogue, given: OptionValues, origin: str) -> list[str]:
-    """Return a line on the options that are taken from the initial weights and differ from the defaults."""
+    """Return a line on the options that come from the initial weights and differ from the defaults, or []."""
     words = [
         f"{name} {format_value(given.values[name])}"
         for name, source in given.sources.items()
@@ -154,7 +155,7 @@ def explain(options: RunOptions) -> str:
 def _main_values(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
 ) -> tuple[dict[str, GivenValue], Block | None]:
-    """Return the options that decide which others exist (--model, --lr-schedule, --config ...), and the configuration."""
+    """Return --model, --lr-schedule and other options that decide which options exist, and the configuration."""
     words = given_arguments(argv, script)
     found = {
         name: GivenValue(words[name][0], f"{COMMAND_LINE}: {flag(name)}")
@@ -183,6 +184,6 @@ def _assemble(plugin_options: Mapping[str, type], known: Catalogue, given: Optio
         own = {name: given.values[name] for name in names if known.options[name].section == section}
         try:
             sections[section] = cls(**own)
-        except ValueError as error:  # from a check of the plug-in
+        except ValueError as error:  # from a check in the file of the model or schedule
             raise OptionError(*parts(error)) from None
     return RunOptions(**sections, sources=dict(given.sources))

@@ -1,4 +1,4 @@
-"""--compile-only: build the programs of a run and describe them. No file is written."""
+"""Build the programs of a run and describe them, for --compile-only. No file is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report(run: Run, training: bool) -> None:
-    """Build and describe the programs of a training, or only of a validation."""
+    """Build and describe the programs of a training, or the program of a validation."""
     log = RunLog(None)
     head = run_log.training_head if training else run_log.validation_head
     for line in (*run.notes, *head(run)):

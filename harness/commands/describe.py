@@ -1,4 +1,4 @@
-"""Describe a run for --dry-run: summary, checkpoints, the schedule of an update, the learning-rate curve."""
+"""Describe a run for --dry-run: summary, checkpoints, pipeline schedule and learning-rate curve."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from emulator.plan.plan import ExecutionPlan
 from harness.reports import predicted_rate, training_chart
 from harness.run.run import Run
 
-MAX_DRAWN = 1024  # micro-batches in a timeline
-_LISTED = 8  # checkpoints that are listed
+MAX_DRAWN = 1024  # the largest number of micro-batches in a drawn schedule
+_LISTED = 8  # the largest number of listed checkpoints
 
 
 def run(run: Run, done: int = 0) -> str:
-    """Return the description of a resolved run. `done`: the updates it has already done."""
+    """Return the description of a run that has already done `done` updates."""
     length = run.length
     points = length.checkpoint_points() if length.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:_LISTED])) + (f", ... {points[-1]}" if len(points) > _LISTED else "")
@@ -39,8 +39,8 @@ def run(run: Run, done: int = 0) -> str:
 
 
 def _timeline(plan: ExecutionPlan) -> list[str]:
-    """Return the schedule of one replica's update as text: stages in rows, clocks in columns."""
-    if len(plan.stages) == 1 or plan.options.shards == 1:  # because no stage waits for another
+    """Return the pipeline schedule of one update as text: a row for each stage, a column for each clock."""
+    if len(plan.stages) == 1 or plan.options.shards == 1:  # no stage waits for another stage
         return []
     shown = min(plan.accumulation, MAX_DRAWN)
     cut = f", drawn for the first {shown}" if shown < plan.accumulation else ""

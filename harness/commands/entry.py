@@ -1,4 +1,4 @@
-"""The start of every run: parse options, prepare and check the run, answer questions about it."""
+"""Start a run: parse the options, prepare and check the run, or answer --dry-run and similar questions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.run.recorded_arguments import changed_data, other_class_names
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
-# at least one of these is needed to describe a network
+# a call must have at least one of these options to describe a network
 NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
 
 
@@ -34,10 +34,10 @@ def checked_run(
     argv: list[str], script: str, origin: Origin | None = None, training: bool = True,
     compiled: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
-    """Return the run that a call asks for, checked as far as possible before anything is built.
+    """Return the run of a call, after all checks that are possible before a graph is built.
 
-    Answered after --help, --explain, --dry-run, --summary, --dataset-benchmark or --compile-only. `origin`: the run or the
-    weights that the call starts from. `compiled`: replaces the usual work of --compile-only.
+    Raise Answered after --help, --explain, --dry-run, --summary, --dataset-benchmark or --compile-only. `origin` is the run
+    or the weights that the call starts from. If `compiled` is given, it does the work of --compile-only.
     """
     origin = origin or Origin()
     parsed = answers.parse(argv, script, origin.recorded, origin.folder)
@@ -67,7 +67,7 @@ def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list
 
 
 def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
-    """Answer a call that does not ask for a run, and raise Answered."""
+    """Answer --dry-run and similar options, and raise Answered. Return if the call starts a run."""
     main = run.options.main
     if run.options.dataset.dataset_benchmark:
         from harness.evaluation import input_benchmark
@@ -92,9 +92,9 @@ def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compi
 
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
-    """Return the recorded options of a run directory, without those that are valid for one call only.
+    """Return the recorded options of a run directory, without options that apply to one call only.
 
-    CheckpointError if the record is lost and this call does not describe the network.
+    Raise CheckpointError if the record is lost and this call does not describe the network.
     """
     recorded = run_record.options(folder)
     if "model" not in recorded:
@@ -104,10 +104,10 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
 
 
 def other_images(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """Return a line if the validation images differ from those that the training recorded, else []."""
+    """Return a line if the training recorded other validation images, or []."""
     changed = changed_data(run.data_source, recorded, ("validation_images",))
     asked = changed and not run.options.checkpoint.predict
-    return [f"the validation images differ from those that the run recorded ({', '.join(changed)})"] * bool(asked)
+    return [f"the validation images have changed since the training ({', '.join(changed)})"] * bool(asked)
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:
@@ -116,12 +116,12 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
         if names_network:
             return
         raise CheckpointError(
-            f"weights {file} do not record the options of their network; give --model, --model-size and --dataset, or "
-            "convert the weights with tools/import_weights.py"
+            f"weights {file} do not record the options of the network; give --model, --model-size and --dataset, or "
+            "convert the weights with python tools/import_weights.py"
         )
-    if script in ("train", "restore"):  # because only the first instance has checked it
+    if script in ("train", "restore"):  # only the first process has checked it
         find.check_run_folder(file.parent)
-    lost = f"the options of the training are lost: no checkpoint and no {file} has them;"
+    lost = f"the options of the training are lost: they are in no checkpoint and not in {file};"
     if script in ("train", "restore"):
         raise CheckpointError(f"{lost} start a new run from the weights with --init-path {file.parent}")
     if not names_network:
@@ -129,21 +129,23 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
 
 
 def _other_names(run: Run, origin: Origin) -> list[str]:
-    """Return a line if class names of the data differ from the training's, with --predict; otherwise raise OptionError."""
+    """Check that the data have the class names of the training. With --predict, return a line instead of an error."""
     if not run.options.checkpoint.predict:
         inference_record.check_class_names(run, origin.folder, origin.recorded)
         return []
     if not other_class_names(origin.recorded, run.data_source.spec):
         return []
     if inference_record.recorded_names(origin.folder, origin.recorded):
-        return ["the data have other class names, or another order; predictions use the names of the training"]
+        return [
+            "the class names of the data, or the order, differ from the training; predictions use the names of the training"
+        ]
     return [
-        "warning: the data have other class names, or another order, than the training, so predictions may be mislabelled"
+        "warning: the class names of the data, or the order, differ from the training, so predictions may be mislabelled"
     ]
 
 
 def _checked(run: Run) -> Run:
-    """Return the run, with a warning if it may need more memory than there is; OptionError if it certainly does."""
+    """Return the run, with a warning if it may exceed the memory of the host. Raise OptionError if it certainly does."""
     try:
         warnings = rules.check_host_memory(run, host_limits.limits())
     except OptionError as error:

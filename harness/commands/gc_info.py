@@ -1,4 +1,4 @@
-"""gc-info -l: list the emulated devices and their ids, for --select-ipu."""
+"""List the emulated devices and their ids for --select-ipu: gc-info -l."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from emulator.plan.machine import this_machine
 def main(argv: list[str] | None = None) -> int:
     """Print the list and return the exit code."""
     parser = argparse.ArgumentParser(prog="gc-info", description="List the emulated IPUs.")
-    parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (the default)")
+    parser.add_argument("-l", "--list-devices", action="store_true", help="list the ids of all devices (the default)")
     parser.add_argument(
         "--ipus", type=command_line.int_between(1, 1 << 16), default=ipu_ids.SMALLEST_SYSTEM, metavar="N",
-        help="list a system with at least N IPUs [%(default)s]",
+        help="list the devices of a system with at least N IPUs [%(default)s]",
     )  # fmt: skip
     wanted = parser.parse_args(argv).ipus
     machine = this_machine()
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter does not complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter prints an error at exit
         return 1
     return 0
 

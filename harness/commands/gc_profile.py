@@ -1,4 +1,4 @@
-"""gc-profile -d DIR -- command: run a training command and write a profile into DIR.
+"""Run a training command and write a profile of it into a directory:
 
 gc-profile -d profile -- python train.py --config quickstart
 gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE_PROFILE
@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """Return the inode and modification time in ns of a file; None without a file.
+    """Return the inode and the modification time in ns of a file, or None if the file does not exist.
 
-    One of them differs after the file was replaced, even if the clock was changed.
+    At least one of the two changes when the file is replaced, even if the clock was set back.
     """
     try:
         status = file.stat()
@@ -60,7 +60,7 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split words at the first `--`; without one, after -d DIR."""
+    """Split the words at the first `--`; without `--`, split them after -d DIR."""
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]

@@ -1,4 +1,4 @@
-"""Build command lines that a user can paste: to resume a run, to repeat a call, to continue."""
+"""Build command lines that a user can paste, to resume a run or to repeat a call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from harness.run.run import Run
 
 
 def command(script: str, *arguments: str) -> str:
-    """Return the command line of a script with these arguments, in the form in which this process was called."""
+    """Return the command line of a script with these arguments, in the style in which the user called this process."""
     call, name = commands.current_call(), commands.command_name(script)
-    file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # where make installs it
+    file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # make installs it there
     if call:
         program = [_shortest(call.path), name] if call.path else [_shortest(sys.executable), "-m", commands.PACKAGE, name]
     elif not file.exists() and beside.exists():
@@ -31,7 +31,7 @@ def command(script: str, *arguments: str) -> str:
 
 
 def _shortest(program: str) -> str:
-    """Return the name of a program if the shell finds it by that name, else its path."""
+    """Return the name of a program if the shell finds the program by name, otherwise its path."""
     name = os.path.basename(program)
     found = shutil.which(name)
     return name if found and os.path.exists(program) and os.path.samefile(found, program) else _from_here(program)
@@ -49,9 +49,9 @@ def resuming(run: Run, folder: Path) -> list[str]:
 
 @contextmanager
 def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool = False) -> Iterator[None]:
-    """On a signal in this context, print the line `state` and, after `label`, the command that repeats the call.
+    """If a signal stops this context, print `state`, then `label` and the command that repeats the call.
 
-    `alone`: one process can repeat the work of all that poprun started.
+    If `alone`, one process can repeat the work of all processes that poprun started.
     """
     try:
         yield
@@ -64,12 +64,12 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
 
 
 def resumable(script: str, argv: list[str], alone: bool = True) -> AbstractContextManager[None]:
-    """Return `repeatable` for a call that resumes a run and has not saved yet."""
+    """Return `repeatable` for a call that resumes a run and has not saved a checkpoint yet."""
     return repeatable(script, argv, "The run is unchanged.", "Resume", alone)
 
 
 def _from_here(path: str) -> str:
-    """Return a path relative to the working directory if it is below it, else unchanged."""
+    """Return a path inside the working directory as a relative path; return other paths unchanged."""
     try:
         shown = os.path.relpath(path)
     except FileNotFoundError:  # the working directory was deleted

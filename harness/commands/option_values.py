@@ -1,6 +1,7 @@
-"""Compute the value of every option of a call: merge the given layers, then add defaults that depend on other values.
+"""Compute the value of every option of a call: merge the sources, then add defaults that depend on other options.
 
-Each step takes the values so far and returns them with its own. Options without a value get the default of their field.
+Each function takes the values so far and returns them with more values. Options that still have no value get the default of
+their field.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 class OptionValues:
     """The values of options by name.
 
-    sources: where each value came from, unless it is the default of its field
-    spellings: the spelling by which each option was given
-    overridden: options that another option of their group excludes
+    sources: where each value comes from, if it is not the default of its field
+    spellings: the spelling that the user wrote for each option
+    overridden: options that are ignored, because a given option excludes them
     notes: lines for the user
     """
 
@@ -45,14 +46,17 @@ class OptionValues:
     def joined(
         self, values: Mapping[str, Any], sources: Mapping[str, str] | None = None, notes: Iterable[str] = ()
     ) -> OptionValues:
-        """Return these values, updated with the given ones."""
+        """Return a copy with these values, sources and notes added."""
         return replace(
             self, values={**self.values, **values}, sources={**self.sources, **(sources or {})}, notes=(*self.notes, *notes)
         )
 
 
 def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
-    """Return the value of each option in the highest layer. OptionError if a layer gives options that exclude each other."""
+    """Return the value of each option from the first layer that has it.
+
+    Raise OptionError if one layer has options that exclude each other.
+    """
     higher = OptionValues()
     for layer in layers:
         if layer.source != RECORDED:
@@ -71,7 +75,7 @@ def _source(layer: OptionSource, given: GivenValue) -> str:
 
 
 def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedule) -> OptionValues:
-    """Add the values that older spellings of a schedule's options imply, and a note."""
+    """Add the values that older spellings of the schedule's options imply, and a note."""
     if not hasattr(schedule, "meant_with"):
         return given
     spelling, meant = schedule.meant_with(given.spellings, given.values)
@@ -80,22 +84,24 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
     missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.overridden}
     word = flag(spelling)
     values_text = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
-    curve = f"{word} selects the curve of the releases with this option{': ' + values_text if values_text else ''}"
+    curve = f"{word} selects the curve of the original releases that had {word}{': ' + values_text if values_text else ''}"
     note = f"{curve}; log rows show the learning rate of their first update"
     return given.joined(missing, dict.fromkeys(missing, f"default with {word}"), [note])
 
 
 def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
-    """Add the release of a configuration and its statistics of frozen norms.
+    """Add the release of a configuration, and the statistics that frozen batch norms use in this release.
 
-    Also add automatic pipeline splits for a base block that leaves them to the blocks that merge it.
+    If a configuration has a pipeline without splits, add automatic splits.
     """
     values, sources = given.values, given.sources
     if block.release:
         if "@" in block.name:
             given = given.joined({"release": block.release}, {"release": sources.get("release", sources["config"])})
         else:
-            given = given.joined({}, {"release": f"default; the values are of {block.release}, the last with {block.name}"})
+            given = given.joined(
+                {}, {"release": f"default; the values are from {block.release}, the last release with {block.name}"}
+            )
         if "frozen_norm_statistics" not in values:
             usual = f"default of release {block.release}"
             given = given.joined({"frozen_norm_statistics": "batch"}, {"frozen_norm_statistics": usual})
@@ -106,12 +112,12 @@ def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
     return given.joined(
         {"pipeline_splits": ("auto",)},
         {"pipeline_splits": f"configuration {block.name} has none"},
-        [f"configuration {block.name} has {stages} stages but no pipeline_splits; auto chooses splits by cost"],
+        [f"configuration {block.name} has {stages} stages but no pipeline_splits, so --pipeline-splits auto is used"],
     )
 
 
 def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> OptionValues:
-    """Add the defaults of the release of --release. OptionError for a release of neither the original nor the file."""
+    """Add the defaults of the release in --release. Raise OptionError if the release is unknown."""
     release, values = given.values.get("release"), given.values
     if not release:
         return given
@@ -124,14 +130,14 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
     meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
     if not how.warms_up_iterations and values.get("iterations") and "warmup_epochs" in known.options:
         meant["warmup_epochs"] = 0.0
-        notes.append(f"no warm-up, because release {release} has none with --iterations")
+        notes.append(f"the run has no warm-up, because release {release} had no warm-up with --iterations")
     return given.joined(meant, dict.fromkeys(meant, source), notes)
 
 
 def with_model_defaults(
     given: OptionValues, known: Catalogue, model: Model, environ: Mapping[str, str]
 ) -> OptionValues:  # fmt: skip
-    """Add the missing data set, and the defaults of the model for this kind of data and of the update rule."""
+    """Add the data set if it is missing, the defaults of the model for these data, and the defaults of the optimiser."""
     values, sources = given.values, given.sources
     dataset, inferred = data.name_of(
         values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""), values.get("train_dir")
@@ -156,9 +162,9 @@ def with_model_defaults(
 
 
 def with_data_defaults(given: OptionValues, block: Block | None) -> OptionValues:
-    """Add the default precision of data without published recipes.
+    """Add the default precision of the data set, if it has one.
 
-    Not if an option of half precision is given, or a configuration for other data.
+    Add nothing if the call gives an option of half precision, or uses a configuration for another data set.
     """
     values, dataset = given.values, given.values["dataset"]
     precision = data.published_spec(dataset).precision

@@ -1,6 +1,6 @@
-"""List the runs below a folder: network, progress, accuracy, and whether a run can be resumed.
+"""List the runs in a folder with their networks, progress, accuracy and state.
 
-No file is written, and links below the folder are not followed.
+This module writes no files, and does not follow links inside the folder.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from harness.run import validations
 from harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
-VALIDATION = "validation"  # a folder of a validation or of inference
+VALIDATION = "validation"  # the state of a directory that a validation or inference wrote
 ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
-_DEEPEST = 8  # levels of folders that are searched
+_DEEPEST = 8  # the number of folder levels that are searched
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run, or another folder with a record.
+    """A run, or the directory of a validation.
 
-    name: its path below the folder that was searched
-    updates: the number done, of `total_updates`
-    accuracy: the best top-1 accuracy in per cent, of `checkpoint` at `accuracy_epoch` (None for averages)
-    damage: why the run is damaged
-    changed: seconds since 1970
+    name: the path relative to the searched folder
+    updates: the number of finished updates, out of `total_updates`
+    accuracy: the best top-1 accuracy in per cent
+    accuracy_epoch: the epoch of the best accuracy; None for an average of checkpoints
+    checkpoint: the checkpoint with the best accuracy
+    damage: the reason why the run is damaged, or None
+    changed: the time of the last change, in seconds since 1970
     """
 
     name: str
@@ -58,12 +60,12 @@ class RunSummary:
 
 
 def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> list[RunSummary]:
-    """Return the runs in a folder and below it, including the folder itself. OptionError if it does not exist.
+    """Return the runs in a folder at any depth; the folder itself may be a run. Raise OptionError if it does not exist.
 
-    `warn` is called with a line for each folder that cannot be read.
+    Call `warn` with a line for each folder that cannot be read.
     """
     if not top.is_dir():
-        raise OptionError(f"{top} is not a folder; give the folder of --log-dir")
+        raise OptionError(f"{top} is not a folder; give the folder that contains the run directories, such as logs")
 
     def unreadable(error: OSError) -> None:
         warn(f"warning: {short(error.filename)} cannot be read ({error.strerror}), so its runs are not listed")
@@ -72,7 +74,7 @@ def find_runs(top: Path, warn: Callable[[str], None] = lambda line: None) -> lis
 
 
 def run_inside(folder: Path) -> Path | None:
-    """Return a run inside a run directory, at any depth, or None."""
+    """Return a run inside a run directory, at any depth, or None if there is none."""
     for place, names, _ in os.walk(folder):
         names[:] = sorted(name for name in names if not name.startswith(STAGING_PREFIX))
         if Path(place) != folder and is_run(Path(place)):
@@ -81,7 +83,7 @@ def run_inside(folder: Path) -> Path | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has the record of a run or a numbered checkpoint. A link does not count."""
+    """Return whether a folder has arguments.json or a numbered checkpoint. A link to a folder is not a run."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     with suppress(CheckpointError):
@@ -90,7 +92,7 @@ def is_run(folder: Path) -> bool:
 
 
 def ordered(runs: Sequence[RunSummary], order: str) -> list[RunSummary]:
-    """Sort runs by one of ORDERS: newest first, most accurate first, or by name."""
+    """Sort runs by one of ORDERS: time (newest first), accuracy (best first) or name."""
     if order == "name":
         return sorted(runs, key=lambda run: run.name)
     newest = sorted(runs, key=lambda run: -run.changed)
@@ -107,7 +109,7 @@ def table(runs: Sequence[RunSummary]) -> str:
 
 
 def as_json(run: RunSummary) -> dict[str, Any]:
-    """Return the fields of a run, with the last change in ISO 8601 and UTC."""
+    """Return the fields of a run for JSON. The time of the last change is in ISO 8601 and UTC."""
     return {**asdict(run), "changed": datetime.fromtimestamp(run.changed, timezone.utc).isoformat(timespec="seconds")}
 
 
@@ -151,7 +153,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
 
 
 def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the recorded options of a run and None, or {} and the reason why there are none."""
+    """Return the recorded options of a run and None, or {} and the reason why they cannot be read."""
     try:
         recorded = run_record.options(folder)
     except CheckpointError as error:
@@ -160,7 +162,7 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _damage(folder: Path) -> str | None:
-    """Return the damage of the newest damaged checkpoint, or None. Tensors are not read."""
+    """Return the damage of the newest damaged checkpoint, or None. Do not read tensors."""
     try:
         newest_first = reversed(find.numbered(folder))
         faults = (manifest.find_damage(Path(checkpoint.prefix), digests=False) for checkpoint in newest_first)
@@ -170,7 +172,10 @@ def _damage(folder: Path) -> str | None:
 
 
 def _updates(folder: Path, running: bool) -> int:
-    """Return the updates of the newest checkpoint; of the last row if the run is running or saves no checkpoints."""
+    """Return the number of updates of the newest checkpoint.
+
+    If the run is running or has no checkpoints, return the number in the last row of training.csv.
+    """
     with suppress(CheckpointError):
         saved = [checkpoint.updates for checkpoint in find.numbered(folder)]
         if saved and not running:
@@ -180,12 +185,12 @@ def _updates(folder: Path, running: bool) -> int:
 
 
 def _validated(folder: Path) -> list[Row]:
-    """Return the validations with an accuracy."""
+    """Return the rows of validation.csv that have an accuracy."""
     return [row for row in _rows(run_table(folder, "validation.csv")) if _is_number(row["val_acc"])]
 
 
 def _epoch(row: Row) -> float | None:
-    """Return the epoch of a validation; None for an average."""
+    """Return the epoch of a validation, or None for an average of checkpoints."""
     return float(row["epoch"]) if int(row["iteration"]) >= 0 and _is_number(row["epoch"], math.inf) else None
 
 
@@ -196,14 +201,14 @@ def _is_number(cell: str, most: float = 100) -> bool:
 
 
 def _rows(rows: Table) -> list[Row]:
-    """Return the complete rows; [] if the file cannot be read, which the next call of the run reports."""
+    """Return the complete rows, or [] if the file cannot be read. Resuming the run reports the error."""
     with suppress(OSError):
         return rows.read()
     return []
 
 
 def _changed(folder: Path) -> float:
-    """Return when the folder of a run or a file in it last changed, in seconds since 1970."""
+    """Return the time of the last change of a run directory or a file in it, in seconds since 1970."""
     times = [folder.stat().st_mtime]
     with suppress(OSError), os.scandir(folder) as entries:
         times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries if entry.name != locks.FILE]

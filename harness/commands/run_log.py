@@ -1,4 +1,4 @@
-"""Open the log of a call and write its head: command line, run directory, instances, options, notes and work."""
+"""Open the log of a call and write the first lines: command line, run directory, processes, options and notes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def open_run_log(
     run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True,
     locked: bool = False,
 ) -> RunLog:  # fmt: skip
-    """Return a log in `folder`, or only on the console, with its head.
+    """Open a log in `folder`, or only on the console if `folder` is None, and write the first lines.
 
-    values: the record for arguments.json; None if it is written later
-    head: lines on the work that starts now
-    locked: as in RunLog
+    values: the content of arguments.json; None if it is written later
+    head: lines that describe the work
+    locked: the same as in `RunLog`
     """
     how = vintage(run.options.main.release)
     log = RunLog(folder, console, locked, how.throughput, how.names_validations, run.options.logging.brief)
@@ -48,7 +48,7 @@ def open_run_log(
 
 
 def open_own_log(run: Run, team: Team, head: Sequence[str]) -> RunLog:
-    """Return the log of a validation or of inference, in its own new folder. Only the first instance writes it."""
+    """Open the log of a validation or of inference in a new folder. Only the first process writes it."""
     logging = run.options.logging
     if not team.is_first:
         return RunLog(None, console=logging.log_all_instances)
@@ -57,7 +57,7 @@ def open_own_log(run: Run, team: Team, head: Sequence[str]) -> RunLog:
 
 
 def training_head(run: Run) -> list[str]:
-    """Return the log lines on the network and the plan of a training."""
+    """Return the log lines that describe the network and the plan of a training."""
     from harness.reports import predicted_rate
 
     names = [v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name)]
@@ -70,7 +70,7 @@ def training_head(run: Run) -> list[str]:
 
 
 def validation_head(run: Run) -> list[str]:
-    """Return the log line on a validation that starts."""
+    """Return the log line that announces a validation."""
     spec, mirrored = run.data_source.spec, ", each with its mirror image" if run.mirrors else ""
     return [f"Validating {run.name} on {spec.validation_images} images of {spec.name}{mirrored}"]
 

@@ -57,7 +57,7 @@ OTHER_NAMES = {
     "scheduler": "--lr-schedule",
     "smoothing": "--label-smoothing",
     "steps": _STEPS,
-    "tensorboard": "no option, because every run writes TensorBoard events",
+    "tensorboard": "no option, because every run directory has TensorBoard events",
     "warmup": "--warmup-epochs",
     "wd": "--weight-decay",
     "weights": "--init-path to start from weights, or validation.py --restore-path to validate weights",

@@ -1,6 +1,6 @@
-"""Find the data set of a run: its name, before any file is opened, and then its source.
+"""Find the data set of a run: first its name, without opening a file, and then its images.
 
-No other module of the harness looks up data set plug-ins.
+Other modules of the harness use only this module to look up files in `Datasets/`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from Datasets.sources.registry import published_spec, table
 from harness.options.sections import DatasetOptions
 
 SPLIT_FOLDERS = ("train_dir", "validation_dir")
-GENERATED_VALIDATION = 512  # identical images; enough to measure speed, where 50,000 take an hour
+GENERATED_VALIDATION = 512  # enough identical images to measure speed; 50,000 take an hour
 
 
 class NoDataSet(OptionError):
@@ -28,7 +28,7 @@ class NoDataSet(OptionError):
 def name_of(
     dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = "", train_dir: str | None = None
 ) -> tuple[str, str | None]:
-    """Return the name of the data set, and how it was inferred if it was not given."""
+    """Return the name of the data set, and text on how it was inferred, or None if the call names it."""
     known = sorted(table("DATASETS"))
     if dataset is not None:
         if dataset.lower() not in known:
@@ -46,23 +46,23 @@ def name_of(
             environ["DATA_DIR"], "the environment variable DATA_DIR"
         ), "inferred from the environment variable DATA_DIR"
     raise NoDataSet(
-        "no data set given; use --dataset fashion-mnist, which is included, or give --data-dir",
+        "no data set given; give --data-dir FOLDER, or --dataset fashion-mnist, which is included",
         f"Try: python train.py --config quickstart\nAvailable: {', '.join(known)}",
     )
 
 
 def family(name: str) -> str:
-    """Return the family of a data set, which selects a model's defaults: "cifar" for 32-pixel images, else "imagenet"."""
+    """Return "cifar" for a data set of 32-pixel images, otherwise "imagenet"; models have defaults for each."""
     return "cifar" if published_spec(name).image_size == 32 else "imagenet"
 
 
 def channels(options: DatasetOptions) -> int:
-    """Return the channels of an image on the device: 3, or 4 with fused preprocessing of photos."""
+    """Return the number of channels of an image on the device: 3, or 4 with --fused-preprocessing of photos."""
     return 4 if options.fused_preprocessing and family(options.dataset) == "imagenet" else 3
 
 
 def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """Open the data set and count its images. Generated and synthetic data need no files."""
+    """Open the data set and count its images. For random data, no files are opened."""
     if options.random_data:
         return described(options)
     return table("DATASETS")[options.dataset](
@@ -80,7 +80,7 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
 
 
 def recorded_places(options: DatasetOptions) -> dict[str, str | None]:
-    """Return the folders of the splits for the record: relative if they are in the data folder, else absolute."""
+    """Return --train-dir and --validation-dir for the record: relative to --data-dir if inside it, otherwise absolute."""
 
     def recorded(given: str | None) -> str | None:
         if given is None or (options.data_dir and os.path.isdir(os.path.join(options.data_dir, given))):
@@ -96,7 +96,7 @@ def _within(folder: str | None, place: str) -> str:
 
 
 def described(options: DatasetOptions) -> DataSource:
-    """Return generated data with the sizes of the data set."""
+    """Return random images in the sizes and numbers of the data set."""
     from Datasets.sources.generated import GeneratedSource
 
     spec = published_spec(options.dataset)
@@ -108,7 +108,7 @@ def described(options: DatasetOptions) -> DataSource:
 
 
 def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """Return generated data with the class names of the data set's folder."""
+    """Return random images with the class names of the data set."""
     request = OpenRequest(
         options.data_dir, environ, num_classes=options.num_classes, train_dir=options.train_dir,
         validation_dir=options.validation_dir,

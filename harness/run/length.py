@@ -1,7 +1,7 @@
-"""Compute the length of a training, and after which updates host steps end, rows are logged and checkpoints are saved.
+"""Compute the length of a training, and the updates after which it logs and saves checkpoints.
 
-Host steps depend on the number of the update alone, in whole numbers, so that a resumed run has the same ones as an
-uninterrupted run. A piece of a run is given by `first` and `end`: the updates done before it and after it.
+A host step is a group of updates between two returns to the host. Host steps depend only on the number of the update, so a
+resumed run has the same host steps as an uninterrupted run. `first` and `end` mean the updates from `first` to `end` - 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.options.releases import vintage
 from LR_Schedules._schedule import ScheduledRun
 
 MAX_ITERATIONS = 2**31 - 1
-LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # defaults for a run in iterations, and for one in epochs
+LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults with --iterations, and with --epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TrainingLength:
     updates_per_host_step: int
     iterations_per_ckpt: int  # 0: never
     ckpt_epochs_offset: float = 0
-    logs_first_rate: bool = False  # log the rate of a host step's first update, not its last
+    logs_first_rate: bool = False  # log the learning rate of the first update of a host step, not the last
     saves_first_step: bool = False  # also save after the first and the last two host steps
 
     @classmethod
@@ -41,9 +41,9 @@ class TrainingLength:
         ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, logs_first_rate: bool = False,
         release: str | None = None,
     ) -> TrainingLength:  # fmt: skip
-        """Return the length for these options. ValueError if it is missing or too large.
+        """Return the length for these options. Raise ValueError if no length is given or it is too large.
 
-        `iterations`, `log_freq` and `epochs_per_ckpt` win over `epochs`, `logs_per_epoch` and `ckpts_per_epoch`.
+        `iterations`, `log_freq` and `epochs_per_ckpt` override `epochs`, `logs_per_epoch` and `ckpts_per_epoch`.
         """
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
                iterations=iterations, log_freq=log_freq)  # fmt: skip
@@ -62,7 +62,7 @@ class TrainingLength:
             iterations=iterations or max(1, int(images * exact(epochs) // global_batch)),
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
-            # Without a log interval, use the epoch, so that host steps do not depend on the run's length.
+            # Without a log interval, use an epoch, so that host steps do not depend on the length of the run.
             updates_per_host_step=_host_step(interval or per_epoch, batches_per_step),
         )  # fmt: skip
 
@@ -82,14 +82,14 @@ class TrainingLength:
 
     @property
     def window_steps(self) -> int:
-        """The number of host steps in the averaging window, which is about an epoch."""
+        """The number of host steps over which the log averages loss and accuracy: about one epoch."""
         return max(1, self.iterations_per_epoch // self.updates_per_host_step)
 
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
 
     def scheduled(self, peak: float) -> ScheduledRun:
-        """Return the run as a learning-rate schedule sees it."""
+        """Return the values that a learning-rate schedule needs."""
         return ScheduledRun(
             peak=peak,
             iterations=self.iterations,
@@ -99,13 +99,12 @@ class TrainingLength:
         )
 
     def extension_flags(self, in_iterations: bool) -> list[str]:
-        """Return the option for a run that is half as long again, at least by an update; [] above the largest number."""
+        """Return the option that makes the run 1.5 times as long; [] if that is too long for a run."""
         if in_iterations:
             more = min(self.iterations + (self.iterations + 1) // 2, MAX_ITERATIONS)
             return ["--iterations", str(more)] if more > self.iterations else []
-        least = -(
-            -(self.iterations + 1) * self.global_batch // self.images
-        )  # because an epoch may be shorter than an update
+        # The run must have at least one more update, which may take several epochs.
+        least = -(-(self.iterations + 1) * self.global_batch // self.images)
         epochs = max(math.ceil(1.5 * self.epochs), least)
         return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MAX_ITERATIONS else []
 
@@ -121,7 +120,7 @@ class TrainingLength:
         return min(self.host_step_start(first) + self.updates_per_host_step, self.iterations)
 
     def host_steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield pieces (first, end) that cover [start, stop): host steps, cut at `start` and `stop`."""
+        """Yield (first, end) of the host steps from `start` to `stop`; the first and the last one may be cut short."""
         stop = self.iterations if stop is None else min(stop, self.iterations)
         while start < stop:
             end = min(self.host_step_end(start), stop)
@@ -129,9 +128,9 @@ class TrainingLength:
             start = end
 
     def log_due(self, first: int, end: int) -> bool:
-        """Return whether the piece completes a host step with a log row.
+        """Return whether these updates complete a host step that is logged.
 
-        The row covers the whole step, so a piece that ends within a step has none.
+        A log row covers a whole host step, so part of a step is not logged.
         """
         start = self.host_step_start(first)
         if end != self.host_step_end(first) or not self.log_interval:
@@ -143,9 +142,9 @@ class TrainingLength:
         return start == 0 or start >= self.host_step_start(self.iterations - 1) - self.updates_per_host_step
 
     def checkpoint_due(self, first: int, end: int) -> bool:
-        """Return whether the piece completes a host step after which the weights are saved and validated.
+        """Return whether these updates complete a host step after which the weights are saved and validated.
 
-        These are the host steps in which a period ends, and the last one.
+        They are saved after each host step in which a checkpoint interval ends, and after the last host step.
         """
         period = self.iterations_per_ckpt
         if not period or end != self.host_step_end(first):
@@ -169,7 +168,7 @@ class TrainingLength:
 
 
 def _host_step(interval: int, batches_per_step: int) -> int:
-    """Return the updates per host step, at most about `batches_per_step`, with whole steps per log interval."""
+    """Return the number of updates per host step: about `batches_per_step`, but not more than the log interval."""
     return interval if interval < batches_per_step else interval // round(interval / batches_per_step)
 
 

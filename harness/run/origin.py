@@ -1,4 +1,4 @@
-"""The origin of a call: nothing, or in subclasses a run or weights whose options the call inherits."""
+"""The base class of what a call starts from: nothing here; in subclasses, a run or weights with recorded options."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from harness.run.run import Run
 
 
 class Origin:
-    """An origin without recorded options."""
+    """A call that starts from nothing and inherits no options."""
 
-    folder: Path | None = None  # a run directory, or a file of weights
-    recorded: Mapping[str, Any] = {}  # the options, as they were requested
-    total_replicas: int | None = None  # of all instances of a resumed run
-    updates: int = 0  # the number of updates done before this call
+    folder: Path | None = None  # The run directory or the weights file.
+    recorded: Mapping[str, Any] = {}  # The recorded options, as the user gave them.
+    total_replicas: int | None = None  # The replicas of all processes of a resumed run.
+    updates: int = 0  # The number of updates done before this call.
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """Return notes for the log. OptionError or CheckpointError if a run with these options cannot start here."""
+        """Return notes for the log. Raise OptionError or CheckpointError if a run with these options cannot start."""
         return []
 
     def check_run(self, run: Run) -> list[str]:
-        """Return notes for a dry run. Raise the errors that would stop this run later."""
+        """Return notes for a dry run. Raise the errors that would later stop the run."""
         return []

@@ -1,4 +1,4 @@
-"""The record of a run: its options and the values derived from them, in checkpoints and in arguments.json.
+"""Make and check the record of a run: options and derived values, in checkpoints and in arguments.json.
 
 A record may come from a stranger, so the types of its values are checked.
 """
@@ -20,12 +20,12 @@ from harness.run.run import Run
 
 RUN_ID = "run_id"
 SEED = "seed"
-OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # the units of slots
-ARITHMETIC = "arithmetic"  # what decides the rounding of sums
-CLASSES = "class_names"  # a digest of the class names in their order
-ASKED = "asked"  # the requested values of resolved options
+OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # they give the scale of the optimiser's state
+ARITHMETIC = "arithmetic"  # `Run.arithmetic`
+CLASSES = "class_names"  # a digest of the ordered class names
+ASKED = "asked"  # values as the user gave them, before they were resolved
 RECORDS, VALIDATION_RECORDS = "records_digest", "validation_records_digest"
-PARTS = ("train_images", "validation_images")  # sizes of a data set
+PARTS = ("train_images", "validation_images")  # the sizes of the training set and the validation set
 _LARGEST = 2**63 - 1
 
 
@@ -49,7 +49,7 @@ def _are_texts(value: Any) -> bool:
 
 COUNT, WHOLE, POSITIVE = f"a whole number from 1 to {LARGEST_COUNT}", "a whole number of at least 0", "a number above 0"
 TEXT, TEXTS, OBJECT = "text", "a list of names", "an object"
-_CHECKS: Mapping[str, Callable[[Any], bool]] = {  # by the text of the rule
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {  # the check for each rule, by the text of the rule
     COUNT: lambda value: _is_whole(value, 1, LARGEST_COUNT),
     WHOLE: _is_whole,
     POSITIVE: is_positive,
@@ -76,7 +76,7 @@ _DERIVED: Mapping[str, str] = {
 
 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of arguments.json: the value and source of every option, and the derived values."""
+    """Return the content of arguments.json: the value and source of every option, and derived values."""
     values = option_values(run)
     scale, in_rate = run.options.training.loss_scaling, run.options.training.gradient_scale
     return {
@@ -86,7 +86,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "batch_size": run.plan.micro_batch_size,
         "global_batch_size": run.plan.global_batch,
         "image_size": run.image_size,
-        "num_classes": run.data_source.spec.num_classes,  # because --predict needs the size of the network, but no data
+        "num_classes": run.data_source.spec.num_classes,  # --predict opens no data, but needs the size of the network
         "precision": run.plan.precision.name,
         # derived values
         "command": command,
@@ -121,9 +121,8 @@ def option_values(run: Run) -> dict[str, Any]:
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:
-    """Return the sizes of a data set's parts, and digests of all records and of those for validation.
-
-    Generated data have no digests.
+    """Return the sizes of the training set and the validation set, a digest of all records, and a digest of the validation
+    records. Random data have no digests.
     """
     return {
         **{name: getattr(source.spec, name) for name in PARTS},
@@ -133,9 +132,9 @@ def data_identity(source: DataSource) -> dict[str, Any]:
 
 
 def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequence[str] = PARTS) -> list[str]:
-    """Return phrases that describe how the data differ from a run's record.
+    """Return phrases that describe how the data differ from the record of a run.
 
-    Compare the sizes of these parts, and the records if all sizes are equal.
+    `parts` selects the sizes to compare. If all sizes are equal, the digests are compared.
     """
     now = data_identity(source)
     before = {name: recorded.get(name) for name in now}
@@ -151,7 +150,7 @@ def changed_data(source: DataSource, recorded: Mapping[str, Any], parts: Sequenc
 
 
 def names_digest(spec: DataSpec) -> str | None:
-    """Return the digest of a data set's class names in their order; None if they are unknown."""
+    """Return the digest of the class names of a data set, or None if the names are unknown."""
     return digest_of(spec.class_names) if spec.class_names else None
 
 
@@ -161,13 +160,13 @@ def digest_of(names: Sequence[str]) -> str:
 
 
 def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
-    """Return whether the record has as many classes as the data, but with other names or in another order."""
+    """Return whether the class names differ from the record, although the number of classes is the same."""
     before, now = recorded.get(CLASSES), names_digest(spec)
     return None not in (before, now) and before != now and recorded.get("num_classes") == spec.num_classes
 
 
 def invalid_option(recorded: Mapping[str, Any]) -> str | None:
-    """Return an error message for the first value of a wrong type, or None. null means a missing value."""
+    """Return an error message for the first value of a wrong type, or None. null is valid for every option."""
     for name, value in recorded.items():
         several, kinds = (False, {_DERIVED[name]}) if name in _DERIVED else _option_kinds().get(name, (False, set()))
         items = value if several and isinstance(value, list) else [value]
@@ -179,10 +178,10 @@ def invalid_option(recorded: Mapping[str, Any]) -> str | None:
 
 @functools.cache
 def _option_kinds() -> Mapping[str, tuple[bool, set[str]]]:
-    """Return for each option of any script, model or schedule: whether it may be a list, and the types of its values."""
+    """Return {option: (whether it may be a list, the types of its values)} for all scripts, models and schedules."""
     kinds: dict[str, tuple[bool, set[str]]] = {}
     for option in every_option(None):
         several, found = kinds.get(option.name, (False, set()))
-        switch = {KINDS[bool]} if option.meta["bare"] else set()  # because earlier records have switches for some options
+        switch = {KINDS[bool]} if option.meta["bare"] else set()  # earlier records have true or false for some options
         kinds[option.name] = several or option.several, {*found, *switch, KINDS[option.base]}
     return kinds

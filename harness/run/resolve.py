@@ -1,6 +1,6 @@
 """Resolve options to a run: find the data, trace the model, and compute batches, updates and learning rates.
 
-Nothing here imports TensorFlow or writes files.
+This module does not import TensorFlow and writes no files.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
 _DEVICE_DEFAULTS = DeviceOptions()
-ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings that do not say what is rounded
+ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # values that do not say what is rounded
 
 
 def prepare(
     requested: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
     total_replicas: int | None = None,
 ) -> Run:  # fmt: skip
-    """Return the run of these options; OptionError or DataError if they do not fit.
+    """Return the run with these options. Raise OptionError or DataError if no such run is possible.
 
-    `notes` are the first lines of the log. `total_replicas`: of all instances of a resumed run, unless this call gives a
-    number. Without `training` there is no learning rate, and the global batch only converts updates to epochs.
+    notes: the first lines of the log
+    training: if False, there is no learning rate, and the global batch only converts updates to epochs
+    total_replicas: the replicas of all processes of a resumed run; options of this call override it
     """
     cluster = membership.find(requested, environ, training)
     options = replace(requested, device=_device_options(requested, cluster, total_replicas))
@@ -83,10 +84,11 @@ def prepare(
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:
-    """Return the device options with the number of replicas per instance: poprun's, this call's, or a recorded one.
+    """Return the device options with the number of replicas of this process, and explicit stochastic rounding.
 
-    Precisions such as 16.32 have FP32 weights, whose updates are not rounded, so an explicit `ON` means `all` there: round
-    results and gradients. The run records `all`, so that a resumed run does not use the default.
+    The number of replicas comes from poprun, from this call, or from the recorded run. Updates of FP32 weights, such as
+    with 16.32, are not rounded. There an explicit `ON` means `all`: round results and gradients. The run records `all`, so
+    that a resumed run does the same.
     """
     device, formats = options.device, NAMED[options.device.precision]
     here = {name for name, source in options.sources.items() if source.startswith((COMMAND_LINE, CONFIGURATION))}
@@ -102,7 +104,7 @@ def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
     try:
         return trace(segments, image_size, channels)
     except TraceError as error:
-        raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
+        raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or --model-size") from None
 
 
 def _plan_and_length(
@@ -139,7 +141,7 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
 
 def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
     device, training = options.device, options.training
-    chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # a single recorded id may be for training
+    chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # if the record has one id, it may be for training
     validation_ipu = device.select_ipu[-1] if chosen and device.select_ipu else "AUTO"
     one_ipu = {name: getattr(_DEVICE_DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
     return plans.resolve(
@@ -169,7 +171,7 @@ def _peak_rate(options: RunOptions, global_batch: int) -> float:
 
 
 def learning_rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[[int], float]:
-    """Return a function from an update's index to its learning rate; OptionError for invalid options of the curve."""
+    """Return a function from the index of an update to its learning rate. Raise OptionError for invalid options."""
     schedule = plugins.load("LR_Schedules", options.main.lr_schedule)
     try:
         return schedule.build(options.schedule, length.scheduled(peak))

@@ -1,7 +1,7 @@
 """Check options against each other and against the resolved run, before any graph is built.
 
-A rule raises OptionError for options that cannot work, and warns about those that may cost hours. If an option only needs
-another one, its declaration says so (`opt(needs=...)`).
+A rule raises OptionError for options that cannot work, and warns about options that may waste hours. If an option has no
+effect without another one, its declaration says so with `opt(needs=...)`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from harness.run.run import Run
 from Models import _norms
 from Models._layers import TRAINED_PROXY_ROWS
 
-SMALL_MEAN_SQUARE = 1e-20  # of gradients that are large enough to move weights
+SMALL_MEAN_SQUARE = 1e-20  # smaller mean squares are from gradients too small to change weights
 _MEMORY = {ADDRESSES: "address space", DATA: "writable memory"}
-LARGEST_HALF_SCALE = 2.0**20  # beyond this loss scale, most gradients overflow in FP16
+LARGEST_HALF_SCALE = 2.0**20  # above this loss scale, most gradients overflow in FP16
 
 
 Rule = Callable[[Run], Iterable[str] | None]
-CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # what an option can need, apart from another option
+CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # conditions for `opt(needs=...)`, in addition to options
     "photos": lambda run: family(run.options.dataset.dataset) == "imagenet",
     "photo files": lambda run: CONDITIONS["photos"](run) and CONDITIONS["data files"](run),
     "data files": lambda run: not run.options.dataset.random_data,
@@ -51,15 +51,15 @@ CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # what an option can need, 
 
 
 def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the warnings about a run, or raise the OptionError of the first rule that it breaks.
+    """Return the warnings about a run. Raise OptionError for the first rule that the run breaks.
 
-    `requested`: the options before poprun and the precision replaced some.
+    `requested` are the options as the user gave them; poprun and the precision may have replaced some values since.
     """
     notes = [*replaced_values(run, requested.device)]
     for rule in (*EVERY_RUN, *(TRAINING if run.trains else ())):
         notes += rule(run) or ()
     if run.trains and not run.cluster.source:
-        notes += membership.ignored_others(environ)  # the environment lists other processes, but this one trains alone
+        notes += membership.ignored_others(environ)  # this process trains alone, although the environment lists others
     return tuple(notes)
 
 
@@ -67,7 +67,7 @@ def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tu
 
 
 def options_without_effect(run: Run) -> Iterator[str]:
-    """Warn about options on the command line that have no effect, because something they need is missing."""
+    """Warn about options on the command line that have no effect in this run."""
     options = run.options
     fields = {field.name: field for section in options.sections for field in dataclasses.fields(section)}
     rule = UPDATE_RULES[options.training.optimiser]
@@ -86,7 +86,7 @@ def options_without_effect(run: Run) -> Iterator[str]:
 
 
 def _is_met(needs: str, run: Run) -> bool:
-    """Return whether a condition is true, an option is on ("--wandb") or an option has a value ("--fold auto")."""
+    """Return whether `needs` is met: a condition, an option that is on ("--wandb"), or a value ("--fold auto")."""
     if needs in CONDITIONS:
         return CONDITIONS[needs](run)
     name, _, value = needs.removeprefix("--").partition(" ")
@@ -98,7 +98,7 @@ def _is_met(needs: str, run: Run) -> bool:
 
 
 def check_data_options(options: RunOptions) -> None:
-    """Reject options that contradict the data set, before its files are opened."""
+    """Reject options that contradict the data set, before the files of the data set are opened."""
     dataset = options.dataset
     if bool(dataset.image_mean) != bool(dataset.image_std):
         name = "image_mean" if dataset.image_mean else "image_std"
@@ -113,12 +113,12 @@ def check_data_options(options: RunOptions) -> None:
     if dataset.num_classes not in (None, known):
         raise OptionError(
             f"--num-classes {dataset.num_classes} contradicts --dataset {dataset.dataset}, which has {known} classes; "
-            "leave it out, or use the data set of the recorded run"
+            "leave out --num-classes, or use the data set of the recorded run"
         )
     if dataset.dataset_percentage_to_use < 100:
         raise OptionError(
-            f"--dataset-percentage-to-use {dataset.dataset_percentage_to_use} selects shards of ImageNet, but "
-            f"{dataset.dataset} has none; leave it out"
+            f"--dataset-percentage-to-use {dataset.dataset_percentage_to_use} works with ImageNet only, not "
+            f"with {dataset.dataset}; leave it out"
         )
 
 
@@ -127,7 +127,7 @@ def data_set(run: Run) -> None:
     options = run.options.dataset
     if options.eight_bit_io and options.hostside_image_mixing and options.mixes:
         raise OptionError(
-            "--eight-bit-io sends bytes, but --hostside-image-mixing produces fractions; leave one of them out"
+            "--eight-bit-io sends bytes, but --hostside-image-mixing produces fractions; give only one of them"
         )
     given = [name for name in ("validation_split", *SPLIT_FOLDERS) if getattr(options, name)]
     if given and options.dataset != "imagefolder":
@@ -161,9 +161,9 @@ def check_mixable(options: DatasetOptions, micro_batch_size: int) -> None:
 
 
 def classes(run: Run) -> Iterator[str]:
-    """Reject data of one class, and class weights without counts.
+    """Reject data with only one class, and class weights for data without the number of images of each class.
 
-    Warn if a class has no training image, or if an update uses images twice.
+    Warn if there are fewer training images than classes, or than images in an update.
     """
     spec = run.data_source.spec
     if run.options.dataset.dataset_benchmark:
@@ -172,8 +172,8 @@ def classes(run: Run) -> Iterator[str]:
         raise OptionError(f"data set {spec.name} has only one class; give images of at least two")
     if run.options.training.class_weights and not spec.class_images:
         raise OptionError(
-            f"--class-weights balanced needs the number of images of each class, which data set {spec.name} does not give; "
-            "leave it out, or use --dataset imagefolder"
+            f"--class-weights balanced needs the number of images of each class, but data set {spec.name} does not have "
+            "it; leave out --class-weights, or use --dataset imagefolder"
         )
     if spec.train_images < spec.num_classes:
         yield (
@@ -220,23 +220,23 @@ def check_filters(options: RunOptions, trace: Trace) -> None:
         both = [next((part for part in parts if part in name), "") for parts in (to_fp16, to_fp32)]
         if all(both):
             raise OptionError(
-                f"--force-weight-to-fp16 {both[0]} and --force-weight-to-fp32 {both[1]} both match {name}; leave one out"
+                f"--force-weight-to-fp16 {both[0]} and --force-weight-to-fp32 {both[1]} both match {name}; give only one"
             )
 
 
 def _check_parts(option: str, parts: Sequence[str], names: Sequence[str], kind: str, also: Sequence[str] = ()) -> None:
-    """Raise OptionError for a word that no name contains."""
+    """Raise OptionError if no name contains one of the words."""
     for part in parts:
         if not any(part in name for name in names):
             known = sorted({*also, *names, *(each for name in names for each in name.split("/"))})
             raise OptionError(
-                f"{option} {part} is in no name of a {kind}{plugins.did_you_mean(part, known)}; names look like "
+                f"{option} {part} is in the name of no {kind}{plugins.did_you_mean(part, known)}; names are like "
                 f"{names[0]} and {names[-1]}"
             )
 
 
 def optimiser(run: Run) -> Iterator[str]:
-    """Reject invalid decays of RMSprop and skip lists that match nothing; warn about second moments in FP16."""
+    """Reject an invalid decay of RMSprop and skip lists that match nothing. Warn about mean squares in FP16."""
     training = run.options.training
     if training.optimiser == "RMSprop":
         training.mean_square_decay(run.plan.global_batch)
@@ -268,7 +268,7 @@ def averages(run: Run) -> Iterator[str]:
     unseen = "" if run.data_source.spec.validation_images else "the data set has no validation images"
     unseen = unseen if options.validation else "--no-validation is given"
     if words and (unseen or unsaved):
-        raise OptionError(f"{words} needs validation accuracy, but {unseen or unsaved}; leave it out")
+        raise OptionError(f"{words} needs validation accuracy, but {unseen or unsaved}; leave out {words}")
 
 
 def label_smoothing(run: Run) -> None:
@@ -276,19 +276,19 @@ def label_smoothing(run: Run) -> None:
     count, smoothing = run.data_source.spec.num_classes, run.options.training.label_smoothing or 0.0
     if smoothing >= (count - 1) / count:
         raise OptionError(
-            f"--label-smoothing {smoothing:g} makes the true class no more likely than the others of {count}; give less "
-            f"than {(count - 1) / count:.4g}"
+            f"--label-smoothing {smoothing:g} with {count} classes makes the true class no more likely than any other; "
+            f"give less than {(count - 1) / count:.4g}"
         )
 
 
 def learning_rate(run: Run) -> Iterator[str]:
-    """Warn about a rate above all published ones, a rate that is always 0, and a warm-up as long as the run."""
+    """Warn about a rate above all published rates, a rate that is always 0, and a warm-up as long as the run."""
     training = run.options.training
     published, warmup = UPDATE_RULES[training.optimiser].highest_rate, getattr(run.options.schedule, "warmup_epochs", 0)
     if not run.highest_rate:
         yield (
-            f"warning: the learning rate is 0 in all updates of the run ({run.length.iterations}), so nothing is learnt; "
-            "train longer, or give --warmup-epochs 0"
+            f"warning: the learning rate is 0 in all updates of the run ({run.length.iterations}), so it learns nothing; "
+            "give more --epochs, or --warmup-epochs 0"
         )
     elif run.highest_rate > published:
         yield (
@@ -296,11 +296,11 @@ def learning_rate(run: Run) -> Iterator[str]:
             f"{training.optimiser} are below {published:g}; check --abs-learning-rate or --base-learning-rate-exponent"
         )
     if run.options.given("warmup_epochs") and warmup >= run.length.epochs and run.highest_rate:
-        yield f"warning: --warmup-epochs {warmup:g} covers the run of {run.length.epochs:.4g} epochs; give more --epochs"
+        yield f"warning: --warmup-epochs {warmup:g} covers the whole run of {run.length.epochs:.4g} epochs; raise --epochs"
 
 
 def loss_scale(run: Run) -> Iterator[str]:
-    """Reject automatic loss scaling if gradients cannot or must not overflow; warn about a scale too large for FP16."""
+    """Reject automatic loss scaling if gradients cannot overflow. Warn about a loss scale that is too large for FP16."""
     rule, scale = run.options.training.automatic_loss_scaling, run.options.training.loss_scaling
     precision, device = run.plan.precision, run.options.device
     if precision.compute == FP16 and scale > LARGEST_HALF_SCALE:
@@ -310,14 +310,14 @@ def loss_scale(run: Run) -> Iterator[str]:
     kernels = [variable.name for variable in run.trace.variables if is_kernel(variable.name)]
     if all(each == FP32 for name in kernels for each in precision.gradients_of(name)):
         raise OptionError(
-            f"--automatic-loss-scaling {rule} needs gradients that can overflow, but with --precision {precision.name} none "
-            "can; leave it out, or give --precision 16.16"
+            f"--automatic-loss-scaling {rule} has no effect, because gradients cannot overflow with --precision "
+            f"{precision.name}; leave it out, or give --precision 16.16"
         )
     clash = "--fp-exceptions" if device.fp_exceptions else "--analyse-nans" if precision.checks else ""
     clash = clash or "--saturate-on-overflow" * (rule == "back-off" and precision.saturate_on_overflow)
     if clash:
         raise OptionError(
-            f"--automatic-loss-scaling {rule} needs gradients that overflow, but {clash} prevents that; leave one out"
+            f"--automatic-loss-scaling {rule} reacts to overflow, but {clash} prevents overflow; give only one of them"
         )
 
 
@@ -325,7 +325,7 @@ def loss_scale(run: Run) -> Iterator[str]:
 
 
 def run_name(run: Run) -> None:
-    """Reject a suffix with separators of paths or unprintable characters."""
+    """Reject a --name-suffix with path separators or unprintable characters."""
     suffix = run.options.logging.name_suffix
     if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):
         raise OptionError(f"--name-suffix '{suffix}' must not contain / \\ .. or unprintable characters")
@@ -342,34 +342,35 @@ def replaced_values(run: Run, before: DeviceOptions) -> Iterator[str]:
     """Report values that poprun, the precision or the emulation replaces."""
     cluster, device = run.cluster, run.options.device
     if cluster.replicas is not None and before.replicas not in (1, cluster.replicas, cluster.replicas * cluster.size):
-        yield f"poprun replaces --replicas {before.replicas} with {cluster.replicas} of {cluster.replicas * cluster.size}"
+        total = cluster.replicas * cluster.size
+        yield f"poprun replaces --replicas {before.replicas}: each process has {cluster.replicas} of {total} replicas"
     if before.stochastic_rounding != device.stochastic_rounding:
         yield (
-            f"--stochastic-rounding {before.stochastic_rounding} applies to results and gradients (all), because "
-            f"{run.plan.precision.name} has FP32 weights"
+            f"--stochastic-rounding {before.stochastic_rounding} means all (round results and gradients at random), because "
+            f"the weights of {run.plan.precision.name} are FP32"
         )
     if run.trains and device.enable_half_partials and run.plan.precision.rounds_results:
         yield "--enable-half-partials is not emulated: all sums inside an operation are FP32"
     if run.trains and device.pipeline and device.shards == 1:
         stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "1 stage"
-        yield f"--pipeline with --shards 1 runs {stages} on one device, with schedule Sequential"
+        yield f"--pipeline with --shards 1 runs {stages} on one device, with --pipeline-schedule Sequential"
 
 
 def native_arithmetic(run: Run) -> Iterator[str]:
-    """Reject --native-arithmetic unless all products are in BF16 and rounded to the nearest."""
+    """Reject --native-arithmetic unless all products are BF16 and are rounded to the nearest."""
     precision = run.plan.precision
     if not precision.native_arithmetic:
         return
     operands = (*precision.operands, *(each for _, each in precision.exceptions))
     if any(each != BF16 for each in (precision.compute, *operands)):
         raise OptionError(
-            f"--native-arithmetic multiplies in BF16, but --precision {precision.name} has products in other formats; "
-            "give --precision bf16.32, without other formats"
+            f"--native-arithmetic multiplies in BF16, but --precision {precision.name} or a format option asks for another "
+            "format; give --precision bf16.32 and no format options"
         )
     if precision.stochastic == ALL:
         raise OptionError(
-            "--native-arithmetic rounds products to the nearest, but --stochastic-rounding all rounds them at random; leave "
-            "one of them out, or give --no-native-arithmetic"
+            "--native-arithmetic rounds products to the nearest, but --stochastic-rounding all rounds them at random; give "
+            "only one of them"
         )
     if run.plan.stage_devices[0].startswith("/cpu") and not library.has_bf16():
         yield "warning: --native-arithmetic slows training down, because this processor has no BF16 instructions"
@@ -378,7 +379,7 @@ def native_arithmetic(run: Run) -> Iterator[str]:
 def memory_proportions(run: Run) -> None:
     """Reject --available-memory-proportion unless it has one value, or two for each shard of a pipeline.
 
-    Values of a configuration are not checked if the call changes the number of shards, or only validates.
+    Do not check the values of a configuration if the call changes the number of shards, or only validates.
     """
     options = run.options
     values, shards = options.device.available_memory_proportion, options.device.shards
@@ -389,14 +390,14 @@ def memory_proportions(run: Run) -> None:
 
 
 def batch_statistics(run: Run) -> Iterator[str]:
-    """Warn about batch norm over a single image, and about moving statistics that never change."""
+    """Warn about batch norm over single images, and about moving averages that never change."""
     if run.frozen_statistics.issuperset(v.name for v in run.trace.variables if v.decay is not None):
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
-        yield "warning: --BN-decay 1 keeps the moving statistics, which validation uses, at their initial values; give less"
+        yield "warning: --BN-decay 1 never updates the moving averages that validation uses; give less than 1"
     elif run.plan.micro_batch_size * run.plan.options.BN_span == 1:
         yield (
-            "warning: batch norm sees one image at a time, so its statistics differ from those of validation; give "
+            "warning: batch norm sees one image at a time, so training and validation use different statistics; give "
             "--micro-batch-size 2 or more, --BN-span over several replicas, or --group-norm"
         )
 
@@ -404,7 +405,7 @@ def batch_statistics(run: Run) -> Iterator[str]:
 def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
     """Warn if the predicted host memory is above a limit of this machine.
 
-    OptionError if it is so far above that the system would kill the run, unless --no-memory-check is given.
+    Raise OptionError if the system would kill the run, unless --no-memory-check is given.
     """
     needed, processes = run.memory, run.cluster.neighbours
     limit, hopeless = host_memory.find_exceeded_limit(needed, limits, processes)
@@ -424,7 +425,7 @@ def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
         f"{_MEMORY.get(limit.kind, 'host memory')}{shared}, but {limit.source} {gigabytes(limit.bytes)} GB; give {smaller}"
     )
     if hopeless and run.options.device.memory_check:
-        raise OptionError(f"{message}; --no-memory-check tries it anyway")
+        raise OptionError(f"{message}; to try it anyway, give --no-memory-check")
     return [f"warning: {message}"]
 
 

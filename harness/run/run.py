@@ -1,4 +1,4 @@
-"""The run as a value, from which training and validation are built. This module does not import TensorFlow."""
+"""Define `Run`, from which training and validation are built. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from Models._segments import Segment
 if TYPE_CHECKING:
     from emulator.cost_model.workload import Workload
 
-HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md, benchmarks/NOTES.md
+HALVES_COST = "1.2 to 1.6"  # measured in docs/measured.md, benchmarks/NOTES.md
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The options, network, data, plan, length and learning rates of a run, checked against each other."""
+    """The options, network, data, plan, length and learning rates of a run. `rules.py` has checked them."""
 
     options: RunOptions
     data_source: DataSource
@@ -42,32 +42,32 @@ class Run:
     trace: Trace
     plan: ExecutionPlan
     length: TrainingLength
-    peak_rate: float | None  # None if nothing is trained
+    peak_rate: float | None  # None for validation and inference
     learning_rate: Callable[[int], float]
     seed: int
     name: str
     not_decayed: tuple[str, ...]
     cluster: Cluster = ALONE
-    notes: tuple[str, ...] = ()  # first lines of the log
-    run_id: str = ""  # random; does not change when the run is resumed
-    folders: tuple[str, ...] = ()  # the folder in which each instance writes
+    notes: tuple[str, ...] = ()  # the first lines of the log
+    run_id: str = ""  # random; a resumed run keeps it
+    folders: tuple[str, ...] = ()  # for each process, the folder that it writes to
 
     def training_request(self, done: int) -> ReadRequest:
-        """Return the request for this instance's training stream, starting after `done` weight updates."""
+        """Return the request for the training images of this process, starting after `done` weight updates."""
         plan = self.plan
         block, stride = plan.data_shard
         return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, stride)
 
     def validation_request(self) -> ReadRequest:
-        """Return the request for this instance's validation stream.
+        """Return the request for the validation images of this process.
 
-        Instance k of n validates every n-th micro-batch, starting with micro-batch k.
+        Process k of n validates every n-th micro-batch, starting with micro-batch k.
         """
         batch, count = self.validation_batch, self.cluster.size
         return self.request(batch, self.cluster.instance * batch, *((batch, count * batch) if count > 1 else (0, 0)))
 
     def request(self, batch_size: int, start: int = 0, shard_block: int = 0, shard_stride: int = 0) -> ReadRequest:
-        """Return the request for a stream of the data source."""
+        """Return the request for a stream of batches."""
         options = self.options.dataset
         return ReadRequest(
             batch_size=batch_size,
@@ -100,17 +100,17 @@ class Run:
 
     @property
     def step_increment(self) -> int:
-        """The steps that a log row counts for one update: its micro-batches, or 1 with a pipeline."""
+        """The number by which an update increases `step` in the log: its micro-batches, or 1 with a pipeline."""
         return 1 if self.plan.options.pipeline else self.plan.accumulation
 
     @property
     def validation_batch(self) -> int:
-        """The number of samples in a micro-batch of validation."""
+        """The number of images in a micro-batch of validation."""
         return self.options.checkpoint.valid_batch_size or self.plan.micro_batch_size
 
     @property
     def mirrors(self) -> bool:
-        """True if inference also uses the mirror image of each image."""
+        """True with --tta flip: inference also uses the mirror image of each image."""
         return self.options.checkpoint.tta == "flip"
 
     def is_decayed(self, name: str) -> bool:
@@ -118,19 +118,19 @@ class Run:
         return not named_by(self.not_decayed)(name)
 
     def is_trained(self, name: str) -> bool:
-        """Return whether a variable is trained: all are, unless --variable-filter selects some."""
+        """Return whether a variable is trained. Without --variable-filter, every variable is."""
         words = self.options.training.variable_filter
         return not words or named_by(words)(name)
 
     @cached_property
     def frozen_norms(self) -> frozenset[str]:
-        """The scopes of the batch norms without trained variables."""
+        """The names of the batch norms whose variables are not trained."""
         scopes = {v.name.rpartition("/")[0] for v in self.trace.variables if v.decay is not None}
         return frozenset(scopes - {v.name.rpartition("/")[0] for v in self.trace.variables if self.is_trained(v.name)})
 
     @property
     def frozen_statistics(self) -> frozenset[str]:
-        """The names of the moving statistics that norms also use in training."""
+        """The moving averages that batch norms use in training too, because they are frozen."""
         if self.options.training.frozen_norm_statistics == "batch":
             return frozenset()
         names = (v.name for v in self.trace.variables if v.decay is not None)
@@ -143,26 +143,26 @@ class Run:
 
     @property
     def norms(self) -> frozenset[type[Norm]]:
-        """The kinds of norms in the network, from Models._norms.KINDS."""
+        """The kinds of norms in the network, such as batch norm."""
         return self.trace.norms
 
     @cached_property
     def highest_rate(self) -> float:
         """The highest learning rate of all updates.
 
-        The rate stays below the peak if the run ends or the curve falls during the warm-up. A rising curve exceeds it.
+        It is below the peak if the run ends in the warm-up, and above the peak if the curve rises after the warm-up.
         """
         return highest(self.learning_rate, self.length.iterations)[0]
 
     @property
     def is_far_below_peak(self) -> bool:
-        """True if the learning rate never gets near its peak: the run ends in the warm-up, or the curve falls too early."""
+        """True if the run ends in the warm-up below the peak, or if the highest rate is below half of the peak."""
         within = getattr(self.options.schedule, "warmup_epochs", 0) >= self.length.epochs
         return self.highest_rate < (self.peak_rate if within else self.peak_rate / 2)
 
     @property
     def arithmetic(self) -> str:
-        """The kernels, cores or GPUs, and settings of TensorFlow, which decide how sums are rounded."""
+        """The kernels, cores or GPUs, and settings of TensorFlow. They determine the order of sums, and so the rounding."""
         cores = machine.cores()
         where = "GPUs" if self.plan.stage_devices[0].startswith("/gpu") else f"{cores} core{'s' * (cores > 1)}"
         return ", ".join([
@@ -171,7 +171,7 @@ class Run:
         ])  # fmt: skip
 
     def summary(self) -> str:
-        """Return the head of the log, which describes the run in a few lines."""
+        """Return the first lines of the log, which describe the run."""
         spec = self.data_source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
@@ -190,7 +190,7 @@ class Run:
         return "\n".join(lines)
 
     def _emulated_halves(self) -> list[str]:
-        """Return a line on the time that narrow formats cost, or []."""
+        """Return a line on how much slower emulated number formats are, or []."""
         precision = self.plan.precision
         if precision.native_arithmetic or not (precision.rounds_results or precision.rounds_operands):
             return []
@@ -200,7 +200,7 @@ class Run:
 
     @cached_property
     def memory(self) -> HostMemory:
-        """The predicted peak memory of this process, for training with validation or for inference."""
+        """The predicted peak memory of this process."""
         options, spec = self.options, self.data_source.spec
         if not self.trains:
             predicting = bool(options.checkpoint.predict)
@@ -219,12 +219,12 @@ class Run:
         )
 
     def _cached_records(self, images: int) -> int:
-        """Return the bytes of the cached raw records. Photos do not count, because their cache adapts to free memory."""
+        """Return the bytes of cached records. Photos do not count, because their cache adapts to the free memory."""
         options, side = self.options.dataset, self.data_source.spec.image_size
         return 0 if options.random_data or not options.dataset_cache or side is None else images * 3 * side**2
 
     def workload(self, processes: int | None = None) -> Workload:
-        """Return the run as the planner sees it. `processes`: the processes of the host that feed the replicas."""
+        """Return the input of the planner. `processes` is the number of host processes that feed the replicas."""
         from emulator.cost_model.workload import Workload
 
         trained_images = self.length.iterations * self.plan.global_batch
@@ -249,7 +249,7 @@ class Run:
         return self.channels * self.image_size**2
 
     def _updates(self) -> list[str]:
-        """Return lines on the length, the learning rate and the frozen norms of a training."""
+        """Return lines on the length, the learning rate and the frozen batch norms, or [] without training."""
         if not self.trains:
             return []
         length, training, highest = self.length, self.options.training, self.highest_rate
@@ -262,7 +262,7 @@ class Run:
         ]
 
     def _frozen_norms(self) -> list[str]:
-        """Return a line on the batch norms that are not trained, or []."""
+        """Return a line on frozen batch norms, or [] if there are none."""
         statistics, count = self.options.training.frozen_norm_statistics, len(self.frozen_norms)
         used = "the statistics of each batch" if statistics == "batch" else "their moving statistics"
         return [f"Frozen norms: {count}, which use {used} (--frozen-norm-statistics {statistics})"] if count else []

@@ -13,21 +13,21 @@ Row = Mapping[str, Any]
 
 
 def of_run(folder: Path) -> list[Row]:
-    """Return the rows of a run directory; [] before the first validation."""
+    """Return the rows of a run directory, or [] if the run has not validated yet."""
     return run_table(folder, "validation.csv").read()
 
 
 def by_update(rows: Iterable[Row], most: int | None = None) -> list[Row]:
-    """Return the rows of checkpoints, without averages, in order of their updates and up to update `most`.
+    """Return the rows of checkpoints, without averages, in order of updates, up to update `most`.
 
-    `most` is the newest checkpoint: a later row has none, because the process was killed or the file is damaged.
+    `most` is the update of the newest checkpoint. Later rows have no checkpoint, because the process was killed or the
+    checkpoint is damaged.
     """
     own = [row for row in rows if 0 <= int(row["iteration"]) <= (math.inf if most is None else most)]
     return sorted(own, key=lambda row: int(row["iteration"]))
 
 
 def _loss(row: Row) -> float:
-    """Return the loss; infinity if the row has none."""
     try:
         loss = float(row["loss"])
     except (KeyError, ValueError):
@@ -35,34 +35,37 @@ def _loss(row: Row) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-COSTS: Mapping[str, Callable[[Row], float]] = {"accuracy": lambda row: -float(row["val_acc"]), "loss": _loss}  # by --best-by
+COSTS: Mapping[str, Callable[[Row], float]] = {
+    "accuracy": lambda row: -float(row["val_acc"]),
+    "loss": _loss,
+}  # for each value of --best-by, the lowest is best
 
 
 def ranked(rows: Iterable[Row], by: str = "accuracy", cost: Callable[[Row], float] | None = None) -> list[Row]:
-    """Return the rows, best first: `by` accuracy or loss, or the lowest `cost`.
+    """Return the rows ordered `by` accuracy or loss, or by `cost`; the best row is first.
 
-    Among equal rows the lowest loss is first, then the earliest.
+    Equal rows are ordered by loss; rows with equal loss keep their order.
     """
     cost = cost or COSTS[by]
     return sorted(rows, key=lambda row: (cost(row), _loss(row)))
 
 
 def ranked_for(recorded: Mapping[str, Any], rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of a run, best first by its recorded --best-by."""
+    """Return the rows of a run in the order of its recorded --best-by; the best row is first."""
     return ranked(rows, recorded.get("best_by", "accuracy"))
 
 
 def best(ordered: Sequence[Row]) -> Row | None:
-    """Return the row with the best accuracy; among equals the first, because --patience needs a gain."""
+    """Return the first row with the best accuracy."""
     return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
 
 
 def without_gain(ordered: Sequence[Row]) -> int:
-    """Return the number of rows since the best one."""
+    """Return the number of rows after the best row."""
     top = best(ordered)
     return sum(int(row["iteration"]) > int(top["iteration"]) for row in ordered) if top else 0
 
 
 def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
-    """Return whether the last `patience` rows brought no better accuracy, so the run ends; 0 is off."""
+    """Return whether the last `patience` rows did not improve the accuracy, so the run must end; 0 is off."""
     return bool(patience) and without_gain(ordered) >= patience

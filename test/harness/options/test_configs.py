@@ -386,7 +386,7 @@ twice: {dataset: cifar-10, seed: 2}
           "FILE:7: xla_recompute is an older spelling of enable_recomputation",
           "FILE:11: batch_size is an older spelling of micro_batch_size"]),
         ("b4", {"pipeline_splits": ("auto",)},
-         ["configuration b4 has 4 stages but no pipeline_splits; auto chooses splits by cost"]),
+         ["configuration b4 has 4 stages but no pipeline_splits, so --pipeline-splits auto is used"]),
         ("b4_run", {"gradient_accumulation_count": 1, "pipeline_splits": ("block2b", "block4b", "block6c")},
          ["FILE:26: gradient_accumulation is ignored, because its release did not read it",
           "FILE:25: batch_size is an older spelling of micro_batch_size"]),

@@ -240,7 +240,7 @@ def test_release_is_named_everywhere(words):
     assert ("other values" in note) == (release == "2.5")
     rows = {line.split()[0]: line.split(None, 2)[1:] for line in cli.explain(run.options).splitlines()}
     # the plain name only selects the values
-    asked, usual = release if release == "2.1" else None, "default; the values are of 2.5, the last with mk2_eff"
+    asked, usual = release if release == "2.1" else None, "default; the values are from 2.5, the last release with mk2_eff"
     assert (rows["release"][0] == (asked or "(not") and usual in rows["release"][1]) or rows["release"][1].startswith(
         "command"
     )
