@@ -1,14 +1,14 @@
 # make train          set up .venv, train on the included images and validate
-# make test           set up .venv and run the tests, but only every sixteenth slow one (6 minutes on two EPYC cores)
-# make test-rotating  run slow tests for 20 minutes, different ones after each commit
+# make test           set up .venv and run all fast tests and a sixteenth of the slow tests (6 minutes on two EPYC cores)
+# make test-rotating  run slow tests for 20 minutes; each commit selects other tests
 # make test-slow      run all tests (an hour and a half on two slow cores)
-# make test-speed     compare a ResNet-8 with plain TensorFlow, and fail if it lost a quarter of its usual ratio (30 seconds)
-# make findings       reproduce three findings of a paper in miniature, into logs/findings (36 minutes on two slow cores)
-# make kernels        compile the C++ kernels, if there is a compiler; other targets do it at their first call
-# make bench          compare with Keras and PyTorch in a separate environment; SHORT=1 runs fewer rows and rounds
+# make test-speed     compare the speed with plain TensorFlow, and fail if it is 25 % below the usual ratio (30 seconds)
+# make findings       reproduce three findings of a paper in small runs, in logs/findings (36 minutes on two slow cores)
+# make kernels        compile the C++ kernels, if there is a compiler; other targets do this when they first run
+# make bench          compare with Keras and PyTorch in a separate environment; SHORT=1 measures less, in less time
 # make lint           run ruff, and tools/wording.py on all texts
 #
-# PYTHON=python3.12 chooses the interpreter (3.10 to 3.13), VENV=DIR the place of the environment.
+# PYTHON=python3.12 chooses the interpreter (3.10 to 3.13). VENV=DIR chooses the folder of the environment.
 # GPU=1 installs TensorFlow for NVIDIA cards in .venv-gpu (docs/installing.md).
 
 VENV ?= .venv$(if $(GPU),-gpu)
@@ -63,7 +63,7 @@ $(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml | $(VENV)/bin/
 	echo "gc-profile and gc-info are not installed; use python -m harness.commands.gc_profile and harness.commands.gc_info instead"
 	@touch $@
 
-# compiled only if there is a C++ compiler
+# The kernels are compiled only if there is a C++ compiler.
 $(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/native/*.cc emulator/native/*.h) emulator/native/library.py
 	@$(RUN) -m emulator.native.build
 	@touch $@
@@ -72,7 +72,7 @@ $(VENV)/.test: $(VENV)/.kernels requirements-test.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -c constraints.txt
 	@touch $@
 
-# timm without torchvision, which it needs only for images
+# Install timm without torchvision, because the benchmark needs no images from it.
 $(PEERS)/.peers: requirements-bench.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt

@@ -1,4 +1,4 @@
-"""Average the checkpoints of a run: every variable and slot, computed in float64 and cast back to its own type."""
+"""Average the checkpoints of a run. All tensors are averaged in float64 and then cast back to their dtypes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = dict[str, "np.ndarray"]
 
 
 def candidates(folder: Path) -> list[Checkpoint]:
-    """Return every *ckpt-<n> directly in a folder, in order of n."""
+    """Return the checkpoints *ckpt-<n> directly in a folder, in order of n."""
     find.check_run_folder(folder)
     found = find.in_order(index for index in find.indices(folder) if updates_in_name(index.stem) is not None)
     if not found:
@@ -31,13 +31,13 @@ def candidates(folder: Path) -> list[Checkpoint]:
 
 
 def requested_averages(options: TrainingOptions) -> list[tuple[str, float]]:
-    """Return the averages to write after a training, as (name in ckpt/, N or decay)."""
+    """Return (name in ckpt/, N or decay) for each average that --weight-avg-N and --weight-avg-exp request."""
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
     return list(dict.fromkeys([*of_epochs, *((f"weight_avg_exp_{_decay_text(d)}", d) for d in options.weight_avg_exp)]))
 
 
 def _decay_text(decay: float) -> str:
-    """Return a decay in six digits, or in more if it needs them."""
+    """Return a decay as text with six digits, or with more digits if six are not exact."""
     return f"{decay:g}" if float(f"{decay:g}") == decay else repr(decay)
 
 
@@ -46,15 +46,15 @@ def write_average(
 ) -> tuple[Checkpoint, int, list[str]]:
     """Write one of `requested_averages` for a run that ended after `done` updates.
 
-    Return its checkpoint, the number of averaged checkpoints, and notes on those that were skipped: damaged, not finite
-    (with `finite`), or saved outside of this call's schedule.
+    Return the average, the number of averaged checkpoints, and notes on skipped checkpoints. A checkpoint is skipped if it
+    is damaged or outside of the schedule of this call, or with `finite`, if it has values that are not finite.
     """
     trained = [checkpoint for checkpoint in find.numbered(folder) if checkpoint.updates]
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)
-        first = round(round(epochs, 1) - amount, 1)  # rounded, so that the last checkpoint always counts
+        first = round(round(epochs, 1) - amount, 1)  # rounded, so that the last checkpoint is always included
         trained = [checkpoint for checkpoint in trained if round(length.epoch(checkpoint.updates), 1) >= first]
-    # saved when the run was interrupted; an uninterrupted run does not have them
+    # An uninterrupted run does not save these checkpoints.
     unscheduled = [checkpoint.name for checkpoint in trained if not length.is_checkpoint(checkpoint.updates)]
     averaged, notes = read.usable_checkpoints([each for each in trained if each.name not in unscheduled], finite=finite)
     if not averaged:
@@ -68,9 +68,9 @@ def write_average(
 
 
 def is_up_to_date(folder: Path, name: str, updates: int) -> bool:
-    """Return whether one of `requested_averages` exists for the run's end after `updates`, undamaged and up to date.
+    """Return whether one of `requested_averages` exists, is intact, and includes the last checkpoint, after `updates`.
 
-    An average older than the last checkpoint is out of date. Averages without provenance may come from weight_avg.py.
+    An average that does not record its update may be from weight_avg.py, and does not count.
     """
     prefix = folder / AVERAGES / name
     if manifest.identity(prefix).get(ITERATION) != updates or manifest.find_damage(prefix, digests=False):
@@ -97,9 +97,9 @@ def exponential(checkpoints: Sequence[Checkpoint], decay: float) -> Values:
 
 
 def _read(checkpoints: Sequence[Checkpoint]) -> Iterator[Values]:
-    """Yield the tensors of each checkpoint, with the slots in the units of the last one.
+    """Yield the tensors of each checkpoint. Scale the optimiser's state to the loss scale of the last checkpoint.
 
-    CheckpointError if names or shapes differ.
+    Raise CheckpointError if the names or shapes differ.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     last = SlotUnits.of_checkpoint(checkpoints[-1])

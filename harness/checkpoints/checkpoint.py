@@ -1,4 +1,4 @@
-"""Name checkpoints: the prefix of their files, and the number of weight updates in the name."""
+"""Define `Checkpoint`: the path of a checkpoint, and the number of weight updates in its name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from base.errors import WrongInput
 
-AVERAGES = "ckpt"  # the folder of averages, in the run directory
-UNSAVED = "final"  # the name in validation.csv of final weights without a checkpoint
+AVERAGES = "ckpt"  # the folder of averages in a run directory
+UNSAVED = "final"  # the name in validation.csv of final weights that were not saved
 NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
-Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
+Shapes = Mapping[str, tuple[int, ...]]  # {name of a tensor: shape}
 
 
 class CheckpointError(WrongInput):
@@ -21,14 +21,18 @@ class CheckpointError(WrongInput):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The prefix of a checkpoint's files, or one file of weights, and its updates (-1: an average or another name)."""
+    """A checkpoint or weights file.
+
+    prefix: the path of its files without the endings, or the path of the weights file
+    updates: the number in the name; -1 for averages and other names
+    """
 
     prefix: str
     updates: int = -1
 
     @classmethod
     def at(cls, folder: Path, updates: int) -> Checkpoint:
-        """Return the checkpoint of a run after this number of updates, which need not exist yet."""
+        """Return the checkpoint of a run after this number of updates. The files need not exist."""
         return cls(str(folder / f"ckpt-{updates}"), updates)
 
     @classmethod
@@ -45,11 +49,11 @@ class Checkpoint:
 
     @property
     def state_path(self) -> Path:
-        """The file of the state that is not in variables."""
+        """The file of the state that is not stored in tensors."""
         return Path(self.prefix + ".state.json")
 
 
 def updates_in_name(name: str) -> int | None:
-    """Return the number of updates in the name of a checkpoint; None if it has none."""
+    """Return the number of updates in the name of a checkpoint, or None if the name has no number."""
     match = re.search(NUMBERED.pattern + "$", name)
     return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""Check that the tensors of a checkpoint fit a run: by names and shapes before any graph is built, and by values."""
+"""Check that the names, shapes and values of the tensors in a checkpoint fit a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:
-    """Return the tensors of a checkpoint that validation needs."""
+    """Return the tensors that validation needs."""
     return checkpoint_tensors.model(run.trace.variables, run.plan.precision)
 
 
@@ -40,7 +40,7 @@ def averaged_variables(run: Run) -> list[Variable]:
 
 
 def evaluated_tensors(values: Mapping[str, np.ndarray]) -> Tensors:
-    """Return the tensors of a checkpoint with exponential averages in place of the weights, in the dtypes of those."""
+    """Return the tensors of a checkpoint. Weights with an exponential average (--ema) are replaced by the average."""
     averages = {name[: -len(EMA) - 1]: value for name, value in values.items() if name.endswith(f"/{EMA}")}
     kept = {name: value for name, value in values.items() if not name.endswith(f"/{EMA}")}
     return kept | {name: value.astype(values[name].dtype) for name, value in averages.items() if name in values}
@@ -52,9 +52,9 @@ def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:
 
 
 def model_tensors(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> Tensors:
-    """Return the tensors of a checkpoint that inference needs; exponential averages instead of weights, if it has some.
+    """Return the tensors of a checkpoint that inference needs. Exponential averages (--ema) replace the weights.
 
-    CheckpointError for tensors of another network.
+    Raise CheckpointError if the tensors are from another network.
     """
     expected = expected_model_tensors(run)
     evaluated = evaluated_tensors(values)
@@ -63,9 +63,9 @@ def model_tensors(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkp
 
 
 def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Reject checkpoints of another network for validation; return a warning for each damaged one, which is skipped.
+    """Raise CheckpointError for a checkpoint of another network. Return a warning for each damaged checkpoint.
 
-    A dry run also returns warnings about values, as the validation does.
+    In a dry run, also return warnings about invalid values, because no validation follows.
     """
     main = run.options.main
 
@@ -80,7 +80,7 @@ def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a checkpoint of another network or optimiser, with the first difference."""
+    """Raise CheckpointError if a checkpoint is from another network or optimiser. The message has the first difference."""
     problems = {name: "is missing" for name in expected if name not in shapes} | {
         name: f"has shape {list(shapes[name])} instead of {list(each.shape)}"
         for name, each in expected.items()
@@ -91,24 +91,24 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
     misfit, options = "network", "model options"
     if problems.keys() == {AMAX_HISTORY}:
         misfit, options = "number formats", "--format-scaling and number formats"
-    elif all(name not in shapes and name.rpartition("/")[0] in expected for name in problems):  # slots
+    elif all(name not in shapes and name.rpartition("/")[0] in expected for name in problems):  # optimiser state
         misfit, options = "optimiser", "--optimiser and --variable-filter"
     name, problem = next(iter(problems.items()))
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     raise CheckpointError(
-        f"checkpoint {checkpoint.prefix} does not fit the {misfit} of this call: {name} {problem}{more}; give the {options} "
-        "of its training"
+        f"checkpoint {checkpoint.prefix} does not fit the {misfit} of this call: {name} {problem}{more}; give the same "
+        f"{options} as in its training"
     )
 
 
 def value_warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
-    """Return at most one warning about invalid values, which validation accepts."""
+    """Return at most one warning about invalid values. Validation continues with them."""
     faults = invalid_tensor(values, expected_model_tensors(run))
     return [f"warning: weights {checkpoint.prefix}: {fault}" for fault in faults]
 
 
 def check_values(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, remedy: str) -> None:
-    """Raise CheckpointError for values that are not finite or out of range, unless --keep-going is given."""
+    """Raise CheckpointError if values are not finite or out of range, unless --keep-going is given."""
     faults = [] if run.options.training.keep_going else invalid_tensor(values, expected_training_tensors(run))
     if faults:
         raise CheckpointError(
@@ -117,7 +117,7 @@ def check_values(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpo
 
 
 def invalid_tensor(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
-    """Return at most one line: the first tensor with unusable values, and the number of others."""
+    """Return a line about the first tensor with invalid values and the number of other such tensors, or []."""
     reasons = {
         name: reason
         for name, each in expected.items()

@@ -1,7 +1,8 @@
-"""Convert the tensors that a training starts from: its own checkpoint if it resumes, or --init-path.
+"""Convert the tensors that a training starts from: the run's own checkpoint, or the weights of --init-path.
 
-Slots with one name differ between update rules: `Momentum` sums gradients for momentum, but steps of the weights for LARS.
-Slots of rules that are linear in the gradient, and the amax history of every rule, are in units of the loss scale.
+Slots are tensors of optimiser state. Slots of different optimisers may have the same name: `Momentum` is a sum of gradients
+for momentum, but a sum of weight changes for LARS. If an optimiser is linear in the gradient, its slots are multiplied by
+the loss scale. So is the history of largest gradients (amax) that --format-scaling keeps.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from harness.run.run import Run
 
 Values = Mapping[str, np.ndarray]
-MAX_FITTED = 50_000  # images whose features --fit-classifier keeps in memory
+MAX_FITTED = 50_000  # --fit-classifier keeps the features of this many images in memory
 
 
 class SlotUnits(NamedTuple):
-    """The update rule of slots, and the factor on the gradients in them: the loss scale, or 1."""
+    """The optimiser that wrote slots, and the factor on the gradients in the slots: the loss scale, or 1."""
 
     optimiser: str
     lr_scale: float
@@ -54,19 +55,19 @@ class SlotUnits(NamedTuple):
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
-        """Return the units that a checkpoint records; None without a record."""
+        """Return the units that a checkpoint records, or None if it has no record."""
         recorded = _recorded(checkpoint)
         return cls(recorded[OPTIMISER], recorded[LR_SCALE]) if {OPTIMISER, LR_SCALE} <= recorded.keys() else None
 
     def slots(self, values: Values) -> list[str]:
-        """Return the names of the rule's slots, which are <variable>/<slot>."""
+        """Return the names of the optimiser's slots, <variable>/<slot>."""
         rule = UPDATE_RULES.get(self.optimiser)
         names = [each.rpartition("/") for each in values]
         return ["".join(parts) for parts in names if rule and parts[2] in rule.slots and parts[0] in values]
 
 
 def _recorded(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the record in the state of a checkpoint, or else that of its run."""
+    """Return the record in the state of a checkpoint, or otherwise the record of the run."""
     with suppress(CheckpointError):
         own = run_record.state(checkpoint).get(run_record.RECORDED)
         return own or run_record.arguments(find.run_folder(Path(checkpoint.prefix)))
@@ -76,7 +77,7 @@ def _recorded(checkpoint: Checkpoint) -> Mapping[str, Any]:
 def resumed_tensors(run: Run, newest: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
     """Return the tensors of a run's own checkpoint, converted for the resumed run, and lines on the conversions.
 
-    CheckpointError for tensors of another network or optimiser, and for unusable values.
+    Raise CheckpointError if the tensors are from another network or optimiser, or have invalid values.
     """
     first = {**_first_scales(run), **_first_averages(run, values)}
     check_shapes(shapes_of_values({**first, **values}), expected_training_tensors(run), newest)
@@ -86,8 +87,8 @@ def resumed_tensors(run: Run, newest: Checkpoint, values: Values) -> tuple[Tenso
     foreign = _slots_of_another_rule(values, saved, own)
     if foreign:
         raise CheckpointError(
-            f"checkpoint {newest.prefix} does not fit --optimiser {own.optimiser}: {foreign[0]} was written by "
-            f"{saved.optimiser} and has another meaning; give --optimiser {saved.optimiser}"
+            f"checkpoint {newest.prefix} does not fit --optimiser {own.optimiser}, because {saved.optimiser} wrote "
+            f"{foreign[0]}; give --optimiser {saved.optimiser}"
         )
     tensors, converted = convert_slots(values, saved, own, newest)
     check_values(run, tensors, newest, f"move {newest.name}.* away to resume from the checkpoint before it")
@@ -101,12 +102,12 @@ def check_initial(run: Run, path: Path) -> None:
 
 
 def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tensors, list[str]]:
-    """Return the tensors of --init-path for a new run, and lines on those that are initialised or converted.
+    """Return the tensors of --init-path for a new run, and lines on tensors that are initialised or converted.
 
-    CheckpointError for tensors of another network, and for unusable values.
+    Raise CheckpointError if the tensors are from another network or have invalid values.
     """
     evaluated = evaluated_tensors(values)
-    if evaluated.keys() != values.keys():  # FP32 copies belong to the weights, not to their averages
+    if evaluated.keys() != values.keys():  # FP32 copies are copies of the weights, not of the averages
         evaluated = {name: value for name, value in evaluated.items() if not name.endswith(f"/{FP32_COPY}")}
     values = {**_first_scales(run), **{name: value for name, value in evaluated.items() if name != LOSS_SCALE}}
     try:
@@ -115,16 +116,14 @@ def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tenso
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     lines: list[str] = []
     if run.plan.precision.scaled_kernels and values[AMAX_HISTORY][:, 1].any():
-        # gradients of another loss or other images may be far larger; activations depend on the weights alone
+        # In another training, gradients may be far larger. Activations depend on the weights, so their sizes are kept.
         values[AMAX_HISTORY] = np.where([True, False], values[AMAX_HISTORY], np.float32(0))
-        lines.append(
-            f"--format-scaling resets the sizes of gradients, because those of {source.prefix} are from another training"
-        )
+        lines.append(f"--format-scaling resets the sizes of gradients, because {source.prefix} is from another training")
     saved, own = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
     foreign = _slots_of_another_rule(values, saved, own)
-    # a new run counts updates from 0, and the bias correction by that count would make old averages far too large
+    # A new run counts updates from 0. Bias correction with this count would make averages of an old run far too large.
     corrected = own.slots(values) if UPDATE_RULES[own.optimiser].counts_updates else []
-    dropped = tuple([*reinitialised, *foreign, *corrected] or "?")  # names of slots begin with the name of their variable
+    dropped = tuple([*reinitialised, *foreign, *corrected] or "?")  # the name of a slot begins with the name of its variable
     kept = {name: value for name, value in values.items() if not name.startswith(dropped)}
     tensors, converted = convert_slots(kept, saved, own, source)
     tensors = _with_fp32_copies(tensors, run)
@@ -132,18 +131,20 @@ def initial_tensors(run: Run, source: Checkpoint, values: Values) -> tuple[Tenso
     check_values(run, tensors, source, "give other weights")
     if reinitialised:
         why = "has another number of classes" if set(reinitialised) & values.keys() else "has no classifier"
-        lines.append(f"{classifier(run)} is initialised, because {source.prefix} {why}")
+        lines.append(f"The classifier {classifier(run)} is initialised, because {source.prefix} {why}")
     if foreign:
-        lines.append(f"The optimiser's slots are reset: those of {source.prefix} are from --optimiser {saved.optimiser}")
+        lines.append(f"The optimiser's slots are reset, because {source.prefix} is from --optimiser {saved.optimiser}")
     elif corrected:
-        lines.append(f"The optimiser's slots are reset: {own.optimiser} corrects them by the number of updates, which is 0")
+        lines.append(
+            f"The optimiser's slots are reset, because {own.optimiser} corrects them by the number of updates, now 0"
+        )
     return tensors, [*converted, *lines]
 
 
 def _slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_units: SlotUnits) -> list[str]:
-    """Return the slots that another update rule wrote under a name that the run's rule uses too.
+    """Return the slots that another optimiser wrote under names that the optimiser of the run uses too.
 
-    [] if the saved units are unknown.
+    Return [] if the saved optimiser is unknown.
     """
     if saved_units is None or saved_units.optimiser == run_units.optimiser:
         return []
@@ -153,9 +154,9 @@ def _slots_of_another_rule(values: Values, saved_units: SlotUnits | None, run_un
 def convert_slots(
     values: Values, saved_units: SlotUnits | None, run_units: SlotUnits, checkpoint: Checkpoint
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors with slots converted to the run's units, in their own dtypes, and at most one line on that.
+    """Return the tensors with slots scaled to the units of the run, and at most one line on the conversion.
 
-    Slots of another update rule are not converted. CheckpointError if a value overflows its dtype.
+    Dtypes do not change. Slots of another optimiser are not converted. Raise CheckpointError if a value overflows.
     """
     new, slots = dict(values), run_units.slots(values)
     if not slots or saved_units in (None, run_units) or saved_units.optimiser != run_units.optimiser:
@@ -169,14 +170,16 @@ def convert_slots(
                 f"--loss-scaling {now:g}: {name} of checkpoint {checkpoint.prefix}, saved with loss scale {before:g}, would "
                 f"overflow {values[name].dtype}; give a smaller scale"
             )
-    return new, [f"The optimiser's slots are multiplied by {now / before:g}: the loss scale was {before:g} and is {now:g}"]
+    return new, [
+        f"The optimiser's slots are multiplied by {now / before:g}, because the loss scale was {before:g} and is {now:g}"
+    ]
 
 
 def _convert_gradient_amax(values: Values, checkpoint: Checkpoint, run: Run) -> tuple[Values, list[str]]:
-    """Return the tensors with the sizes of gradients in the amax history converted to the run's loss scale.
+    """Return the tensors with the gradients in the amax history scaled to the loss scale of the run.
 
-    The history is [kernels, 2], with gradients in column 1. Also return at most one line on the conversion. An unknown
-    scale of the checkpoint counts as equal to the run's.
+    The history has shape [kernels, 2], with gradients in column 1. Also return at most one line on the conversion. If the
+    checkpoint does not record its loss scale, nothing is scaled.
     """
     training = run.options.training
     scales = (*values.get(LOSS_SCALE, np.zeros(0)).ravel()[:1].tolist(), _recorded(checkpoint).get("loss_scaling"))
@@ -192,9 +195,9 @@ def _convert_gradient_amax(values: Values, checkpoint: Checkpoint, run: Run) -> 
 
 
 def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
-    """Return the tensors of --init-path with an FP32 copy of each weight for which the run keeps one.
+    """Return the tensors of --init-path with FP32 copies of the weights, if the run keeps such copies.
 
-    If the run keeps a weight itself in FP32, its saved copy becomes the weight.
+    If the run keeps a weight in FP32 and --init-path has an FP32 copy of it, the copy becomes the weight.
     """
     precision, new = run.plan.precision, dict(values)
     for variable in run.trace.variables:
@@ -209,20 +212,20 @@ def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
 
 
 def _first_averages(run: Run, values: Values) -> dict[str, np.ndarray]:
-    """Return the initial exponential averages of a run: the weights."""
+    """Return the initial exponential averages of a run, which are equal to the weights."""
     copies = {v.name: values.get(f"{v.name}/{FP32_COPY}", values.get(v.name)) for v in averaged_variables(run)}
     return {f"{name}/{EMA}": copy.astype(np.float32) for name, copy in copies.items() if copy is not None}
 
 
 def _first_scales(run: Run) -> dict[str, np.ndarray]:
-    """Return the initial loss scale and amax history of a run, if it adapts them."""
+    """Return the initial loss scale and amax history, if the run adapts them."""
     scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
     own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
     return own | ({AMAX_HISTORY: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
 
 
 def _differing_options(run: Run, source: Checkpoint) -> str:
-    """Return the end of an error message: the options of the network that differ from the recorded ones."""
+    """Return text for the end of an error message: the options of the network that differ from the record."""
     recorded = run_record.options(find.run_folder(Path(source.prefix)))
     own = {"model": run.options.main.model, **vars(run.options.model)}
     other = [
@@ -234,9 +237,9 @@ def _differing_options(run: Run, source: Checkpoint) -> str:
 
 
 def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
-    """Return the variables of the classifier if the checkpoint has another number of classes or no classifier, else [].
+    """Return the variables of the classifier if the checkpoint has another number of classes or no classifier.
 
-    CheckpointError for every other difference.
+    Otherwise return []. Raise CheckpointError for every other difference.
     """
     present = {name: each for name, each in expected_training_tensors(run).items() if name in shapes and name != STEP}
     expected = {**expected_model_tensors(run), **present}
@@ -252,7 +255,7 @@ def classifier(run: Run) -> str:
 
 
 def check_fitting(run: Run) -> None:
-    """Raise OptionError if --fit-classifier cannot fit the classifier of a run to its data."""
+    """Raise OptionError if a run cannot use --fit-classifier."""
     if not run.options.training.fit_classifier:
         return
     images, last = run.data_source.spec.train_images, run.trace.operations[-1]
@@ -261,7 +264,7 @@ def check_fitting(run: Run) -> None:
             f"--fit-classifier needs a network that ends with a dense layer, not with {last.kind}; leave it out"
         )
     if run.options.dataset.random_data:
-        raise OptionError("--fit-classifier needs real images, but those of this run are random; leave it out")
+        raise OptionError("--fit-classifier needs real images, but the images of this run are random; leave it out")
     if images > MAX_FITTED:
         raise OptionError(f"--fit-classifier takes at most {MAX_FITTED:,} training images, not {images:,}; leave it out")
     if run.cluster.size > 1:
@@ -274,7 +277,7 @@ def classifier_shape(run: Run) -> tuple[int, ...]:
 
 
 def _other_classifier(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
-    """Return the variables of a layer if `shapes` has none of them, or if all differ in the last axis (the classes) alone.
+    """Return the variables of a layer if `shapes` has none of them, or other numbers of classes (the last axis).
 
     Otherwise return [].
     """

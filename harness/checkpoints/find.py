@@ -1,6 +1,6 @@
 """Find checkpoints in run directories and at the paths of --restore-path and --init-path.
 
-Only names and .npz files are read.
+This module reads the names of files, but no file except weights files.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ _MAX_NAMED, _MAX_LISTED = 3, 12
 
 
 def numbered(folder: Path) -> list[Checkpoint]:
-    """Return the ckpt-<n> of a folder, in order of n."""
+    """Return the checkpoints ckpt-<n> of a folder, in order of n."""
     return in_order(index for index in indices(folder) if NUMBERED.fullmatch(index.stem))
 
 
 def in_order(indices: Iterable[Path]) -> list[Checkpoint]:
-    """Return the checkpoints of .index files, in order of their updates."""
+    """Return the checkpoints of .index files, in order of updates."""
     return sorted(map(Checkpoint.of_index, indices), key=lambda checkpoint: (checkpoint.updates, checkpoint.prefix))
 
 
 def indices(folder: Path) -> list[Path]:
-    """Return the *.index files directly in a folder; [] without a folder. CheckpointError if it cannot be read."""
+    """Return the *.index files directly in a folder, or [] if the folder does not exist.
+
+    Raise CheckpointError if the folder cannot be read.
+    """
     try:
         return sorted(folder / name for name in os.listdir(folder) if name.endswith(".index"))
     except (FileNotFoundError, NotADirectoryError):
@@ -39,7 +42,7 @@ def indices(folder: Path) -> list[Path]:
 
 
 def run_checkpoints(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
-    """Return the ckpt-<n> of a run directory. CheckpointError if there are none."""
+    """Return the checkpoints ckpt-<n> of a run directory. Raise CheckpointError if there are none."""
     check_run_folder(folder, option)
     checkpoints = numbered(folder)
     if not checkpoints:
@@ -55,18 +58,18 @@ def check_run_folder(folder: Path, option: str = "--restore-path") -> None:
 
 
 def nothing_in(folder: Path, looked_for: str, option: str = "--restore-path") -> CheckpointError:
-    """Return the error for a folder without checkpoints, with the runs in it, such as those of cnn sweep."""
+    """Return the error for a folder without checkpoints. The message lists runs in the folder, if there are any."""
     return CheckpointError(f"{option} {folder} has no checkpoint (searched for {looked_for}){runs_in(folder)}")
 
 
 def runs_in(folder: Path) -> str:
-    """Return the end of a message about a folder that is not a run: the runs in it, if there are any."""
+    """Return text for the end of a message: the runs in a folder, or nothing if there are none."""
     runs = [str(each) for each in sorted(folder.iterdir()) if os.access(each, os.R_OK) and numbered(each)]
     return f"; runs in it: {', '.join(runs[:_MAX_NAMED])}{', ...' * (len(runs) > _MAX_NAMED)}" if runs else ""
 
 
 def existing_checkpoints(path: Path) -> str:
-    """Return the end of a message about a missing checkpoint: the ones that exist, if there are any."""
+    """Return text for the end of a message: the checkpoints next to a path, or nothing if there are none."""
     names = [checkpoint.name for checkpoint in numbered(path.parent)]
     shown = names if len(names) <= _MAX_LISTED else [*names[:_MAX_NAMED], "...", names[-1]]
     return f"; checkpoints there: {', '.join(shown)}" if names else ""
@@ -75,8 +78,8 @@ def existing_checkpoints(path: Path) -> str:
 def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
     """Return the checkpoints of `--restore-path` for a validation.
 
-    The path is a folder (numbered checkpoints first, then averages in ckpt/), a common prefix of checkpoints, or a file of
-    weights. `by_prefix` False: raise CheckpointError for a name that is only the beginning of others.
+    The path is a run directory, the beginning of the names of checkpoints, or a weights file. A run directory has numbered
+    checkpoints and averages (in ckpt/). If `by_prefix` is False, the path must be the full name of a checkpoint.
     """
     file = weights_file.located(path)
     if file:
@@ -105,9 +108,9 @@ def select(path: Path, by_prefix: bool = True) -> list[Checkpoint]:
 
 
 def init_checkpoint(path: Path) -> Checkpoint | Path:
-    """Return the checkpoint of `--init-path`, or the folder if it has some; CheckpointError for any other path.
+    """Return the checkpoint of `--init-path`, or the run directory. Raise CheckpointError for any other path.
 
-    Files of weights are read, so that damaged ones are rejected before anything is written.
+    Read a weights file, so that a damaged file is rejected before a run directory is written.
     """
     file = weights_file.located(path)
     if file:
@@ -120,13 +123,13 @@ def init_checkpoint(path: Path) -> Checkpoint | Path:
         return Checkpoint.of_index(_index(path))
     _check_own_format("--init-path", path)
     raise CheckpointError(
-        f"--init-path {path}: no checkpoint found; give a run directory, a prefix such as logs/<run>/ckpt-500, a .npz file, "
-        f"a .safetensors file of cnn export, or {' or '.join(weights_file.BUNDLED)}{existing_checkpoints(path)}"
+        f"--init-path {path}: no checkpoint found; give a run directory, a checkpoint such as logs/<run>/ckpt-500, an .npz "
+        f"file, a .safetensors file of cnn export, or {' or '.join(weights_file.BUNDLED)}{existing_checkpoints(path)}"
     )
 
 
 def prefix(path: Path) -> Path:
-    """Return the prefix of a checkpoint's files for the prefix, .index or .meta path."""
+    """Return the path of a checkpoint without the ending .index or .meta."""
     name = path.name.removesuffix(".index").removesuffix(".meta")
     return path.with_name(name) if name else path
 
@@ -136,7 +139,7 @@ def _index(path: Path) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """Return where the options of a restore path are recorded: the run directory, or the file of weights."""
+    """Return the run directory or the weights file that records the options of a checkpoint or path."""
     file = weights_file.located(path)
     if file:
         return file
@@ -148,14 +151,14 @@ def run_folder(path: Path) -> Path:
 def _run_folder_of_averages(path: Path) -> Path:
     """Return `<run>` for `<run>/ckpt`, and any other path unchanged.
 
-    A run records `<run>/ckpt` as its checkpoint_path: it is the folder of its averages and the prefix of its checkpoints.
+    A run records `<run>/ckpt` as its checkpoint_path: its checkpoints begin with it, and the folder has its averages.
     """
     of_averages = path.name == AVERAGES and os.path.isdir(path) and not numbered(path) and not (path / AVERAGES).is_dir()
     return path.parent if of_averages and numbered(path.parent) else path
 
 
 def _check_own_format(option: str, path: Path) -> None:
-    """Raise CheckpointError for a file of another project, which must be imported first."""
+    """Raise CheckpointError for a weights file of another project, which must be imported first."""
     if path.suffix in weights_file.FOREIGN:
         command = f"python tools/import_weights.py {in_shell([as_value(path)])}"
         raise CheckpointError(f"{option} {path}: weights of other projects must be imported first: {command}")

@@ -1,6 +1,6 @@
-"""Write and check the manifest of a checkpoint: the length and SHA-256 digest of each file, its run and its update.
+"""Write and check the manifest of a checkpoint: the length and SHA-256 digest of each file, the run, and the update.
 
-A manifest is written after the files, and lists them by the ends of their names, so that a copy may have another name.
+A manifest is written after the files. The manifest lists only the endings of file names, so a copy may have another name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from base import bounds
 from base.storage import files, input_files
 
-ITERATION = "iteration"  # key of an identity: the number of updates done
+ITERATION = "iteration"  # a key of the identity: the number of finished updates
 _SUFFIX = ".manifest.json"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def write(prefix: Path, identity: Mapping[str, Any] | None = None) -> None:
-    """Flush the files of a checkpoint to the disk and write its manifest. `identity`: its run and update."""
+    """Flush the files of a checkpoint to disk and write the manifest. `identity` is the run and the update."""
     tensors = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
     listed = {}
     for file in (*tensors, *(prefix.with_name(f"{prefix.name}{end}") for end in (".index", ".state.json"))):
@@ -40,7 +40,7 @@ def exists(prefix: Path) -> bool:
 
 
 def identity(prefix: Path) -> dict[str, Any]:
-    """Return the run and the update that were passed to `write`; {} if they are unknown."""
+    """Return the run and the update of a checkpoint, or {} if they are unknown."""
     with suppress(*_UNREADABLE):
         return dict(_content(prefix)["identity"].items())
     return {}
@@ -54,9 +54,9 @@ def matches(file: Path, prefix: Path) -> bool:
 
 
 def find_damage(prefix: Path, digests: bool = True) -> str | None:
-    """Return a message on the first file of a checkpoint that differs from its manifest; None if all files match.
+    """Return a message about the first file of a checkpoint that differs from the manifest.
 
-    None also without a manifest. `digests` False: compare only lengths, without reading files.
+    Return None if all files match, or if there is no manifest. If `digests` is False, compare only the lengths of files.
     """
     name = _path(prefix).name
     try:

@@ -1,7 +1,7 @@
-"""Read checkpoints and files of weights.
+"""Read checkpoints and weights files.
 
-The manifest proves the bytes, the run and the update; TensorFlow's reader reads the tensors. Checkpoints of other programs
-have no manifest, so only TensorFlow's checksums protect them.
+The manifest shows whether files are intact, and which run and update they belong to. Checkpoints of other programs have no
+manifest, so only TensorFlow's checksums reveal damage.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 Tensors = dict[str, "np.ndarray"]
-_PLAIN = re.compile(r"[\w /.,:;=+%@~#!()-]+", re.ASCII)  # paths that TensorFlow's reader does not treat as patterns
+_PLAIN = re.compile(r"[\w /.,:;=+%@~#!()-]+", re.ASCII)  # a path that TensorFlow's reader does not treat as a pattern
 _Result = TypeVar("_Result")
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint has changed since it was written."""
+    """A checkpoint is damaged, or does not belong to this name."""
 
     def __init__(self, checkpoint: Checkpoint, reason: str) -> None:
         super().__init__(f"checkpoint {checkpoint.prefix} is damaged: {reason}")
@@ -43,7 +43,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint of a run directory, and a warning for each newer damaged one."""
+    """Return the newest intact checkpoint of a run directory, and a warning for each newer damaged checkpoint."""
     (newest,), warnings = load_each(find.run_checkpoints(folder, option), f"{option} {folder}", _verified, limit=1)
     return newest, warnings
 
@@ -54,9 +54,10 @@ def load_network_in(folder: Path, option: str = "--restore-path") -> tuple[Check
 
 
 def load_network(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the checkpoint to use of several, its tensors, and a warning for each damaged one that was skipped.
+    """Return the best or newest checkpoint, its tensors, and a warning for each damaged checkpoint that was skipped.
 
-    This is the one with the best validation in a run with --keep-best-ckpt, else the newest. `option` names them in errors.
+    In a run with --keep-best-ckpt, return the checkpoint with the best validation; otherwise return the newest. Errors begin
+    with `option`.
     """
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     folder = find.run_folder(Path(ordered[-1].prefix))
@@ -69,7 +70,7 @@ def load_network(checkpoints: Sequence[Checkpoint], option: str) -> tuple[Checkp
 
 
 def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
-    """Return the checkpoint of `--init-path`, its tensors, and a warning for each newer damaged one in its folder."""
+    """Return the checkpoint of `--init-path`, its tensors, and a warning for each newer damaged checkpoint."""
     place = find.init_checkpoint(path)
     return load_network_in(place, "--init-path") if isinstance(place, Path) else (place, tensors(place), [])
 
@@ -77,9 +78,9 @@ def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
 def usable_checkpoints(
     checkpoints: Sequence[Checkpoint], limit: int | None = None, finite: bool = True
 ) -> tuple[list[Checkpoint], list[str]]:
-    """Return the intact checkpoints, or the last `limit` of them, and a warning for each skipped one.
+    """Return the intact checkpoints, at most the last `limit`, and a warning for each skipped checkpoint.
 
-    `finite`: also skip checkpoints with values that are not finite.
+    With `finite`, also skip checkpoints with values that are not finite.
     """
     found, damaged = _load_each(checkpoints, _finite if finite else _verified, limit)
     return found[::-1], [error.warning for error in reversed(damaged)]
@@ -88,9 +89,10 @@ def usable_checkpoints(
 def load_each(
     checkpoints: Sequence[Checkpoint], option: str, load: Callable[[Checkpoint], _Result], limit: int | None = None
 ) -> tuple[list[_Result], list[str]]:
-    """Return `load` of each intact checkpoint, newest first, at most `limit`, and a warning for each damaged one.
+    """Return the result of `load` for each intact checkpoint, and a warning for each damaged checkpoint.
 
-    CheckpointError if all are damaged; `option` names them, and a single one raises its own error.
+    The newest checkpoint is first; `limit` is the largest number of results. Raise CheckpointError if all checkpoints are
+    damaged; the message begins with `option`.
     """
     found, damaged = _load_each(checkpoints, load, limit)
     if len(checkpoints) == len(damaged) == 1:
@@ -118,8 +120,8 @@ def _load_each(
 def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
     """Return every tensor of a checkpoint by name.
 
-    DamagedCheckpoint if it is damaged, or belongs to another run or update than its name says. `verify`: compare the files
-    with their manifest first.
+    Raise DamagedCheckpoint if the checkpoint is damaged, or belongs to another run or update than its name says. With
+    `verify`, compare the files with the manifest first.
     """
     file = weights_file.located(Path(checkpoint.prefix))
     if file:
@@ -135,9 +137,9 @@ def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
 
 
 def shapes(checkpoint: Checkpoint) -> Shapes:
-    """Return the shapes of the tensors by name, or raise the error of `tensors`.
+    """Return the shapes of the tensors by name. Raise the same errors as `tensors`.
 
-    Only the lengths of the files are compared with the manifest.
+    Compare only the lengths of the files with the manifest.
     """
     if weights_file.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
@@ -147,7 +149,7 @@ def shapes(checkpoint: Checkpoint) -> Shapes:
 
 
 def _verified(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint; DamagedCheckpoint if it is damaged. Tensors are read only without a manifest."""
+    """Return the checkpoint. Raise DamagedCheckpoint if it is damaged. Read the tensors only if there is no manifest."""
     _check_manifest(checkpoint)
     if not manifest.exists(Path(checkpoint.prefix)):
         tensors(checkpoint, verify=False)
@@ -155,7 +157,7 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _finite(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint; DamagedCheckpoint if it is damaged or has values that are not finite."""
+    """Return the checkpoint. Raise DamagedCheckpoint if it is damaged or has values that are not finite."""
     import numpy as np
 
     for name, value in tensors(checkpoint).items():
@@ -165,13 +167,13 @@ def _finite(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _check_manifest(checkpoint: Checkpoint, digests: bool = True) -> None:
-    """Raise DamagedCheckpoint if files differ from the manifest, or if the run or the update is not the expected one."""
+    """Raise DamagedCheckpoint if files differ from the manifest, or belong to another run or update."""
     prefix = Path(checkpoint.prefix)
     damage = manifest.find_damage(prefix, digests)
     if damage:
         raise DamagedCheckpoint(checkpoint, damage)
     identity, own = manifest.identity(prefix), {ITERATION: updates_in_name(checkpoint.name)}
-    if NUMBERED.fullmatch(checkpoint.name):  # other names may be from any run
+    if NUMBERED.fullmatch(checkpoint.name):  # checkpoints with other names may be from any run
         own[RUN_ID] = run_record.run_id(prefix.parent)
     if any(None not in (value, identity.get(name)) and value != identity[name] for name, value in own.items()):
         raise DamagedCheckpoint(checkpoint, f"it is from update {identity.get(ITERATION)} of run {identity.get(RUN_ID)}")
@@ -181,7 +183,7 @@ def _check_manifest(checkpoint: Checkpoint, digests: bool = True) -> None:
 def _reader(checkpoint: Checkpoint) -> Iterator[Any]:
     """Yield TensorFlow's reader of a checkpoint, and turn its errors into DamagedCheckpoint.
 
-    All tensors are numeric and claim no more bytes than the files have.
+    Check first that all tensors are numeric and not larger than the files.
     """
     tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
@@ -198,19 +200,19 @@ def _reader(checkpoint: Checkpoint) -> Iterator[Any]:
             there = sum(file.stat().st_size for file in _data_files(Path(checkpoint.prefix)))
             if claimed > there:
                 raise DamagedCheckpoint(
-                    checkpoint, f"its files have {there:,} bytes, but its index claims tensors of {claimed:,}"
+                    checkpoint, f"its files have {there:,} bytes, but its index lists tensors of {claimed:,} bytes"
                 )
             yield reader
     except CheckpointError:
         raise
-    except Exception as error:  # because TensorFlow's reader raises many kinds for damaged bytes
+    except Exception as error:  # TensorFlow's reader raises many types of errors for damaged files
         reason = tf_runtime.telling_line(error) if tf_runtime.is_of_tensorflow(error) else bounds.reason(error)
         raise DamagedCheckpoint(checkpoint, f"TensorFlow cannot read it: {short(reason)}") from None
 
 
 @contextmanager
 def _plain_prefix(prefix: Path) -> Iterator[str]:
-    """Yield a prefix of the same files without characters such as [ and *, which TensorFlow's reader treats as patterns."""
+    """Yield a prefix of the same files without [ and *, because TensorFlow's reader treats these characters as patterns."""
     if _PLAIN.fullmatch(str(prefix)):
         yield str(prefix)
         return

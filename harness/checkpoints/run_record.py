@@ -1,6 +1,7 @@
-"""Read the state of a checkpoint (averages of the meter, record of the run) and the record of a run (options, seed, data).
+"""Read the state of a checkpoint, and the record of a run: its options, seed and data.
 
-The record is read from the newest checkpoint, else from arguments.json. A file of weights has its own record.
+The state has averages of the log and the record of the run. The record is read from the newest checkpoint, otherwise from
+arguments.json. A weights file has its own record.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from harness.checkpoints import find, manifest, weights_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.recorded_arguments import ASKED, RUN_ID, invalid_option
 
-SAFETY = "rolling"  # key of a state: true if the next checkpoint replaces this one
-RECORDED = "arguments"  # key of a state: the content of arguments.json
+SAFETY = "rolling"  # a key of the state: true if the next checkpoint replaces this checkpoint
+RECORDED = "arguments"  # a key of the state: the content of arguments.json
 _MAX_BYTES = 64 << 20
 
 
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the state of a checkpoint; {} without its file. CheckpointError if it does not match the manifest."""
+    """Return the state of a checkpoint, or {} if it has none. Raise CheckpointError if its digest is wrong."""
     if not checkpoint.state_path.exists():
         return {}
     if not manifest.matches(checkpoint.state_path, Path(checkpoint.prefix)):
@@ -30,23 +31,23 @@ def state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def options(folder: Path) -> dict[str, Any]:
-    """Return the options of a run directory or a file of weights, as they were requested."""
+    """Return the options of a run directory or a weights file, as the user gave them."""
     recorded = arguments(folder)
     return {**recorded, **(recorded.get(ASKED) or {})}
 
 
 def arguments(folder: Path) -> dict[str, Any]:
-    """Return the record of a run directory or a file of weights; {} if there is none."""
+    """Return the record of a run directory or a weights file, or {} if there is none."""
     return _located(folder)[1]
 
 
 def arguments_file(folder: Path) -> Path:
-    """Return the file that `arguments` reads; without a record, the path of arguments.json."""
+    """Return the file that `arguments` reads; if there is no record, return the path of arguments.json."""
     return _located(folder)[0]
 
 
 def run_id(folder: Path) -> str | None:
-    """Return the id of a run from its arguments.json; None if it is not recorded."""
+    """Return the id of a run from arguments.json, or None if it is not recorded."""
     with suppress(CheckpointError):
         return _json_object(_file(folder)).get(RUN_ID)
     return None
@@ -71,7 +72,7 @@ def _file(folder: Path) -> Path:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; CheckpointError for any other content."""
+    """Return the JSON object in a file. Raise CheckpointError for any other content."""
     try:
         value = bounds.json_value(input_files.content(path, _MAX_BYTES))
     except (OSError, ValueError) as error:
@@ -82,7 +83,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _checked(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return the record; CheckpointError for values of wrong types."""
+    """Return the record. Raise CheckpointError if a value has a wrong type."""
     wrong = invalid_option(recorded)
     if wrong:
         raise CheckpointError(f"{path} is damaged: {wrong}")

@@ -1,7 +1,7 @@
-"""Read and write weights in one .npz or .safetensors file: arrays by variable name, and options of the network as JSON.
+"""Read and write weights in one .npz or .safetensors file: an array for each variable, and the options of the network.
 
-Included weights have short names. Nothing is unpickled: an array of objects is an error. The sizes that a file claims are
-compared with its bytes and with MAX_BYTES before memory is allocated.
+The options are JSON. Included weights have short names. Pickled objects are rejected. Before memory is allocated, the sizes
+in the header are compared with the size of the file and with MAX_BYTES.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FOREIGN = (
     ".pt",
     ".bin",
     ".whl",
-)  # formats to import
-OPTIONS = "options"  # the entry with the JSON text
-MAX_BYTES = 1 << 30  # of all arrays in a file; the largest network has 0.4 GB in FP32
+)  # formats of other projects
+OPTIONS = "options"  # the name of the entry with the JSON text
+MAX_BYTES = 1 << 30  # the limit for all arrays of a file; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
-# name of a type in a .safetensors file: its NumPy type; bfloat16 is the upper half of an FP32
+# {type in a .safetensors file: NumPy type}. A BF16 number is the upper half of an FP32 number.
 _KINDS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
@@ -46,11 +46,14 @@ _KINDS = {
 
 
 class NpzError(CheckpointError):
-    """A file of weights cannot be read. The message is one line that names the file."""
+    """A weights file cannot be read. The message is one line with the name of the file."""
 
 
 def located(path: Path) -> Path | None:
-    """Return the file of weights for a path: .npz, .safetensors of this project, or the short name of included weights."""
+    """Return the weights file of a path: .npz, .safetensors of this project, or the short name of included weights.
+
+    Return None for any other path.
+    """
     if path.suffix == SUFFIX or (path.suffix == SAFETENSORS and is_own(path)):
         return path
     bundled = BUNDLED.get(str(path))
@@ -58,7 +61,7 @@ def located(path: Path) -> Path | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a file records the options of its network, as only this project does."""
+    """Return whether a file records the options of the network, because only files of this project do."""
     try:
         return bool(options(path))
     except (CheckpointError, OSError):
@@ -66,7 +69,7 @@ def is_own(path: Path) -> bool:
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the options that are recorded with the weights; {} if there are none."""
+    """Return the options that are recorded with the weights, or {} if there are none."""
     entries = _metadata(path) if path.suffix == SAFETENSORS else _read(path, lambda name: name == OPTIONS)
     if OPTIONS not in entries:
         return {}
@@ -82,7 +85,7 @@ def options(path: Path) -> dict[str, Any]:
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return every array by the name of its variable, in the dtype of the file; BF16 becomes FP32."""
+    """Return {variable name: array} with the dtypes of the file. BF16 arrays become FP32."""
     values = _tensors(path) if path.suffix == SAFETENSORS else _read(path, lambda name: name != OPTIONS)
     odd = [name for name, value in values.items() if value.dtype.kind not in "fiu"]
     if odd:
@@ -91,7 +94,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
-    """Write a file of weights atomically; equal values give equal bytes."""
+    """Write a weights file atomically. Equal values give equal bytes."""
     import numpy as np
 
     text, content = json.dumps(recorded, sort_keys=True), io.BytesIO()
@@ -107,7 +110,7 @@ def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -
 
 @contextmanager
 def open_zip(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file of at most MAX_BYTES unpacked. ValueError for a larger or damaged file."""
+    """Open a zip file. Raise ValueError if it is damaged or has more than MAX_BYTES unpacked."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -115,12 +118,12 @@ def open_zip(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
             if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in members):
                 raise ValueError("its members are neither stored nor deflated")
             yield archive
-    except Exception as error:  # because zipfile raises many kinds for damaged bytes
+    except Exception as error:  # zipfile raises many types of errors for damaged files
         raise ValueError(bounds.reason(error)) from None
 
 
 def member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return the bytes of a member, at most as many as the zip file claims."""
+    """Return the bytes of a member, at most as many as the header says."""
     with archive.open(name) as opened:
         return opened.read(archive.getinfo(name).file_size)
 
@@ -138,21 +141,24 @@ def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:
 
 
 def _array(content: bytes) -> np.ndarray:
-    """Return the array in a .npy file. Damaged files raise errors of any kind; ValueError if the header claims more."""
+    """Return the array in a .npy file. Raise ValueError if the header claims more bytes than the file has.
+
+    Damaged files may raise other types of errors.
+    """
     from numpy.lib import format as npy
 
     file = io.BytesIO(content)
     headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shape, _, kind = headers[npy.read_magic(file)](file)
     if math.prod(shape) * kind.itemsize > len(content):
-        raise ValueError("its arrays claim more bytes than it has")
+        raise ValueError("its header claims more bytes than the file has")
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)
 
 
 @contextmanager
 def _by_safetensors(path: Path) -> Iterator[Any]:
-    """Yield the package safetensors, and turn its errors into NpzError.
+    """Import the package safetensors and yield it. Turn its errors into NpzError.
 
     The package rejects arrays that overlap or do not fill the file.
     """

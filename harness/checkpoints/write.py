@@ -1,6 +1,6 @@
-"""Write checkpoints atomically, in a thread of their own while training continues.
+"""Write checkpoints atomically, in a separate thread while training continues.
 
-The files are written to a temporary folder, flushed to the disk, and renamed into place with the index last. So every
+The files are written to a temporary folder, flushed to disk, and then moved into place. The index is moved last, so every
 checkpoint with an index is complete.
 """
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 _CHECKPOINT_SUFFIX = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
-STAGING_PREFIX = ".saving-"  # the names of folders with unfinished files begin with it
+STAGING_PREFIX = ".saving-"  # the names of temporary folders begin with it
 
 
 class SaveError(Failure):
-    """A checkpoint could not be written. Earlier ones are unchanged."""
+    """A checkpoint could not be written. Earlier checkpoints are unchanged."""
 
 
 def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-    """Write a numbered checkpoint, and the file `checkpoint`, in which TensorFlow looks for the newest one."""
+    """Write a numbered checkpoint, and its name to the file `checkpoint`, from which TensorFlow finds the newest one."""
     prefix = Path(checkpoint.prefix)
     identity = {ITERATION: checkpoint.updates, RUN_ID: state.get(run_record.RECORDED, {}).get(RUN_ID)}
     write_checkpoint(prefix, values, state, identity)
@@ -56,9 +56,9 @@ def write_checkpoint(
     prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Write a checkpoint with these values and state, and replace one with the same name.
+    """Write a checkpoint with these values and state. Replace a checkpoint with the same name.
 
-    `identity`: its run and update, for the manifest.
+    `identity` is the run and the update, for the manifest.
     """
     try:
         with locks.scratch_folder(prefix.parent, STAGING_PREFIX) as staging:
@@ -78,18 +78,18 @@ def write_checkpoint(
 
 
 def delete(prefix: Path) -> None:
-    """Delete a checkpoint's files: the index first, because the others are no checkpoint without it.
+    """Delete the files of a checkpoint: first the index, so that the other files no longer count as a checkpoint.
 
-    Delete the manifest last, so that leftovers of a killed process can be recognised.
+    The manifest is deleted last, so that `foreign_file` recognises files that a killed process left.
     """
     for file in _files_of(prefix):
         file.unlink(missing_ok=True)
 
 
 def foreign_file(prefix: Path) -> Path | None:
-    """Return a file that must not be replaced by a checkpoint of weights only; None if there is none.
+    """Return a file that a checkpoint of weights only must not replace, or None if there is none.
 
-    Such a checkpoint may replace only its own kind, which has a manifest and no training state.
+    Such a checkpoint may replace only another one of weights only: it has a manifest and no training state.
     """
     there = _files_of(prefix)
     with_state = any(file.name.endswith((".state.json", ".meta")) for file in there)
@@ -99,11 +99,10 @@ def foreign_file(prefix: Path) -> Path | None:
 def prune(
     folder: Path, newest: Checkpoint, count: int | None, is_scheduled: Callable[[int], bool], keep_name: str = ""
 ) -> None:  # fmt: skip
-    """After `newest` is written, delete earlier safety checkpoints, and permanent ones except `keep_name` and the `count`
-    newest.
+    """Delete old checkpoints after `newest` is written.
 
-    Checkpoints outside of the schedule are deleted first. They were saved when the run was interrupted, and an
-    uninterrupted run does not have them.
+    Delete all earlier safety checkpoints. Keep `keep_name` and the `count` newest of the other checkpoints. Checkpoints
+    outside of the schedule are deleted first, because an uninterrupted run does not have them.
     """
     earlier = [each for each in find.numbered(folder) if each.updates < newest.updates]
     old_safety = [old for old in earlier if old.updates and not is_scheduled(old.updates) and _is_for_safety(old)]
@@ -115,14 +114,14 @@ def prune(
 
 
 def _is_for_safety(checkpoint: Checkpoint) -> bool:
-    """Return whether the next checkpoint replaces this one. A damaged one is kept, because readers skip it."""
+    """Return whether the next checkpoint replaces this one. Return False for a damaged checkpoint; readers skip it."""
     with suppress(CheckpointError):
         return bool(run_record.state(checkpoint).get(run_record.SAFETY))
     return False
 
 
 def _files_of(prefix: Path) -> list[Path]:
-    """Return the files of a checkpoint, in order. Other files with the same prefix, such as backups, do not belong to it."""
+    """Return the files of a checkpoint in the order of `_in_order`, without backups and other files that begin like it."""
     files_like_it = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
     return _in_order(file for file in files_like_it if _CHECKPOINT_SUFFIX.fullmatch(file.name[len(prefix.name) :]))
 
@@ -133,7 +132,7 @@ def _in_order(checkpoint_files: Iterable[Path]) -> list[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Delete the unfinished files of a killed process. No other process may be writing to the folder."""
+    """Delete the unfinished files of a killed process. No other process may write to the folder at this time."""
     for parent in (folder, folder / AVERAGES):
         for left in parent.glob(f"{STAGING_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -142,9 +141,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 class Writer:
-    """Run one task at a time in a thread of its own. The next `submit` raises the error of the previous task.
+    """Run one task at a time in a separate thread. The next `submit` raises the error of the previous task.
 
-    `latest`: the name of the checkpoint from which the run can resume; the tasks set it.
+    `latest` is the name of the checkpoint from which the run can resume. The tasks set it.
     """
 
     def __init__(self, latest: str | None = None) -> None:
@@ -161,18 +160,18 @@ class Writer:
         except (SaveError, OSError) as save_error:
             if error is None:
                 raise
-            with suppress(OSError):  # because a closed output may be what ends the run
-                print(save_error, flush=True)  # in addition to the error that ends the run
+            with suppress(OSError):  # the run may have ended because the output is closed
+                print(save_error, flush=True)  # the error that ended the run is raised as well
         finally:
             self._thread.shutdown()
 
     @property
     def has_saved(self) -> bool:
-        """True if this call has saved a checkpoint, which records its options."""
+        """True if this call has saved a checkpoint."""
         return self.latest != self._resumed
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Wait for the previous task, and start this one."""
+        """Wait for the previous task, then start this task."""
         self.wait_until_finished()
         self._task = self._thread.submit(task)
 
@@ -189,7 +188,7 @@ class Writer:
 
 
 def fingerprint(values: Mapping[str, np.ndarray]) -> str:
-    """Return 16 hexadecimal digits that depend on the names, types, shapes and all bits of the tensors."""
+    """Return 16 hexadecimal digits that are the same only for tensors with the same names, types, shapes and bits."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(values):
         digest.update(f"{name} {values[name].dtype} {values[name].shape}".encode() + values[name].tobytes())
@@ -208,12 +207,12 @@ def _write_tensors(prefix: Path, values: Mapping[str, np.ndarray]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush the entries of a folder to the disk, if the file system supports it."""
+    """Flush the list of files in a folder to disk, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        pass  # some network file systems cannot do it
+        pass  # some network file systems do not support it
     finally:
         os.close(descriptor)
 

@@ -1,7 +1,7 @@
 """List the options of a script with all spellings, and convert text to values.
 
 The options are the fields of the dataclasses in `harness/options/sections.py`, and of `Options` in the files of the chosen
-model and schedule. The same functions convert flags and YAML keys.
+model and schedule. Arguments of flags and YAML values are converted by the same functions.
 """
 
 from __future__ import annotations

@@ -520,7 +520,7 @@ class TrainingOptions:
     def mean_square_decay(self, global_batch: int) -> float:
         """Return the decay of RMSprop's mean square; raise OptionError unless it is at least 0 and below 1.
 
-        It is --rmsprop-decay, otherwise 1 - global batch x 2^--rmsprop-base-decay-exp, otherwise 0.9.
+        The decay is --rmsprop-decay, otherwise 1 - global batch x 2^--rmsprop-base-decay-exp, otherwise 0.9.
         """
         exponent = self.rmsprop_base_decay_exp
         if self.rmsprop_decay is not None:

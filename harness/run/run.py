@@ -150,7 +150,7 @@ class Run:
     def highest_rate(self) -> float:
         """The highest learning rate of all updates.
 
-        It is below the peak if the run ends in the warm-up, and above the peak if the curve rises after the warm-up.
+        The rate is below the peak if the run ends in the warm-up, and above the peak if the curve rises after the warm-up.
         """
         return highest(self.learning_rate, self.length.iterations)[0]
 
