@@ -180,7 +180,7 @@ def test_oversized_index_takes_no_memory(tmp_path):
     found = write.write_checkpoint(tmp_path / "x", {"w": np.zeros(1 << 20)})
     (tmp_path / "x.manifest.json").unlink()
     os.truncate(tmp_path / "x.data-00000-of-00001", 8)
-    with pytest.raises(CheckpointError, match="its files have 8 bytes, but its index claims tensors of 8,388,608"):
+    with pytest.raises(CheckpointError, match="its files have 8 bytes, but its index lists tensors of 8,388,608"):
         read.tensors(found)
 
 
