@@ -32,7 +32,7 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
             "for example lr_decay_rate 0.97 and lr_drops 146 for EfficientNet in 350 epochs"
         )
 
-    # Drops are computed from exact epochs, because `iterations` may be smaller: incomplete batches are left out.
+    # The drops follow from the epochs, not from `iterations`, which leaves out incomplete batches.
     drops = run.epochs_per_update * options.lr_drops / run.epochs
 
     def rate(i: int) -> float:

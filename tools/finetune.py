@@ -114,7 +114,7 @@ def _accuracy(row: validations.Row) -> str:
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return cnn finetune's own options and the arguments for train.py."""
+    """Return the options of `cnn finetune` itself, and the arguments for train.py."""
     parser = command_line.Parser(
         prog="cnn finetune",
         description=__doc__,

@@ -43,7 +43,7 @@ class Found:
 def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
     """Return the fastest plans for the workload's global batch. A plan may leave IPUs of the system idle."""
     looked_at, frontier = 1, Frontier()
-    frontier.add(predict(workload, system, constants))  # the given plan may have several stages on one IPU.
+    frontier.add(predict(workload, system, constants))  # _combinations has no plans with several stages on one IPU.
     for candidates in _combinations(workload, system, constants):
         for prediction in candidates:
             looked_at += 1

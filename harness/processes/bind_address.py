@@ -58,8 +58,8 @@ def restrict_listeners(port: int, addresses: Sequence[Address]) -> None:
     listening = _listening(port)
     if not listening:
         raise OptionError(
-            f"cannot restrict port {port}, because its listening socket was not found. To accept connections to every "
-            f"address, give --bind {ALL}"
+            f"cannot make port {port} listen on chosen addresses only: its listening socket was not found. To listen on all "
+            f"addresses of this machine, give --bind {ALL}"
         )
     for number in listening:
         with socket.socket(fileno=os.dup(number)) as listener:

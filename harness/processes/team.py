@@ -120,7 +120,7 @@ class Team:
         return self.group is not None and of_session
 
     def is_peer_failure(self, error: BaseException | None) -> bool:
-        """Return whether TensorFlow raises such an error if another instance is lost."""
+        """Return whether this is an error that TensorFlow raises if another instance is lost."""
         return self.is_of_runtime(error) and type(error).__name__.removesuffix("Error") in _PEER_ERRORS
 
     def _why_lost(self, error: BaseException) -> str:

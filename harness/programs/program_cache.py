@@ -80,8 +80,8 @@ def import_tensorflow(run: Run) -> None:
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     """Return the folder in which the run's programs are cached, or None if they are not cached.
 
-    Programs for several instances and for GPUs are not cached. Programs are not cached either if other XLA flags are set,
-    because these may change the compiled code.
+    Programs for several instances and for GPUs are not cached. Nor are programs if the user sets XLA flags, because the
+    flags may change the compiled code.
     """
     device = run.options.device
     other_flags = not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split())

@@ -25,8 +25,8 @@ from log import RunLog
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
-_SMALL = 64  # Images up to this side, in pixels, are not scaled.
-_SIDE = 160  # Larger images are scaled to this side, in pixels.
+_SMALL = 64  # Images whose longer side has at most this number of pixels keep every pixel.
+_SIDE = 160  # A longer side is reduced to this number of pixels.
 WRONG = 12  # The page shows at most this number of wrong predictions.
 
 
