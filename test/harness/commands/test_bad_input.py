@@ -271,7 +271,7 @@ def test_run_resumes_without_arguments_json(finished, tmp_path):
     for file in folder.glob("arguments*.json"):
         file.unlink()
     assert "Done: 2 of 2 updates" in succeed("restore", "--restore-path", folder, "--dry-run").out
-    assert "leave the option out" in refused("restore", "--restore-path", folder, "--init-path", folder)
+    assert "--init-path is not possible" in refused("restore", "--restore-path", folder, "--init-path", folder)
 
 
 def test_damaged_record_starts_no_run(without_manifests):
