@@ -559,7 +559,7 @@ def test_instances_with_other_options_are_rejected(tmp_path):
     ("changed", "part"),
     [
         ({}, ""),
-        ({"code": "other"}, "other instead of same"),
+        ({"code": "other"}, "other and same"),
         ({"kernels": "avx512"}, "HARNESS_KERNELS=0"),
         ({"data": {"records": "b"}}, "data set: records b instead of a"),
     ],

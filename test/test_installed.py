@@ -130,7 +130,7 @@ def test_installed_plan_ignores_working_directory(entry, site, elsewhere):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("trian", "cnn: error: no command 'trian'; did you mean train?"),
+        ("trian", "no command 'trian'; did you mean train?"),
         ("train --modle resnet", "cnn train: error: command line: unknown option --modle"),
         ("restore", "cnn restore: error: --restore-path"),
         ("predict efficientnet-lite0 --output x.csv", "cnn predict: error: the photos"),

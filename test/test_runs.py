@@ -155,10 +155,10 @@ def test_only_requested_runs_are_removed(logs):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--remove", "dnoe", "--yes"), "no run of that name; did you mean done?"),
-        (("--remove", "link", "--yes"), "no run of that name"),
-        (("--remove", "no_run", "--yes"), "no run of that name"),
-        (("--remove", "../elsewhere", "--yes"), "no run of that name"),
+        (("--remove", "dnoe", "--yes"), "no such run; did you mean done?"),
+        (("--remove", "link", "--yes"), "no such run"),
+        (("--remove", "no_run", "--yes"), "no such run"),
+        (("--remove", "../elsewhere", "--yes"), "no such run"),
         (("--remove", "done"), "give --yes"),
     ],
 )

@@ -221,7 +221,7 @@ def test_excess_bad_record_is_error(copy):
         strike(copy, "train-00002-of-00004", record, "undecodable")
     words = (*TRAIN, "--iterations", 10, "--batches-per-step", 5, "--log-freq", 1, "--data-dir", copy, "--no-validation")
     result = run("train", *words, "--skip-bad-records", 1, "--logs-path", copy / "run")
-    reason = "number 2, but --skip-bad-records is 1"
+    reason = "record 2, but --skip-bad-records is 1"
     assert result.code == 1 and reason in result.err
     log = (copy / "run/log.txt").read_text()
     assert f"{reason}\n" in log and re.search(r"^The newest checkpoint is ckpt-[1-9]\.$", log, re.MULTILINE)

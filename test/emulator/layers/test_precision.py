@@ -480,7 +480,7 @@ def test_run_finds_its_loss_scale(tmp_path):
         ("--precision 8.16 --format-for fc1", "fc1 Stem=fp16"),
         ("--accumulator-format fp16 --fp32-accumulators", "exclude"),
         ("--native-arithmetic", "--precision 16.16"),
-        ("--native-arithmetic --precision bf16.16 --stochastic-rounding all", "--no-native"),
+        ("--native-arithmetic --precision bf16.16 --stochastic-rounding all", "--native-arithmetic"),
         ("--automatic-loss-scaling --precision 32.32", "--precision 32.32"),
         ("--automatic-loss-scaling --fp-exceptions", "--fp-exceptions"),
     ],

@@ -248,12 +248,12 @@ def test_finished_run_can_be_extended(unbroken, tmp_path):
 def test_longer_run_warns_of_rising_rate(unbroken, tmp_path):
     folder = shutil.copytree(unbroken.folder, tmp_path / "run")
     longer = ("restore", folder, "--iterations", 300, "--dry-run")
-    message = re.search(r"^warning: the learning rate rises from (\S+) to (\S+), .* (--\S+) X; .* (--lr-schedule .*) X$",
+    message = re.search(r"^warning: the learning rate rises from (\S+) to (\S+), .* (--abs-\S+) X; .* (--lr-schedule .*)$",
                      succeed(*longer).out, re.M)  # fmt: skip
     ends = float(rows(folder / "training.csv")[-1]["lr"]), 2**-7 * 8 * (1 + math.cos(math.pi * 240 / 300)) / 2
     assert [float(message[1]), float(message[2])] == pytest.approx(ends, rel=0.01)
-    for remedy, end in ((message[3], ""), (message[4], "0.001 at the last of 300 updates")):
-        out = succeed(*longer, *remedy.split(), "0.001").out
+    for constant, end in (("", ""), (message[4], "0.001 at the last of 300 updates")):
+        out = succeed(*longer, message[3], "0.001", *constant.split()).out
         assert "rises" not in out and end in out
     assert "rises" not in succeed("restore", folder, "--dry-run").out
 
