@@ -152,7 +152,7 @@ class HostStep:
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
-        # Each instance fills its own row and leaves other rows zero, so the sum has all rows.
+        # Each instance fills its own row of a table, so the sum over the instances has all rows.
         own_row = tf.one_hot(group.instance, group.size, dtype=training.dtype)
         stop_and_seconds = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
         others = {name: x for name, x in local_results.items() if name not in training.trained_names}

@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
         prog="cnn export", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="cnn export RUN --to FORMAT[,FORMAT...] [options]",
         description="Export a trained network for other runtimes, and compare each file with the checkpoint.",
-        epilog="cnn export also accepts the data set and model options of validation.py, such as --data-dir. These options "
-        "override the recorded values.",
+        epilog="cnn export also accepts the options of validation.py for the data set and the model, such as --data-dir. "
+        "They override the values that the run recorded.",
     )  # fmt: skip
     add = own.add_argument
     add("path", nargs="?", metavar="RUN", help="a run directory, a checkpoint such as RUN/ckpt-500, a .npz or .safetensors "

@@ -146,7 +146,7 @@ def shared_options(script: str | None) -> Catalogue:
 
 @cache
 def all_options(script: str | None) -> Catalogue:
-    """Return the options of all models and schedules, to complete prefixes and to find the model of an option."""
+    """Return the options of all models and schedules. They serve to expand abbreviations and to find an option's model."""
     return Catalogue(every_option(script))
 
 
