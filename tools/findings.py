@@ -134,7 +134,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def picture(results: Sequence[Result]) -> str:
+def svg(results: Sequence[Result]) -> str:
     """Draw the accuracies, with a row for each network."""
     accuracies, minutes = _by_network(results, "accuracy"), _by_network(results, "minutes")
     rows = [
@@ -170,7 +170,7 @@ def batch_table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def batch_picture(results: Sequence[Result]) -> str:
+def batch_svg(results: Sequence[Result]) -> str:
     """Draw the accuracies, with a row for each optimiser and batch."""
     accuracies, colours = study.by_seed(results), dict(zip(OPTIMISERS, COLOURS[1:]))
     rows = [
@@ -197,11 +197,11 @@ def main(argv: list[str]) -> int:
         folder = Path(given.output or "logs/batch").resolve()
         each = [(batch, seed, optimiser) for seed in seeds for batch in BATCHES for optimiser in OPTIMISERS]
         jobs = [partial(train_batch, optimiser, batch, seed, folder, words) for batch, seed, optimiser in each]
-        return study.run("batch", folder, words, jobs, batch_table, batch_picture)
+        return study.run("batch", folder, words, jobs, batch_table, batch_svg)
     folder = Path(given.output or "logs/findings").resolve()
     recipes = {**RECIPES, TUNED: HALF}  # start the longest first, so that no core waits long for the last one
     jobs = [partial(train, label, config, seed, folder, words) for label, config in recipes.items() for seed in seeds]
-    return study.run("findings", folder, words, jobs, table, picture)
+    return study.run("findings", folder, words, jobs, table, svg)
 
 
 if __name__ == "__main__":

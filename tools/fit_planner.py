@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.write:
         _write(fitted)
     if arguments.svg:
-        output.write_atomically(arguments.svg, picture(workloads, fitted, left_out), output.SVG)
+        output.write_atomically(arguments.svg, svg(workloads, fitted, left_out), output.SVG)
     return 0
 
 
@@ -156,7 +156,7 @@ def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]
     return "\n".join(lines)
 
 
-def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
+def svg(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
     """Draw both errors of each row: a bar for the fit to all rows, a dot for the fit to all other rows."""
     names, marks = [], [Box(0, 0, AXIS, ALL, least=1, thick=1)]
     for k, (row, work, outside) in enumerate(zip(ROWS, workloads, left_out)):

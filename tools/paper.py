@@ -65,7 +65,7 @@ def table(predicted: Mapping[str, Prediction]) -> str:
     return "\n".join(lines)
 
 
-def picture(predicted: Mapping[str, Prediction]) -> str:
+def svg(predicted: Mapping[str, Prediction]) -> str:
     """Draw published accuracy against predicted rate. Configurations without a published accuracy are at the bottom."""
     places = {_short(name): math.log2(each.timing.images_per_second / 1000) for name, each in predicted.items()}
     low, high = chart.span(list(places.values()))
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     predicted = predictions()
     print(table(predicted))
     if arguments.svg:
-        output.write_atomically(arguments.svg, picture(predicted), output.SVG)
+        output.write_atomically(arguments.svg, svg(predicted), output.SVG)
     return 0
 
 

@@ -32,7 +32,7 @@ def test_table_and_chart_are_correct():
     against = {line.split(" | ")[0].strip("| "): line for line in lines[10:]}
     assert "10.00 ± 0.00 points (10.00, 10.00, 10.00) | 1.50 times |" in next(iter(against.values()))
     assert "-1.00 ± 0.00 points" in lines[-1] and "2.00 times" in lines[-1]
-    texts = checked(findings.picture(RESULTS))
+    texts = checked(findings.svg(RESULTS))
     assert "11.00 to 13.00, off this scale" in " ".join(texts)
     assert f"{next(iter(RECIPES))}: 72.00 ± 0.58 %, 2.0 minutes" in texts
     assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # one seed has no spread
@@ -44,7 +44,7 @@ def test_batches_are_compared_with_smallest():
     lines = findings.batch_table(results).splitlines()[2:]
     assert lines[0] == "| RMSProp, 32 | 71.50 ± 0.50 % (71.00, 72.00) |  |"
     assert lines[3] == "| LARS, 256 | 68.50 ± 0.50 % (68.00, 69.00) | -1.00 ± 0.00 points (-1.00, -1.00) |"
-    texts = checked(findings.batch_picture(results))
+    texts = checked(findings.batch_svg(results))
     assert sum(", global batch " in text for text in texts) == len(cells) == 4
 
 

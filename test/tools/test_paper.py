@@ -14,5 +14,5 @@ def test_page_shows_published_rows_and_chart():
     published = [line for line in lines if "% |" in line]
     assert len(predicted) == 30 and len(lines) == 32 and len(published) == len(paper.ACCURACY) == 9
     assert {lines[0], *published} <= set((DOCS / "paper.md").read_text().splitlines())
-    svg = paper.picture(predicted)
+    svg = paper.svg(predicted)
     assert checked(svg) and svg == (DOCS / "paper.svg").read_text()
