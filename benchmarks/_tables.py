@@ -28,7 +28,7 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
     before, rest = text.split(BEGIN)
     table = "\n".join(_table(machines, rows))
     page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-    (DOCS / "peers.svg").write_text(_picture(machines, rows), encoding="utf-8")
+    (DOCS / "peers.svg").write_text(_chart(machines, rows), encoding="utf-8")
 
 
 def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
@@ -84,7 +84,7 @@ def _share(result: Mapping[str, Any], own: str) -> str:
     return f"{100 * rate / result['matrix_flops']:.0f} %"
 
 
-def _picture(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequence[Row]) -> str:
+def _chart(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequence[Row]) -> str:
     """Draw a panel for each machine. Each task has a row, and each library a dot."""
     panels = []
     for machine, results in machines.items():
