@@ -100,7 +100,7 @@ def _check_leaves_some(discarded: int, count: int) -> None:
     if not count:
         raise OptionError("there is only the checkpoint of the initial weights, which is not averaged; train first")
     if discarded >= count:
-        raise OptionError(f"--discard-last {discarded} leaves none of {count} checkpoints; give a smaller number")
+        raise OptionError(f"--discard-last {discarded} leaves no checkpoint, as there are {count}; give a smaller number")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
