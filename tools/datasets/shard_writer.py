@@ -42,7 +42,9 @@ def plan(listing: Listing, relative_path: Callable[[Path], str], seed: int, shar
             size = sum(image.file.stat().st_size for image in images)
             count = max(1, min(len(images), tfrecord.MAX_SHARDS, -(-size // _SHARD_BYTES)))
         if count > len(images):
-            raise DataError(f"--shards {count} is more than the {len(images)} images for {split}; give a smaller number")
+            raise DataError(
+                f"--shards {shards} makes {count} shards of the {len(images)} images for {split}; give a smaller number"
+            )
         ordered = shuffled(images, relative_path, f"{seed} order")
         ends = [k * len(images) // count for k in range(count + 1)]
         planned |= {f"{split}-{k:05d}-of-{count:05d}": ordered[ends[k] : ends[k + 1]] for k in range(count)}
