@@ -295,7 +295,7 @@ INPUTS: dict[str, tuple[Maker, Reader, int, int, int | None]] = {
     "YAML": (yaml_of, read_configuration, 150, 1000, MEMORY),
     "YAML options": (option_of, read_option, 60, 1000, None),
     "headers": (image_of, refusing(image_headers.fault), 1000, 10_000, MEMORY),
-    "pictures": (image_of, refusing(decoded), 200, 3000, None),
+    "images": (image_of, refusing(decoded), 200, 3000, None),
     "examples": (
         damages(*EXAMPLES), refusing(lambda content: tf_example.fault(content, range(1, 4), image_headers.fault)), 1000, 10_000, None
     ),
