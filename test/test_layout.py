@@ -208,6 +208,11 @@ def test_lint():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_texts_are_plain():
+    done = subprocess.run([sys.executable, "tools/wording.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_planning_imports_no_tensorflow():
     code = ("import sys; from harness.commands import answers; import train; "
             "code = answers.run_command('train', train.main, ['--config', 'quickstart', '--dry-run']); "
