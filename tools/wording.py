@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "base", "Models", "LR_Schedules", "Datasets", "emulator", "harness", "tools", "benchmarks", "test")
 LONGEST = 30  # maximum number of words in a sentence
 AVOIDED = {  # a pattern, and the words that we write instead
@@ -53,7 +53,9 @@ def passages(path: Path) -> Iterable[Passage]:
     if path.suffix == ".md":
         return _markdown(path, text)
     if path.suffix == ".py":
-        return (found for found in _python(path, text) if found.kind != "message" or "test" not in path.parts)
+        return (
+            found for found in _python(path, text) if found.kind != "message" or ROOT / "test" not in path.resolve().parents
+        )
     lines = [(number, line.partition("//")[2]) for number, line in enumerate(text.splitlines(), 1)]
     return _blocks(path, [(number, comment) for number, comment in lines if comment])
 
