@@ -179,7 +179,7 @@ def test_span_makes_difference(images):
 FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and after the trained part
 
 
-@pytest.mark.parametrize("precision", ["32.32", "16.16", "8.16"])
+@pytest.mark.parametrize("precision", ["32.32", "16.16", "8.16", "bf16.32 --native-arithmetic"])
 def test_frozen_norms_stay_and_change_no_bit(precision, images):
     words, begun = f"{FROZEN} --precision {precision}", []
     expected = trained(f"{words} --gradient-accumulation-count 12 --fold 1", images, (3,), begun)

@@ -11,6 +11,7 @@ from emulator.plan import number_formats
 from emulator.plan.schedules import SCHEDULES
 
 ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
+FASTEST = "auto"  # this precision is resolved before the plan: the fastest here with the accuracy of FP32
 
 
 def _fold(value: str) -> str | None:
@@ -112,8 +113,8 @@ class DeviceOptions:
     precision: str = opt(
         "16.16",
         "set the number formats of layer results and weights, such as 16.32 for FP16 results and FP32 weights "
-        "(default for own images and Fashion-MNIST: 32.32)",
-        choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32"),
+        "(default for own images and Fashion-MNIST: 32.32); auto takes the fastest with FP32's accuracy on this processor",
+        choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32", FASTEST),
     )
     weight_format: str | None = _format_option(
         "set the number format of weights in convolutions and dense layers, such as e4m3fnuz or e5m2b16 (default: "
@@ -165,10 +166,10 @@ class DeviceOptions:
         "set the number format of the optimiser's state, such as momentum (default: the format of the weights)",
         TRAINING_ONLY,
     )
-    native_arithmetic: bool = opt(
-        False,
-        "with bf16.32 and bf16.16, multiply with the processor's BF16 instructions; they add in another order, so "
-        "results differ slightly",
+    native_arithmetic: bool | None = opt(
+        None,
+        "with bf16.32 and bf16.16, multiply in the processor's BF16 units; they add in another order, so results differ "
+        "slightly (default: if the processor has such units)",
         traits=(HALVES,),
     )
     stochastic_rounding: str = opt(

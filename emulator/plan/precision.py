@@ -106,7 +106,7 @@ class Precision:
             offload_fp32_weight_copy=offload_fp32_weight_copy,
             force_weight_to_fp16=options.force_weight_to_fp16,
             force_weight_to_fp32=options.force_weight_to_fp32,
-            native_arithmetic=options.native_arithmetic,
+            native_arithmetic=bool(options.native_arithmetic),
             operands=Operands(*(_operand(options, kind, getattr(usual.operands, kind)) for kind in Operands._fields)),
             exceptions=_exceptions(options.format_for or _ends(usual), kernels),
         )
@@ -123,6 +123,12 @@ class Precision:
     def rounds_operands(self) -> bool:
         """True if a convolution or matrix product may round its operands."""
         return any(not each.contains(self.compute) for each in (*self.operands, *(e for _, e in self.exceptions)))
+
+    @property
+    def multiplies_bf16(self) -> bool:
+        """True if all products are BF16 and are rounded to the nearest, so that the BF16 units of a processor fit."""
+        formats = (self.compute, *self.operands, *(each for _, each in self.exceptions))
+        return self.stochastic != ALL and all(each == BF16 for each in formats)
 
     def operands_of(self, kernel: str) -> Operands:
         """Return the operand formats of the layer with this kernel."""

@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 from base import version
 from base.errors import Answered, Failure, WrongInput
 from base.process import command_line, commands
+from emulator.plan.options import FASTEST
 from harness.commands import cli
 from harness.commands.cli import Parsed
 from harness.options import bare_word, option_help, sources
+from harness.options.sections import RunOptions
 
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
@@ -68,11 +70,17 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     if parsed.options.main.help:
         answer(option_help.help_text(parsed.catalogue, parsed.options.main, script))
     if parsed.options.main.explain:
-        from emulator.plan.precision import Precision
-
-        precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
-        answer(cli.explain(parsed.options), "Number formats:", *precision.table())
+        answer(cli.explain(parsed.options), "Number formats:", *_formats(parsed.options))
     return parsed
+
+
+def _formats(options: RunOptions) -> list[str]:
+    """Return the lines of a table of number formats. --precision auto has none, because it depends on the network."""
+    if options.device.precision == FASTEST:
+        return [f"--precision {FASTEST} chooses 32.32 or bf16.32; --dry-run prints the choice"]
+    from emulator.plan.precision import Precision
+
+    return Precision.of(options.device, options.training.offload_fp32_weight_copy).table()
 
 
 def answer_general(argv: list[str], script: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from base import plugins
 from base.errors import OptionError, WrongInput, parts
 from base.fields import HINT, short
+from emulator.plan.options import FASTEST
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
 from harness.options.catalogue import Catalogue, catalogue, format_value
@@ -85,6 +86,8 @@ def parse(
     if recorded:
         layers.append(from_record(known, recorded, origin, main["model"]))
     given = option_values.merged(known, layers)
+    if recorded and recorded.get("precision") and given.values.get("precision") == FASTEST:
+        given = given.joined({"precision": recorded["precision"]}, {"precision": origin})  # a resumed run keeps its bits
     given = option_values.with_older_meanings(given, known, schedule)
     given = given.joined({"model": main["model"].value, "lr_schedule": main["lr_schedule"].value})
     if block:

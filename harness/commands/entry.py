@@ -57,7 +57,7 @@ def checked_run(
 def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list[str]]:
     """Return the run, and warnings about its origin."""
     notes = (*parsed.notes, *origin.check_source(parsed.options))
-    run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
+    run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas, here=True)
     other_data = (*_other_names(run, origin), *(() if training else other_images(run, origin.recorded)))
     run = replace(run, notes=(*run.notes, *other_data))
     warnings = origin.check_run(run)

@@ -13,6 +13,7 @@ from harness.commands import cli
 from harness.options.releases import vintage
 from harness.processes.folders import new_run_folder
 from harness.processes.team import Team, introduction
+from harness.run import processor
 from harness.run.recorded_arguments import arguments
 from harness.run.run import Run
 from log import RunLog, write_arguments
@@ -40,7 +41,10 @@ def open_run_log(
     log.file_only(f"Options:\n{cli.explain(run.options)}")
     for line in (*run.notes, *head):
         for part in line.splitlines():
-            (log.detail if part.startswith("  ") else log.note)(part)
+            if part.startswith("  "):
+                log.detail(part)
+            else:
+                log.note(part, always=part.startswith(processor.TAKES))
     tolerance = getattr(run.data_source, "tolerance", None)
     if tolerance is not None:
         tolerance.follow(keep=log.file_only, warn=log.warn)

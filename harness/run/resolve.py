@@ -26,7 +26,7 @@ from emulator.plan.trace import Trace, TraceError, trace
 from harness.cluster import membership
 from harness.cluster.cluster import Cluster
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
-from harness.run import data, rules
+from harness.run import data, processor, rules
 from harness.run.length import TrainingLength
 from harness.run.run import Run
 from Models._model import Model
@@ -39,25 +39,28 @@ ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # values that do not say what i
 
 def prepare(
     requested: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
-    total_replicas: int | None = None,
+    total_replicas: int | None = None, here: bool = False,
 ) -> Run:  # fmt: skip
     """Return the run with these options. Raise OptionError or DataError if no such run is possible.
 
     notes: the first lines of the log
     training: if False, there is no learning rate, and the global batch only converts updates to epochs
     total_replicas: the replicas of all processes of a resumed run; options of this call override it
+    here: if True, this machine computes the run, so options may depend on its processor
     """
     cluster = membership.find(requested, environ, training)
-    options = replace(requested, device=_device_options(requested, cluster, total_replicas))
-    model = plugins.load("Models", options.main.model)
-    rules.check_data_options(options)
-    source = (data.for_predictions if options.checkpoint.predict else data.open_source)(options.dataset, environ)
-    family = data.family(options.dataset.dataset)
-    image_size = options.dataset.image_size or model.image_size(options.model, family)
-    segments = model.build(options.model, family, source.spec.num_classes, options.two_pass_norms)
-    traced = _trace(segments, image_size, data.channels(options.dataset))
+    model = plugins.load("Models", requested.main.model)
+    rules.check_data_options(requested)
+    source = (data.for_predictions if requested.checkpoint.predict else data.open_source)(requested.dataset, environ)
+    family = data.family(requested.dataset.dataset)
+    image_size = requested.dataset.image_size or model.image_size(requested.model, family)
+    segments = model.build(requested.model, family, source.spec.num_classes, requested.two_pass_norms)
+    traced = _trace(segments, image_size, data.channels(requested.dataset))
+    options, taken = processor.with_precision(requested, traced, here)
+    options = replace(options, device=_device_options(options, cluster, total_replicas))
     rules.check_filters(options, traced)
     plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
+    options, plan = processor.with_bf16_units(options, plan, here)
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(
         options=options,
@@ -80,7 +83,7 @@ def prepare(
 
         run = replace(run, plan=balanced(run.workload()).plan)
     warnings = rules.check_run(run, requested, environ)
-    return replace(run, notes=(*notes, *source.spec.notes, *warnings))
+    return replace(run, notes=(*notes, *taken, *source.spec.notes, *warnings))
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:

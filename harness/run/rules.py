@@ -17,7 +17,7 @@ from Datasets.sources.registry import published_spec
 from emulator.native import library
 from emulator.plan import host_memory
 from emulator.plan.host_memory import gigabytes
-from emulator.plan.number_formats import BF16, FP16, FP32
+from emulator.plan.number_formats import FP16, FP32
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
 from emulator.plan.trace import Trace
@@ -361,19 +361,18 @@ def native_arithmetic(run: Run) -> Iterator[str]:
     precision = run.plan.precision
     if not precision.native_arithmetic:
         return
-    operands = (*precision.operands, *(each for _, each in precision.exceptions))
-    if any(each != BF16 for each in (precision.compute, *operands)):
-        raise OptionError(
-            f"--native-arithmetic multiplies in BF16, but --precision {precision.name} or a format option asks for another "
-            "format; give --precision bf16.32 and no format options"
-        )
     if precision.stochastic == ALL:
         raise OptionError(
             "--native-arithmetic rounds products to the nearest, but --stochastic-rounding all rounds them at random; give "
             "only one of them"
         )
-    if run.plan.stage_devices[0].startswith("/cpu") and not library.has_bf16():
-        yield "warning: --native-arithmetic slows training down, because this processor has no BF16 instructions"
+    if not precision.multiplies_bf16:
+        raise OptionError(
+            f"--native-arithmetic multiplies in BF16, but --precision {precision.name} or a format option asks for another "
+            "format; give --precision bf16.32 and no format options"
+        )
+    if run.computes_on_cpu and not library.has_bf16():
+        yield "warning: --native-arithmetic makes this slow, because this processor has no BF16 units"
 
 
 def memory_proportions(run: Run) -> None:

@@ -161,12 +161,19 @@ class Run:
         return self.highest_rate < (self.peak_rate if within else self.peak_rate / 2)
 
     @property
+    def computes_on_cpu(self) -> bool:
+        """True if a CPU computes, and not GPUs."""
+        return self.plan.stage_devices[0].startswith("/cpu")
+
+    @property
     def arithmetic(self) -> str:
-        """The kernels, cores or GPUs, and settings of TensorFlow. They determine the order of sums, and so the rounding."""
+        """The kernels, cores or GPUs, BF16 units, and settings of TensorFlow. They determine the order of sums, and so the
+        rounding."""
         cores = machine.cores()
-        where = "GPUs" if self.plan.stage_devices[0].startswith("/gpu") else f"{cores} core{'s' * (cores > 1)}"
+        where = f"{cores} core{'s' * (cores > 1)}" if self.computes_on_cpu else "GPUs"
+        units = "the processor's BF16 units" if library.has_bf16() else "BF16 products without BF16 units"
         return ", ".join([
-            library.identity() or "no native kernels", where,
+            library.identity() or "no native kernels", where, *[units] * self.plan.precision.native_arithmetic,
             *(f"{name}={value}" for name, value in tf_runtime.settings().items()),
         ])  # fmt: skip
 
@@ -175,7 +182,7 @@ class Run:
         spec = self.data_source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
-            *self._emulated_halves(),
+            *self._narrow_formats(),
             f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
@@ -189,13 +196,18 @@ class Run:
         ]
         return "\n".join(lines)
 
-    def _emulated_halves(self) -> list[str]:
-        """Return a line on how much slower emulated number formats are, or []."""
+    def _narrow_formats(self) -> list[str]:
+        """Return a line on how narrow number formats are computed, or []."""
         precision = self.plan.precision
-        if precision.native_arithmetic or not (precision.rounds_results or precision.rounds_operands):
+        if precision.native_arithmetic:
+            used = "The processor's BF16 units multiply, so the last digits depend on the processor (--no-native-arithmetic"
+            return [f"{used} emulates BF16 instead)"] * library.has_bf16()
+        if not (precision.rounds_results or precision.rounds_operands):
             return []
         if precision.compute == FP16 and not precision.rounds_operands:
             return [f"FP16 is emulated, so {precision.name} takes {HALVES_COST} times as long here as --precision 32.32"]
+        if precision.multiplies_bf16 and self.computes_on_cpu and not library.has_bf16():
+            return [f"This processor has no BF16 units, so {precision.name} is emulated and takes longer than 32.32"]
         return [f"Narrow formats are emulated, so {precision.name} takes longer here than --precision 32.32"]
 
     @cached_property
