@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from base.process import command_line
+from emulator.native import library
 
 ROOT = Path(__file__).resolve().parent.parent
 _SPINNING = 0.5  # pause between rounds in seconds, because OpenMP threads spin for 0.2 s before they sleep
@@ -200,9 +201,15 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]
     return (
-        f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}, {memory:.0f} GiB, "
+        f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}{_bf16_units()}, "
+        f"{memory:.0f} GiB, "
         f"Python {platform.python_version()}, TensorFlow {_tensorflow()}, load {load:.1f} before"
     )
+
+
+def _bf16_units() -> str:
+    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "BF16"}
+    return next((f" with {name}" for feature, name in known.items() if feature in library.features().split()), "")
 
 
 def _tensorflow() -> str:

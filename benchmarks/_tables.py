@@ -32,12 +32,16 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
 
 
 def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return the newest result of each row for each machine. `files` must be ordered by day."""
+    """Return the newest result of each row for each kind of machine, such as "2 cores of AMD EPYC".
+
+    `files` must be ordered by day.
+    """
     machines: dict[str, dict[str, Mapping[str, Any]]] = {}
     for path in files:
         run = json.loads(path.read_text(encoding="utf-8"))
-        known = machines.setdefault(run["machine"].partition(", load")[0], {})
-        known |= {result["name"]: {**result, "day": path.name[:10]} for result in run["rows"]}
+        kind, _, software = run["machine"].partition(", load")[0].partition(", ")
+        known = machines.setdefault(kind, {})
+        known |= {result["name"]: {**result, "day": path.name[:10], "software": software} for result in run["rows"]}
     return machines
 
 
@@ -56,9 +60,10 @@ def _table(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequen
     """Yield a table for each machine. Each row of the comparison has a line for each of our ways."""
     for machine, results in machines.items():
         days = sorted({result["day"] for result in results.values()})
-        yield from (f"{machine}, {' and '.join(days)}:", "")
-        yield "| task (FP32) | images/s | speed-up over Keras | speed-up over PyTorch | share of the matrix rate |"
-        yield "| --- | --- | --- | --- | --- |"
+        software = max(results.values(), key=lambda result: result["day"])["software"]
+        yield from (f"{machine}, {software}, {' and '.join(days)}:", "")
+        yield "| task | images/s | GB | over Keras | GB | over PyTorch | GB | share of the matrix rate |"
+        yield f"|{' --- |' * 8}"
         for row in rows:
             if result := results.get(row.name):
                 yield from _line(result, row.title, "ours")
@@ -70,10 +75,24 @@ def _table(machines: Mapping[str, Mapping[str, Mapping[str, Any]]], rows: Sequen
 def _line(result: Mapping[str, Any], name: str, own: str) -> Iterator[str]:
     """Yield the table line of our way `own`, if it was measured."""
     if own in result["speeds"]:
-        compared = [against(result, family, own) for family in FAMILIES]
-        cells = [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–" for ratio in compared]
+        cells = []
+        for family in FAMILIES:
+            ratio = against(result, family, own)
+            cells += [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–", _memory(result, family)]
         rate = statistics.median(result["speeds"][own])
-        yield f"| {name} | {rate:,.{int(rate < 100)}f} | {' | '.join(cells)} | {_share(result, own)} |"
+        words = f"{name} | {rate:,.{int(rate < 100)}f} | {_gigabytes(result['peak_MB'][own])} | {' | '.join(cells)}"
+        yield f"| {words} | {_share(result, own)} |"
+
+
+def _memory(result: Mapping[str, Any], family: str) -> str:
+    """Return the least peak memory of the ways of a library, in GB; "–" if the library was not measured."""
+    peaks = [peak for name, peak in result["peak_MB"].items() if name.startswith(family)]
+    return _gigabytes(min(peaks)) if peaks else "–"
+
+
+def _gigabytes(megabytes: float) -> str:
+    """Return the GB (10^9 bytes) of a recorded peak, whose unit is 2^20 bytes."""
+    return f"{megabytes * 2**20 / 1e9:.1f}"
 
 
 def _share(result: Mapping[str, Any], own: str) -> str:

@@ -1,8 +1,8 @@
 """Worker process of benchmarks/peers.py that runs PyTorch with the networks of timm on random images.
 
-Call: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last] [--compile] [--inference]. SIDE is
-the height and width of an image. When the worker is ready, it prints its version. For each line of standard input, it runs
-UPDATES weight updates, or as many inference batches, and prints the speed.
+Call: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last] [--compile] [--autocast]
+[--inference]. SIDE is the height and width of an image. When the worker is ready, it prints its version. For each line of
+standard input, it runs UPDATES weight updates, or as many inference batches, and prints the speed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def main() -> None:
     parser.add_argument("network", help=f"{', '.join(OWN)}, or a network of timm")
     for name in ("side", "batch", "updates", "accumulation"):
         parser.add_argument(name, type=command_line.int_between(1))
-    for flag, meaning in (("--last", "store channels last"), ("--compile", "use torch.compile"), ("--inference", None)):
+    for flag, meaning in (
+        ("--last", "store channels last"), ("--compile", "use torch.compile"),
+        ("--autocast", "multiply in BF16 with torch.autocast"), ("--inference", None),
+    ):  # fmt: skip
         parser.add_argument(flag, action="store_true", help=meaning)
     asked = parser.parse_args()
     torch.manual_seed(0)
@@ -92,6 +95,7 @@ def main() -> None:
     layout = torch.channels_last if asked.last else torch.contiguous_format
     model = model.to(memory_format=layout)
     run = torch.compile(model) if asked.compile else model
+    formats = partial(torch.autocast, "cpu", torch.bfloat16, enabled=asked.autocast)
     kept = asked.batch * asked.accumulation * (asked.updates if asked.inference else 1)
     images = torch.rand(kept, 3, asked.side, asked.side).contiguous(memory_format=layout)
     batches = images.split(asked.batch)
@@ -99,7 +103,7 @@ def main() -> None:
         model.eval()
 
         def work() -> None:
-            with torch.inference_mode():
+            with torch.inference_mode(), formats():
                 for batch in batches:
                     run(batch)
     else:
@@ -111,7 +115,9 @@ def main() -> None:
             for _ in range(asked.updates):
                 optimiser.zero_grad()
                 for batch, label in zip(batches, labels):
-                    (loss(run(batch), label) / asked.accumulation).backward()
+                    with formats():
+                        error = loss(run(batch), label)
+                    (error / asked.accumulation).backward()
                 optimiser.step()
 
     work()

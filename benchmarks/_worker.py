@@ -25,7 +25,7 @@ from harness.run.run import Run
 
 def main(updates: int, words: list[str]) -> None:
     """Run the requested rounds of `updates` weight updates. `words` are options of train.py."""
-    run = prepare(cli.parse(words, "train", environ={}).options, os.environ)
+    run = prepare(cli.parse(words, "train", environ={}).options, os.environ, here=True)
     with Team(run.cluster, 600) as team:
         team.rendezvous(run)
         _answer(run, team, updates)
@@ -51,7 +51,8 @@ def _answer(run: Run, team: Team, updates: int) -> None:
 
 def infer(batches: int, words: list[str]) -> None:
     """Run the requested rounds of `batches` micro-batches of inference, one after another."""
-    run = prepare(cli.parse(words, "inference_embedded", environ={}).options, os.environ, training=False)
+    options = cli.parse(words, "inference_embedded", environ={}).options
+    run = prepare(options, os.environ, training=False, here=True)
     tf_runtime.import_tensorflow()
     from harness.programs.build import frozen_program, validation_batches_uint8
     from ipu_utils import FrozenProgram

@@ -67,6 +67,7 @@ class Row:
     side: int = 224
     updates: int = 1  # weight updates, or batches, in a round
     accumulation: int = 1
+    precision: str = "32.32"  # of our first way; for another one, PyTorch multiplies in BF16 with autocast
     also: tuple[OtherWay, ...] = ()
     inference: bool = False
     short: bool = False  # whether --short measures the task, too
@@ -83,13 +84,15 @@ class Row:
             ways |= {"Keras": [*own, *more], KERAS_XLA: [*own, "--jit", *more]}
         numbers = [str(number) for number in (self.side, self.batch, self.updates, self.accumulation)]
         own = [torch_python, str(HERE / "_torch_worker.py"), self.torch, *numbers]
-        for name, flags in (("", []), (", channels last", ["--last"]), (", compiled", ["--last", "--compile"])):
-            ways[f"PyTorch{name}"] = [*own, *flags, *more]
+        cast, flags = ("", []) if self.precision == "32.32" else (", autocast", ["--autocast"])
+        for name, layout in (("", []), (", channels last", ["--last"]), (", compiled", ["--last", "--compile"])):
+            if layout or not cast:
+                ways[f"PyTorch{cast}{name}"] = [*own, *layout, *flags, *more]
         return ways
 
     @property
     def _words(self) -> str:
-        words = f"{self.options} --precision 32.32 --micro-batch-size {self.batch}"
+        words = f"{self.options} --precision {self.precision} --micro-batch-size {self.batch}"
         if self.inference:
             return f"{words} --iterations 1"
         accumulation = f" --gradient-accumulation-count {self.accumulation}" if self.accumulation > 1 else ""
@@ -97,6 +100,7 @@ class Row:
 
 
 FROZEN = "--model efficientnet --model-size B0 --batch-norm --dataset imagenet --generated-data"
+OTHER_FORMATS = tuple(OtherWay(f"ours, {name}", f"--precision {name}") for name in ("16.16", "32.32"))
 OTHER_FOLDS = OtherWay("ours, --fold auto", "--fold auto"), OtherWay("ours, not folded", "--fold 1")
 ROWS = (
     Row(name="EfficientNet-B0, batch norm, 16", title="training EfficientNet-B0, batch norm, 224 px, batch 16",
@@ -104,6 +108,12 @@ ROWS = (
         torch="efficientnet_b0", short=True),
     Row(name="ResNet-50, batch norm, 16", title="training ResNet-50, batch norm, 224 px, batch 16",
         options=f"{RESNET} --model-size 50 --batch-norm", batch=16, keras="resnet50", torch="resnet50"),
+    Row(name="EfficientNet-B0, batch norm, 16, bf16", options=f"{EFFICIENTNET} --model-size B0 --batch-norm", batch=16,
+        updates=2, torch="efficientnet_b0", precision="bf16.32", also=OTHER_FORMATS,
+        title="training EfficientNet-B0, batch norm, 224 px, batch 16, in bf16.32"),
+    Row(name="ResNet-50, batch norm, 16, bf16", options=f"{RESNET} --model-size 50 --batch-norm", batch=16,
+        torch="resnet50", precision="bf16.32", also=OTHER_FORMATS,
+        title="training ResNet-50, batch norm, 224 px, batch 16, in bf16.32"),
     Row(name="EfficientNet-B0 G16, group norm, 4 x 8", options=f"{G16} --fold 8", batch=4, accumulation=8, also=OTHER_FOLDS,
         title="training EfficientNet-B0 with groups of 16, group norm, 224 px, 8 micro-batches of 4",
         torch="efficientnet_b0_g16_gn", short=True),

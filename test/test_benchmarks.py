@@ -31,6 +31,7 @@ def test_every_row_can_run(row):
     for name, command in commands.items():
         if name.startswith(("Keras", "PyTorch")):
             assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
+            assert ("--autocast" in command) == (run.plan.precision.name != "32.32")
 
 
 def test_measured_norms_have_gradients():
@@ -50,7 +51,9 @@ def test_ratio_uses_fastest_way_of_library():
 def test_table_and_chart_follow_results(tmp_path, monkeypatch):
     (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nstale\n{_tables.END}\nafter\n")
     monkeypatch.setattr(_tables, "DOCS", tmp_path)
+    peaks = {"ours": 2000, "ours, not folded": 1000, "PyTorch": 4000, "PyTorch, compiled": 3000}
     result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}
+    result["peak_MB"] = peaks
     machine, named = (
         "2 cores of a Machine, 24 GiB",
         partial(peers.results_file, day=date(2026, 11, 5), folder=tmp_path / "results"),
@@ -64,19 +67,21 @@ def test_table_and_chart_follow_results(tmp_path, monkeypatch):
     assert again.stem == f"{file.stem}-2"
     peers.keep(again, machine, [result])
     assert named(machine, whole=False) == again and named(machine, whole=True).stem == f"{file.stem}-3"
-    folded = next(row for row in peers.ROWS if row.also)
+    folded = next(row for row in peers.ROWS if row.also == peers.OTHER_FOLDS)
     unfolded = {"ours": [40.0], "ours, not folded": [30.0], "PyTorch": [20.0]}
     peers.keep(file, machine, [{**result, "name": folded.name, "speeds": unfolded}])
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
     assert text.startswith("before") and text.endswith("after\n") and "stale" not in text
-    assert f"| {ROW.title} | 30.0 | – | 1.50 (1.50 to 1.50) | 60 % |" in text
-    assert "| the same, --fold 1 | 30.0 | – | 1.50 (1.50 to 1.50) | 60 % |" in text
+    assert f"| {ROW.title} | 30.0 | 2.1 | – | – | 1.50 (1.50 to 1.50) | 3.1 | 60 % |" in text
+    assert "| the same, --fold 1 | 30.0 | 1.0 | – | – | 1.50 (1.50 to 1.50) | 3.1 | 60 % |" in text
     assert "the same, --fold auto" not in text  # not measured
     assert "2 cores of a Machine, 24 GiB, 2026-11-05:" in text
-    peers.keep(again, machine, [{**result, "speeds": {"ours": [50.0], "PyTorch": [20.0]}}])
+    newer = f"{machine}, TensorFlow 9"  # the same kind of machine
+    peers.keep(again, newer, [{**result, "speeds": {"ours": [50.0], "PyTorch": [20.0]}}])
     _tables.write([file, again], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
-    assert f"| {ROW.title} | 50.0 | – | 2.50" in text and f"| {ROW.title} | 30.0 |" not in text  # only the newest
+    assert f"| {ROW.title} | 50.0 | 2.1 | – | – | 2.50" in text and f"| {ROW.title} | 30.0 |" not in text  # only the newest
+    assert text.count("2 cores of a Machine") == 1
     drawn = " ".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())
     assert ROW.title in " ".join(drawn.split())  # long titles are wrapped
