@@ -56,13 +56,43 @@ def test_page_is_self_contained(tmp_path):
     text = page.read_text()
     assert text.count("<svg") >= 12 and 'name="viewport"' in text
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
-    svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    svgs = re.findall(r"<figure>(.*?)</figure>", text, re.DOTALL)
     for svg in svgs:
         checked(svg, room=375 - 38)  # without the edges of page and figure
     predicted = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
     rates = next(svg for svg in svgs if "Images per second, and memory" in svg)
     assert len(predicted) == 4 and all(rate in rates for _, rate in predicted)
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
+
+
+def test_page_shows_scaling(tmp_path):
+    """Each configuration is scaled once, to Mk2 and Bow systems, with its batch and with a growing one."""
+    page = tmp_path / "plan.html"
+    names = ("B4-G16-GN-Native_16IPU_4x4", "mk2_resnet50_mlperf_pod16_bs20")
+    succeed("plan", "--config", *names, "--system", "POD128", "POD256", "--html", page)
+    text = page.read_text()
+    for name, batch, count in zip(names, ("768", "1,920"), (48, 6)):
+        section = text.split(f"<h2>{name}, scaled</h2>")
+        assert len(section) == 2 and f"each replica keeps {count} micro-batches" in section[1]
+        figures = re.findall(r"<figure>(.*?)</figure>", section[1].split("<h2>")[0], re.DOTALL)
+        labels = [f"{ipu}, {words}" for ipu in ("Mk2", "Bow") for words in (f"batch {batch}", "growing batch")]
+        assert len(figures) == 2 and all(figure.count(f">{label}<") == 1 for figure in figures for label in labels)
+        assert all(figure.count("<circle") == 4 * (5 + 1) for figure in figures)  # one more in the legend
+    assert "POD64 uses 48 of its 64 IPUs, POD128 uses 96 of" in text.split(f"<h2>{names[1]}, scaled</h2>")[1]
+    succeed("plan", "--config", names[0], "--inference", "--html", page)
+    assert ", scaled" not in page.read_text()
+
+
+def test_energy_is_power_times_time():
+    """1,500 W for an Mk2 machine and 1,250 W for a Bow machine of four IPUs; unknown for Mk1."""
+    words = ("--config", "mk1_resnet50_16ipus", "--system", "POD16", "BOW-POD16", "MK1-16")
+    result = succeed("plan", *words).out
+    mk2, bow, mk1 = json.loads(succeed("plan", *words, "--json", "-").out)
+    assert mk2["kilowatt_hours"] == pytest.approx(4 * 1.5 * mk2["hours"])
+    assert bow["kilowatt_hours"] == pytest.approx(4 * 1.25 * bow["hours"]) and mk1["kilowatt_hours"] is None
+    table = result.splitlines()[:4]
+    assert f"{mk2['kilowatt_hours']:.0f} kWh" in table[1] and f"{bow['kilowatt_hours']:.0f} kWh" in table[2]
+    assert "kWh" not in table[3] and result.count("kWh") == 4
 
 
 def test_search_page_shows_evaluated_plans(tmp_path):

@@ -12,28 +12,34 @@ public sources. FP16 has three kinds of kernels:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cache
 
 from emulator.cost_model.constants import Constants
 from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
+from Models._norms import GroupNorm
 
 MATRIX_CHANNELS = 16  # 16 channels of a group fill the matrix units.
 SLIC_CHANNELS = (1, 2, 4)  # SLIC kernels need groups of 1, 2 or 4 channels.
+LOAD_BYTES = 8  # a load takes up to 8 neighbouring bytes.
 VERTICAL_MACS = 4  # vector kernels do 4 multiply-adds per cycle in a tile.
 PARTIALS_SHARE = 0.5  # matrix units are half as fast with FP32 partial sums.
 
 # Each operation has four numbers: elements read and written for each element of the result, forward and backward, then
-# compute sets launched, forward and backward.
+# compute sets launched, forward and backward. Group norm has statistics of each image and group, but gamma and beta of each
+# channel. So its affine map and the gradients of gamma and beta take passes of their own, unlike those of batch norm.
 _ACCESSES: dict[str, tuple[float, float, int, int]] = {
-    "norm": (3, 5, 5, 6), "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3),
-    "global_mean": (1, 1, 2, 1), "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
+    "norm": (3, 5, 5, 6), "group norm": (5, 8, 7, 11), "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2),
+    "max_pool": (3, 4, 2, 3), "global_mean": (1, 1, 2, 1), "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1),
+    "drop_path": (2, 2, 1, 1),
 }  # fmt: skip
 _ELEMENTWISE = (2, 3, 1, 1)  # operations without a row in _ACCESSES have these numbers.
 _FUNCTIONS = ("swish", "sigmoid")
-_PROXY = (6, 9, 8, 10)  # proxy norm has a norm, an affine map, an activation and the subtraction of the mean.
+# A proxy norm, without its group norm, has an affine map, an activation, and the subtraction of the proxy's mean.
+_PROXY = (6, 9, 5, 10)
 # A convolution rearranges input and weights, multiplies and reduces. The backward pass also transposes the weights.
 _CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5
 
@@ -59,66 +65,104 @@ class Cycles:
         return self.matrix + self.exchange + self.elements + self.launches
 
 
+@dataclass(frozen=True)
+class Work:
+    """The amount of work of the slowest tile, which does not depend on the fitted constants.
+
+    `matrix` and `narrow` are the cycles of matrix units and of SLIC and vector kernels at their peak, and `exchange` the
+    cycles of the exchange at its full rate. `accessed` is the number of bytes that elementwise operations read and write,
+    `functions` the number of sigmoids and swishes, and `launches` the number of compute sets.
+    """
+
+    matrix: float = 0.0
+    narrow: float = 0.0
+    exchange: float = 0.0
+    accessed: float = 0.0
+    functions: float = 0.0
+    launches: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.matrix + other.matrix, self.narrow + other.narrow, self.exchange + other.exchange,
+            self.accessed + other.accessed, self.functions + other.functions, self.launches + other.launches,
+        )  # fmt: skip
+
+    def cycles(self, constants: Constants, proportion: float = DEFAULT_PROPORTION) -> Cycles:
+        """Return the cycles with these constants. `proportion` is the fraction of tile memory for temporaries."""
+        slow = (DEFAULT_PROPORTION / proportion) ** constants.proportion_power
+        return Cycles(
+            matrix=slow * (self.matrix / constants.matrix_share + self.narrow / constants.narrow_share),
+            exchange=slow * self.exchange / constants.exchange_share,
+            elements=self.accessed / constants.memory_bytes + self.functions * constants.function_cycles,
+            launches=self.launches * constants.launch_cycles,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels on the IPU of one stage. `tiles` is the number of tiles that compute. `proportion` is the fraction of tile
-    memory for temporaries."""
+    """The kernels on an IPU. `tiles` is the number of tiles that compute."""
 
     ipu: Ipu
     tiles: int
     batch: int
     bytes_per_element: int
-    proportion: float
     half_partials: bool
     two_pass: bool
     exchange_time: float = 1.0  # --internal-exchange-optimisation-target changes this factor on the time of exchange.
-    constants: Constants
 
     @classmethod
-    def of(cls, workload: Workload, ipu: Ipu, constants: Constants) -> Kernels:
-        """Return the kernels for a workload's micro-batch, with the default memory proportion."""
+    def of(cls, workload: Workload, ipu: Ipu) -> Kernels:
+        """Return the kernels for a workload's micro-batch."""
         options = workload.plan.options
         return cls(
             ipu=ipu,
             tiles=ipu.computing_tiles(options.num_io_tiles),
             batch=workload.plan.micro_batch_size,
             bytes_per_element=workload.bytes_per_element,
-            proportion=DEFAULT_PROPORTION,
             half_partials=options.enable_half_partials,
             two_pass=workload.two_pass,
             exchange_time=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][0],
-            constants=constants,
         )
 
-    def forward(self, operation: Operation) -> Cycles:
-        """Return the cycles of an operation's forward pass for one micro-batch."""
+    def forward(self, operation: Operation) -> Work:
+        """Return the work of an operation's forward pass for one micro-batch."""
         if operation.kind in ("conv", "dense"):
             return self._product(operation, _CONV_LAUNCHES, weights=False)
         reads, _, launches, _ = self._counts(operation)
         return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
 
-    def backward(self, operation: Operation, first: bool = False) -> Cycles:
-        """Return the cycles of an operation's backward pass for one micro-batch. If it is the network's `first` operation,
+    def backward(self, operation: Operation, first: bool = False) -> Work:
+        """Return the work of an operation's backward pass for one micro-batch. If it is the network's `first` operation,
         it computes no gradient of its input."""
         if operation.kind in ("conv", "dense"):
-            cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
-            return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
+            work = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
+            return work if first else work + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
         _, reads, _, launches = self._counts(operation)
         return self._elements(operation, reads, launches)
 
     def _counts(self, operation: Operation) -> tuple[float, float, int, int]:
-        return _PROXY if operation.kind.startswith("proxy") else _ACCESSES.get(operation.kind, _ELEMENTWISE)
+        if operation.kind.startswith("proxy"):
+            return _PROXY
+        kind = "group norm" if isinstance(operation.norm, GroupNorm) else operation.kind
+        return _ACCESSES.get(kind, _ELEMENTWISE)
 
-    def _elements(self, operation: Operation, accesses: float, launches: int) -> Cycles:
-        elements = self.batch * max(operation.source.elements, operation.result.elements)
-        elements = math.ceil(elements / self.tiles)
-        cycles = accesses * elements * self.bytes_per_element / self.constants.memory_bytes
-        if operation.kind.removeprefix("proxy ") in _FUNCTIONS:
-            cycles += elements * self.constants.function_cycles
-        return Cycles(elements=cycles, launches=launches * self.constants.launch_cycles)
+    def _elements(self, operation: Operation, accesses: float, launches: int) -> Work:
+        elements = math.ceil(self.batch * max(operation.source.elements, operation.result.elements) / self.tiles)
+        functions = elements if operation.kind.removeprefix("proxy ") in _FUNCTIONS else 0
+        accessed = accesses * elements * self.bytes_per_element * self._loads(operation)
+        return Work(accessed=accessed, functions=functions, launches=launches)
 
-    def _product(self, operation: Operation, launches: int, *, weights: bool) -> Cycles:
-        """Return the cycles of one product of a convolution or dense layer: the forward product or a gradient. `weights` is
+    def _loads(self, operation: Operation) -> float:
+        """Return the factor by which a norm's groups multiply its loads. A load takes neighbouring values of one group.
+        Neighbours in memory are blocks of 16 channels, in which a group of 32 has at most one channel."""
+        norm, full = operation.norm, LOAD_BYTES / self.bytes_per_element
+        if not isinstance(norm, GroupNorm):
+            return 1.0
+        together = operation.result.channels / norm.groups if norm.contiguous else MATRIX_CHANNELS / norm.groups
+        return full / min(full, max(1.0, together))
+
+    def _product(self, operation: Operation, launches: int, *, weights: bool) -> Work:
+        """Return the work of one product of a convolution or dense layer: the forward product or a gradient. `weights` is
         True for the gradient of the weights."""
         kernel = operation.kernel or 1
         groups = operation.groups
@@ -128,27 +172,23 @@ class Kernels:
         positions = self.batch * operation.result.height * operation.result.width * groups
         block = _block((positions, ins, outs), self.tiles)
         macs = math.prod(block) * kernel**2
-        matrix = macs / self._rate(ins, outs, kernel, weights)
         moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
-        rate = self.ipu.exchange * self.constants.exchange_share
-        slow = (DEFAULT_PROPORTION / self.proportion) ** self.constants.proportion_power
-        return Cycles(
-            matrix=slow * matrix,
-            exchange=slow * self.exchange_time * moved * self.bytes_per_element / rate,
-            launches=launches * self.constants.launch_cycles,
-        )
+        exchange = self.exchange_time * moved * self.bytes_per_element / self.ipu.exchange
+        matrix, narrow = self._rates(ins, outs, kernel, weights)
+        if narrow > matrix:
+            return Work(narrow=macs / narrow, exchange=exchange, launches=launches)
+        return Work(matrix=macs / matrix, exchange=exchange, launches=launches)
 
-    def _rate(self, ins: int, outs: int, kernel: int, weights: bool) -> float:
-        """Return the number of multiply-adds that a tile does per cycle."""
-        share = self.constants.matrix_share
+    def _rates(self, ins: int, outs: int, kernel: int, weights: bool) -> tuple[float, float]:
+        """Return the multiply-adds per cycle of a tile's matrix units, and of its SLIC or vector kernels."""
+        filled = _filled(ins) * _filled(outs)
         if self.bytes_per_element > 2:
-            return share * self.ipu.single_macs * _filled(ins) * _filled(outs)
-        matrix = self.ipu.half_macs * _filled(ins) * _filled(outs) * (1 if self.half_partials else PARTIALS_SHARE)
-        if ins not in SLIC_CHANNELS or ins != outs:
-            return share * max(matrix, VERTICAL_MACS)
+            return self.ipu.single_macs * filled, 0.0
+        matrix = self.ipu.half_macs * filled * (1 if self.half_partials else PARTIALS_SHARE)
+        if weights or ins not in SLIC_CHANNELS or ins != outs:
+            return matrix, VERTICAL_MACS
         fours = kernel / (4 * math.ceil(kernel / 4))
-        slic = 8 * ins * fours * self.ipu.half_macs / 64
-        return share * max(matrix, VERTICAL_MACS if weights else slic)
+        return matrix, 8 * ins * fours * self.ipu.half_macs / 64
 
 
 class SegmentCosts:
@@ -157,19 +197,34 @@ class SegmentCosts:
 
     def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
         self._trace, self._training = workload.trace, workload.training
-        self._kernels = Kernels.of(workload, ipu, constants)
+        self._kernels, self._constants = Kernels.of(workload, ipu), constants
+        self._counted: dict[str, tuple[Work, Work]] = {}
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
+
+    def with_constants(self, constants: Constants) -> SegmentCosts:
+        """Return the costs with other constants. The work is not counted again."""
+        other = copy(self)
+        other._constants, other._known = constants, {}
+        return other
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
         """Return the forward and backward cycles of a segment for one micro-batch."""
         if (segment, proportion) not in self._known:
-            kernels, forward, backward = replace(self._kernels, proportion=proportion), Cycles(), Cycles()
-            for operation in self._trace.by_segment[segment]:
-                forward += kernels.forward(operation)
-                if self._training:
-                    backward += kernels.backward(operation, operation is self._trace.operations[0])
-            self._known[segment, proportion] = forward, backward
+            forward, backward = self._work(segment)
+            self._known[segment, proportion] = (
+                forward.cycles(self._constants, proportion), backward.cycles(self._constants, proportion)
+            )  # fmt: skip
         return self._known[segment, proportion]
+
+    def _work(self, segment: str) -> tuple[Work, Work]:
+        if segment not in self._counted:
+            forward, backward = Work(), Work()
+            for operation in self._trace.by_segment[segment]:
+                forward += self._kernels.forward(operation)
+                if self._training:
+                    backward += self._kernels.backward(operation, operation is self._trace.operations[0])
+            self._counted[segment] = forward, backward
+        return self._counted[segment]
 
     def totals(self, proportion: float) -> list[float]:
         """Return the sum of forward and backward cycles for each segment."""

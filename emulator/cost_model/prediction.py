@@ -78,6 +78,7 @@ class Prediction:
             "system": self.system.name,
             "ipu": self.system.ipu.name,
             "ipus": plan.ipus,
+            "sdk": timing.sdk,
             "fits": self.fits,
             "memory_bytes_per_ipu": [each.total for each in self.memories],
             "memory_capacity_bytes": self.capacity,

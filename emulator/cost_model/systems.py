@@ -19,7 +19,9 @@ from base.plugins import did_you_mean
 from emulator.plan.ipu_ids import group_size
 
 KIB = 1024
-# These rates are in bytes per second. An IPU-Machine has four IPUs.
+MACHINE = 4  # an IPU-Machine has four IPUs.
+FIRST_SDK, LAST_SDK = 2.0, 2.5  # rates were published for these and the releases between them.
+# These rates are in bytes per second.
 HOST_LINK = 5.5e9  # the host sends 5.5 GB/s to one IPU, as measured in Graphcore's EfficientDet example.
 GATEWAY_LINK = 25e9  # a machine sends 25 GB/s to other PODs, through two ports of 100 Gbit/s [D].
 STREAMING = 20e9  # a machine's DRAM delivers 20 GB/s to its four IPUs. This value is an assumption without a source.
@@ -33,6 +35,7 @@ class Ipu:
     * `half_macs` and `single_macs` are the multiply-adds per cycle of a tile's matrix units, in FP16 and FP32.
     * `exchange` is the number of bytes that a tile receives per cycle.
     * `link` is the number of bytes per second to and from all other IPUs together.
+    * `machine_link` is the number of bytes per second that a machine of four IPUs sends to the other machines of its POD.
     """
 
     name: str
@@ -43,7 +46,8 @@ class Ipu:
     single_macs: int
     exchange: float
     link: float
-    later_software: bool = False  # True if published rates are only for SDK 2.4 and later.
+    machine_link: float = 128e9  # 512 Gbit/s to each of two neighbours [D]
+    sdk: float = FIRST_SDK  # the SDK release of the published rates; rates are predicted for this release by default.
 
     @property
     def memory(self) -> int:
@@ -61,7 +65,15 @@ class Ipu:
 
 
 MK1 = Ipu(
-    name="Mk1", tiles=1216, tile_memory=256 * KIB, clock=1.6e9, half_macs=32, single_macs=8, exchange=4.1, link=256e9
+    name="Mk1",
+    tiles=1216,
+    tile_memory=256 * KIB,
+    clock=1.6e9,
+    half_macs=32,
+    single_macs=8,
+    exchange=4.1,
+    link=256e9,
+    machine_link=128e9,
 )  # these values are from [C], except `exchange`, which is the value of Mk2.
 MK2 = Ipu(
     name="Mk2", tiles=1472, tile_memory=624 * KIB, clock=1.33e9, half_macs=64, single_macs=16, exchange=4.1, link=320e9
@@ -75,7 +87,7 @@ BOW = Ipu(
     single_macs=16,
     exchange=4.1,
     link=320e9,
-    later_software=True,
+    sdk=LAST_SDK,
 )  # [D] [L]
 
 

@@ -7,13 +7,14 @@ from the times of short schedules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from emulator.cost_model.constants import Constants
-from emulator.cost_model.kernels import Cycles, SegmentCosts
-from emulator.cost_model.systems import GATEWAY_LINK, HOST_LINK, STREAMING, System
+from emulator.cost_model.kernels import Cycles, SegmentCosts, Work
+from emulator.cost_model.systems import FIRST_SDK, GATEWAY_LINK, HOST_LINK, LAST_SDK, MACHINE, STREAMING, System
 from emulator.cost_model.workload import Workload
 from emulator.plan import schedules
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
@@ -23,6 +24,12 @@ HOP = 15e-9  # seconds for each of the 1 + IPUs / 4 hops of a synchronisation; s
 FED = 8_000.0  # one host process prepares at most 8,000 images per second. This value is an estimate.
 UPDATE_ACCESSES = 4  # an update reads and writes the gradient and the weight.
 SLOT_ACCESSES = 2  # an update reads and writes each slot.
+# A norm of LARS or LAMB squares, sums in each tile, sums over all tiles and takes the root: for weights and for gradients.
+# The trust ratio takes another twelve operations on single numbers.
+NORM_LAUNCHES = 20
+# Before an update, the gradients of a proxy norm's mean and deviation go back through 200 values of an activation; after it,
+# both are computed again.
+PROXY_LAUNCHES = 60
 IO_OVERHEAD = 0.15  # I/O tiles hide 85 % of the transfers from the host.
 
 
@@ -57,8 +64,13 @@ class Timing:
         return Cell(cycles, cycles.total * self._software / self.system.ipu.clock)
 
     @property
+    def sdk(self) -> float:
+        """The release of the SDK for which times are predicted."""
+        return min(max(self.workload.sdk or self.system.ipu.sdk, FIRST_SDK), LAST_SDK)
+
+    @property
     def _software(self) -> float:
-        return self.constants.later_software if self.system.ipu.later_software else 1.0
+        return self.constants.release_time ** (10 * (self.sdk - FIRST_SDK))
 
     def _stage_cycles(self, stage: int) -> tuple[Cycles, Cycles]:
         workload, plan = self.workload, self.workload.plan
@@ -119,20 +131,25 @@ class Timing:
 
     @cached_property
     def all_reduce(self) -> float:
-        """The seconds to all-reduce gradients over the replicas: in a ring within each POD, then in a ring between PODs."""
-        workload, plan = self.workload, self.workload.plan
-        replicas = plan.total_replicas
+        """The seconds to all-reduce gradients over the replicas: in rings within each machine, then between the machines of
+        a POD, then between PODs through gateways. Each step begins with a synchronisation."""
+        workload, plan, ipu = self.workload, self.workload.plan, self.system.ipu
+        replicas, shards = plan.total_replicas, plan.options.shards
         if replicas == 1 or not workload.training:
             return 0.0
         element = plan.precision.accumulator.bytes
-        size = workload.trained_elements_per_ipu * element
-        within = min(replicas, self.system.pod // plan.options.shards or 1)
-        seconds = 2 * size * (within - 1) / within / (self.system.ipu.link / 2 * LINK_SHARE)
+        sent = sum(workload.trained_elements) * element
+        near = min(replicas, MACHINE // shards or 1)
+        within = min(replicas, self.system.pod // shards or 1)
+        far = -(-within // near)
+        seconds = _ring(workload.trained_elements_per_ipu * element, near) / (ipu.link / 2 * LINK_SHARE)
+        seconds += _ring(sent / max(1, shards / MACHINE), far) / (ipu.machine_link * LINK_SHARE)
+        seconds += 2 * (within - 1) * self._hops(min(plan.ipus, self.system.pod))
         pods = -(-plan.ipus // self.system.pod)
         if pods > 1:
-            machines = self.system.pod / 4
-            seconds += 2 * sum(workload.trained_elements) * element * (pods - 1) / pods / (machines * GATEWAY_LINK)
-        return seconds + 2 * self._hops(plan.ipus)
+            seconds += _ring(sent, pods) / (self.system.pod / MACHINE * GATEWAY_LINK)
+            seconds += 2 * math.ceil(math.log2(pods)) * self.constants.gateway_seconds  # each step doubles the PODs' groups.
+        return seconds
 
     @cached_property
     def update(self) -> float:
@@ -143,17 +160,21 @@ class Timing:
         ipu = self.system.ipu
         moved = UPDATE_ACCESSES * workload.of_fullest_ipu(workload.master_bytes)
         moved += SLOT_ACCESSES * workload.of_fullest_ipu(workload.slot_bytes)
-        cycles = moved / ipu.tiles / self.constants.memory_bytes
-        return (cycles + self.constants.update_cycles) / ipu.clock + self.streamed
+        launches = (1 + workload.slots) * workload.of_fullest_ipu(workload.trained_tensors)
+        launches += NORM_LAUNCHES * workload.of_fullest_ipu(workload.normed_tensors)
+        launches += PROXY_LAUNCHES * workload.of_fullest_ipu(workload.proxies)
+        cycles = Work(accessed=moved / ipu.tiles, launches=launches).cycles(self.constants).total
+        return cycles * self._software / ipu.clock + self.constants.update_seconds + self.streamed
 
     @cached_property
     def streamed(self) -> float:
-        """The seconds to read offloaded optimiser state from the machine's DRAM and write it back."""
+        """The seconds to read offloaded optimiser state from the machine's DRAM and write it back. Each IPU has its share of
+        the DRAM's rate for the state of its own stage."""
         workload, plan = self.workload, self.workload.plan
         if not workload.offloads:
             return 0.0
         share = plan.total_replicas if plan.options.rts else 1
-        return 2 * sum(workload.slot_bytes) / share / (STREAMING / 4 * plan.options.shards)
+        return 2 * workload.of_fullest_ipu(workload.slot_bytes) / share / (STREAMING / MACHINE)
 
     @cached_property
     def transfers(self) -> float:
@@ -199,6 +220,11 @@ class Timing:
     def hours(self) -> float:
         """The hours of the whole training run, without validation, compilation and checkpoints."""
         return self.workload.images / self.images_per_second / 3600
+
+
+def _ring(size: float, members: int) -> float:
+    """Return the bytes that each member sends if a ring all-reduces tensors of `size` bytes."""
+    return 2 * size * (members - 1) / members
 
 
 @lru_cache(maxsize=64)  # a search uses the same timelines many times.

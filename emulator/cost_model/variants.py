@@ -52,6 +52,16 @@ def scaled(workload: Workload, system: System) -> Workload | None:
     return None
 
 
+def grown(workload: Workload, system: System) -> Workload | None:
+    """Return the workload with as many replicas as the system holds, each with the same micro-batches, so that the global
+    batch grows. Return None if the system holds too few."""
+    plan, span = workload.plan, workload.plan.options.BN_span
+    replicas = system.ipus // plan.options.shards // span * span
+    if not replicas:
+        return None
+    return replace(workload, plan=replace(plan, options=replace(plan.options, replicas=replicas), instances=1, instance=0))
+
+
 def undivided(workload: Workload, system: System) -> str:
     """Return why a scaled workload leaves IPUs idle, with global batches that use all IPUs. Return "" if none is idle."""
     plan, span = workload.plan, workload.plan.options.BN_span

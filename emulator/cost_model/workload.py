@@ -30,6 +30,8 @@ class Workload:
     * `two_pass` means that norms read their input twice to compute statistics.
     * `images` is the number of images in the training run: data set x epochs.
     * `trained` has the names of the variables that gradients change.
+    * `normed` has the names of the variables whose updates need norms: the trust ratios of LARS and LAMB.
+    * `sdk` is the release of the SDK; None means the release of the published rates.
     * `least_micro_batch` is the smallest allowed micro-batch size.
     * `processes` is the number of host processes that prepare images. None means one process for every two IPUs, as in the
       published runs.
@@ -47,6 +49,8 @@ class Workload:
     training: bool = True
     least_micro_batch: int = 1
     processes: int | None = None
+    normed: frozenset[str] = frozenset()
+    sdk: float | None = None
 
     @property
     def bytes_per_element(self) -> int:
@@ -65,6 +69,21 @@ class Workload:
     def trained_elements(self) -> tuple[int, ...]:
         """The number of weights in each stage that gradients change."""
         return tuple(sum(v.elements for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+
+    @cached_property
+    def trained_tensors(self) -> tuple[int, ...]:
+        """The number of tensors in each stage that gradients change."""
+        return tuple(sum(1 for _ in self.moved(stage)) for stage in range(len(self.plan.stages)))
+
+    @cached_property
+    def normed_tensors(self) -> tuple[int, ...]:
+        """The number of tensors in each stage whose updates need norms."""
+        return tuple(sum(v.name in self.normed for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+
+    @cached_property
+    def proxies(self) -> tuple[int, ...]:
+        """The number of proxy norms in each stage."""
+        return tuple(sum(v.proxy is not None for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
 
     @cached_property
     def slot_bytes(self) -> tuple[int, ...]:

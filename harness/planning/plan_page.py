@@ -8,7 +8,7 @@ from dataclasses import asdict
 from emulator.cost_model import variants
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.plan.schedules import SCHEDULES
-from harness.planning import plan_table
+from harness.planning import plan_table, scaling
 from harness.planning.planned_config import Planned
 from harness.report_page import markup
 from harness.reports import timeline
@@ -30,13 +30,15 @@ def render(planned: Sequence[Planned]) -> str:
         parts += [markup.heading(1, "Plans compared"), markup.text("\n".join(plan_table.comparison(planned)))]
         parts.append(markup.charts([_rates(planned)]))
     parts += [_section(each) for each in planned]
+    firsts = {each.name: each for each in reversed(planned) if each.prediction.workload.training}
+    parts += [_scaling(each) for each in reversed(firsts.values())]
     names = ", ".join(dict.fromkeys(each.name for each in planned))
     return markup.page(f"Plan: {names}", [*parts, markup.paragraph(plan_table.NOTE)])
 
 
 def _section(planned: Planned) -> str:
     prediction, timing = planned.prediction, planned.prediction.timing
-    room, energy = prediction.room / MIB, prediction.kilowatt_hours
+    room = prediction.room / MIB
     facts = [
         (f"{timing.images_per_second:,.0f}", "images per second"),
         (f"{1e3 * timing.seconds:,.1f} ms", plan_table.unit_of_work(prediction)),
@@ -44,7 +46,7 @@ def _section(planned: Planned) -> str:
         (f"{abs(room):,.0f} MiB", f"{'free' if prediction.fits else 'too much'} on the fullest IPU"),
         (f"{100 * timing.idle_share:.0f} %", "idle"),
         (f"{100 * timing.peak_share:.1f} %", "of the peak arithmetic rate"),
-        *([(f"{energy:,.0f}", "kWh")] if energy is not None else []),
+        *([(plan_table.energy(prediction), "of electricity")] if prediction.kilowatt_hours is not None else []),
     ]
     panels = [_memory(prediction), _update(prediction)]
     if len(prediction.memories) > 1:
@@ -59,6 +61,21 @@ def _section(planned: Planned) -> str:
             markup.folded("Numbers", markup.text(plan_table.one(planned))),
         ]
     )
+
+
+def _scaling(planned: Planned) -> str:
+    """Return a section on the found plan, or on the configuration's own plan, on larger and smaller systems."""
+    workload = planned.prediction.workload
+    if not planned.given:
+        workload = planned.run.workload(workload.processes)
+    idle = scaling.idle(workload)
+    words = (
+        f"With global batch {workload.plan.global_batch:,}, replicas share the micro-batches. With a growing batch, each "
+        f"replica keeps {workload.plan.accumulation} micro-batches per update. "
+    )
+    if idle:
+        words += f"Global batch {workload.plan.global_batch:,} does not divide among all replicas: {idle}."
+    return markup.heading(2, f"{planned.name}, scaled") + markup.paragraph(words) + markup.charts(scaling.panels(workload))
 
 
 def _frontier(planned: Planned, given: Prediction) -> Curves:

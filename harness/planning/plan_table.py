@@ -28,7 +28,7 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
     width, shares = max(len(each.name) for each in planned), efficiencies(planned)
     heading = f" {'efficiency':>10s}" if any(shares) else ""
     lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'replicas':>8s} {'accum.':>6s} {'batch':>6s} {'fits':>4s} "
-             f"{'fullest IPU':>11s} {'img/sec':>9s}{heading} {'hours':>7s} {'idle':>5s}"]  # fmt: skip
+             f"{'fullest IPU':>11s} {'img/sec':>9s}{heading} {'hours':>7s} {'energy':>10s} {'idle':>5s}"]  # fmt: skip
     for each, efficiency in zip(planned, shares):
         prediction, timing, plan = each.prediction, each.prediction.timing, each.prediction.workload.plan
         share = f"{'' if efficiency is None else f'{100 * efficiency:.0f} %':>10s}"
@@ -36,9 +36,18 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
             f"{each.name:{width}s}  {prediction.system.name:9s} {plan.ipus:4d} {plan.total_replicas:8d} "
             f"{plan.accumulation:6d} {plan.global_batch:6d} {'yes' if prediction.fits else 'NO':>4s} "
             f"{prediction.fullest.total / MIB:7,.0f} MiB {timing.images_per_second:9,.0f}{f' {share}' if heading else ''} "
-            f"{timing.hours:7.1f} {100 * timing.idle_share:3.0f} %" + (f"  {each.undivided}" if each.undivided else "")
+            f"{timing.hours:7.1f} {energy(prediction):>10s} {100 * timing.idle_share:3.0f} %"
+            + (f"  {each.undivided}" if each.undivided else "")
         )
     return lines
+
+
+def energy(prediction: Prediction) -> str:
+    """Return the energy of a run as text, or "" if it is unknown."""
+    hours = prediction.kilowatt_hours
+    if hours is None:
+        return ""
+    return f"{hours:,.0f} kWh" if hours >= 10 else f"{hours:.1f} kWh" if hours >= 0.1 else f"{1000 * hours:.2g} Wh"
 
 
 def unit_of_work(prediction: Prediction) -> str:
@@ -50,16 +59,16 @@ def one(planned: Planned, whole: bool = True) -> str:
     """Return the report on one plan. If `whole` is true, the report includes notes and number formats."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
-    energy, unit = prediction.kilowatt_hours, unit_of_work(prediction)
+    electricity, unit = energy(prediction), unit_of_work(prediction)
     replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
     lines = [
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
         f"micro-batch {plan.micro_batch_size} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
-        f"{plan.precision.name}",
+        f"{plan.precision.name}, SDK {timing.sdk:.1f}",
         *(f"  {note}" for note in planned.run.notes if whole),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"
-        + (f", {energy:,.0f} kWh" if energy is not None else ""),
+        + (f", {electricity}" if electricity else ""),
         f"  idle {100 * timing.idle_share:.0f} %; {100 * timing.peak_share:.1f} % of the matrix units' peak",
         f"  {unit}: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"
                                     for name, value in prediction.update_parts.items() if value > 5e-6),

@@ -16,6 +16,7 @@ from emulator.plan.number_formats import FP16
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Trace
 from harness.cluster.cluster import ALONE, Cluster
+from harness.options.releases import version
 from harness.options.sections import RunOptions
 from harness.options.update_rules import named_by
 from harness.run import data
@@ -121,6 +122,12 @@ class Run:
         """Return whether a variable is trained. Without --variable-filter, every variable is."""
         words = self.options.training.variable_filter
         return not words or named_by(words)(name)
+
+    def is_normed(self, name: str) -> bool:
+        """Return whether an update needs the norms of a variable and of its gradient."""
+        training = self.options.training
+        skipped = {"LARS": training.lars_skip_list, "LAMB": training.lamb_skip_list}.get(training.optimiser)
+        return skipped is not None and not named_by(skipped)(name)
 
     @cached_property
     def frozen_norms(self) -> frozenset[str]:
@@ -239,6 +246,7 @@ class Run:
         """Return the input of the planner. `processes` is the number of host processes that feed the replicas."""
         from emulator.cost_model.workload import Workload
 
+        release = version(self.options.main.release or "")
         trained_images = self.length.iterations * self.plan.global_batch
         return Workload(
             trace=self.trace,
@@ -252,6 +260,8 @@ class Run:
             trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.is_trained(v.name)),
             training=self.trains,
             processes=processes,
+            normed=frozenset(v.name for v in self.trace.variables if self.is_normed(v.name)),
+            sdk=release[0] + release[1] / 10 if release else None,
             least_micro_batch=self.options.dataset.least_micro_batch if self.trains else 1,
         )
 
