@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from base.process import command_line
 from benchmarks import _paired, _tables
+from emulator.native import library
 
 RESULTS = Path(__file__).with_name("results")
 HERE = Path(__file__).parent
@@ -67,7 +68,7 @@ class Row:
     side: int = 224
     updates: int = 1  # weight updates, or batches, in a round
     accumulation: int = 1
-    precision: str = "32.32"  # of our first way; for another one, PyTorch multiplies in BF16 with autocast
+    precision: str = "32.32"  # of our first way; for another one, PyTorch has ways that multiply in BF16, too
     also: tuple[OtherWay, ...] = ()
     inference: bool = False
     short: bool = False  # whether --short measures the task, too
@@ -84,11 +85,13 @@ class Row:
             ways |= {"Keras": [*own, *more], KERAS_XLA: [*own, "--jit", *more]}
         numbers = [str(number) for number in (self.side, self.batch, self.updates, self.accumulation)]
         own = [torch_python, str(HERE / "_torch_worker.py"), self.torch, *numbers]
-        cast, flags = ("", []) if self.precision == "32.32" else (", autocast", ["--autocast"])
-        for name, layout in (("", []), (", channels last", ["--last"]), (", compiled", ["--last", "--compile"])):
-            if layout or not cast:
-                ways[f"PyTorch{cast}{name}"] = [*own, *layout, *flags, *more]
-        return ways
+        settings = {"": [], ", channels last": ["--last"], ", compiled": ["--last", "--compile"]}
+        if self.precision != "32.32" and library.has_bf16():  # without BF16 units, autocast is 20 times slower than FP32
+            settings |= {
+                ", autocast": ["--last", "--autocast"],
+                ", autocast, compiled": ["--last", "--autocast", "--compile"],
+            }
+        return ways | {f"PyTorch{name}": [*own, *flags, *more] for name, flags in settings.items()}
 
     @property
     def _words(self) -> str:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks import _tables, norms, peers
+from emulator.native import library
 from harness.commands import cli
 from harness.run.resolve import prepare
 
@@ -31,7 +32,14 @@ def test_every_row_can_run(row):
     for name, command in commands.items():
         if name.startswith(("Keras", "PyTorch")):
             assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
-            assert ("--autocast" in command) == (run.plan.precision.name != "32.32")
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_pytorch_multiplies_in_bf16_where_that_is_fast(units, monkeypatch):
+    monkeypatch.setattr(library, "has_bf16", lambda: units)
+    for row in peers.ROWS:
+        autocast = [command for command in row.commands("python").values() if "--autocast" in command]
+        assert [("--compile" in command) for command in autocast] == [False, True] * (units and "bf16" in row.name)
 
 
 def test_measured_norms_have_gradients():
