@@ -46,7 +46,7 @@ struct NormRules : Norm {
     TF_RETURN_IF_ERROR(context->GetAttr("activation", &activation));
     TF_RETURN_IF_ERROR(context->GetAttr("rounding", &rounding));
     TF_RETURN_IF_ERROR(context->GetAttr("shortcuts", &shortcuts));
-    shortcut = shortcuts ? 3 + this->rounding.inputs() : 0;
+    shortcut = shortcuts ? 3 + this->rounding.count : 0;
     if (shortcuts == 0 || (shortcuts == 1 && activation == "relu" && rounding == "none")) return absl::OkStatus();
     return InvalidArgument("there can be one shortcut, only before a relu and without rounding");
   }
@@ -87,15 +87,19 @@ class BatchNorm : public CheckedKernel<NormRules> {
     const Walk walk(input);
     const int64_t channels = walk.channels, samples = walk.batch / norm.parts;
     const float* shortcut = norm.shortcut ? numbers(context, norm.shortcut) : nullptr;
-    const float *x = numbers(context, 0), *gamma = numbers(context, 1), *beta = numbers(context, 2);
+    const Reader x(input);
+    const float *gamma = numbers(context, 1), *beta = numbers(context, 2);
     const TensorShape rows({norm.parts, channels});
-    float *y, *mean, *variance;
-    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &y}, {rows, &mean}, {rows, &variance}}));
+    Tensor* output;
+    float *mean, *variance;
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(context, allocate(context, {{rows, &mean}, {rows, &variance}}, 1));
+    const Writer y(output);
     BlockSums block_means(walk), squares(walk);
     run(context, walk,
         [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
-          moments(x + sample * walk.sample_size() + first, pixels, channels, block_means.of(sample, block),
-                  squares.of(sample, block));
+          const float* from = x.read(sample * walk.sample_size() + first, pixels * channels, &Scratches::own().x);
+          moments(from, pixels, channels, block_means.of(sample, block), squares.of(sample, block));
         },
         1);
     const double count = static_cast<double>(samples * walk.pixels);
@@ -118,8 +122,15 @@ class BatchNorm : public CheckedKernel<NormRules> {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
           const Channels rows{factor.of(part), shift.of(part)};
           const Block block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
-          if (shortcut) return relus_of_sums(x + start, shortcut + start, rows, block, y + start);
-          norm.blocks.values(x + start, rows, block, y + start);
+          Scratches& scratches = Scratches::own();
+          const float* from = x.read(start, pixels * channels, &scratches.x);
+          float* to = y.begin(start, pixels * channels, &scratches.result);
+          if (shortcut) {
+            relus_of_sums(from, shortcut + start, rows, block, to);
+          } else {
+            norm.blocks.values(from, rows, block, to);
+          }
+          y.end(start, pixels * channels, scratches.result);
         },
         1);
   }
@@ -135,11 +146,15 @@ class BatchNormGradient : public CheckedKernel<GradientRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels, samples = walk.batch / norm.parts;
-    const float *x = numbers(context, 0), *dy = numbers(context, 1), *gamma = numbers(context, 2),
-                *beta = numbers(context, 3), *mean = numbers(context, 4), *variance = numbers(context, 5);
+    const Reader x(input), dy(context->input(1));
+    const float *gamma = numbers(context, 2), *beta = numbers(context, 3), *mean = numbers(context, 4),
+                *variance = numbers(context, 5);
     const TensorShape rows({norm.parts, channels});
-    float *dx, *dgamma, *dbeta;
-    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &dx}, {rows, &dgamma}, {rows, &dbeta}}));
+    Tensor* output;
+    float *dgamma, *dbeta;
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(context, allocate(context, {{rows, &dgamma}, {rows, &dbeta}}, 1));
+    const Writer dx(output);
     Rows r(norm.parts, channels), factor(norm.parts, channels), shift(norm.parts, channels), b(norm.parts, channels),
         k(norm.parts, channels);
     for (int64_t part = 0; part < norm.parts; ++part) {
@@ -158,8 +173,12 @@ class BatchNormGradient : public CheckedKernel<GradientRules> {
     run(context, walk,
         [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm.blocks.sums(x + start, dy + start, channels_of(part), block_of(sample, first, pixels),
-                            {slopes.of(sample, block), products.of(sample, block)}, dx + start);
+          Scratches& scratches = Scratches::own();
+          const int64_t count = pixels * channels;
+          float* to = dx.begin(start, count, &scratches.result);
+          norm.blocks.sums(x.read(start, count, &scratches.x), dy.read(start, count, &scratches.dy), channels_of(part),
+                            block_of(sample, first, pixels), {slopes.of(sample, block), products.of(sample, block)}, to);
+          dx.end(start, count, scratches.result);
         },
         2);
     const double count = static_cast<double>(samples * walk.pixels);
@@ -177,7 +196,12 @@ class BatchNormGradient : public CheckedKernel<GradientRules> {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm.blocks.gradients(x + start, dy + start, channels_of(part), block_of(sample, first, pixels), dx + start);
+          Scratches& scratches = Scratches::own();
+          const int64_t count = pixels * channels;
+          float* to = dx.again(start, count, &scratches.result);
+          norm.blocks.gradients(x.read(start, count, &scratches.x), dy.read(start, count, &scratches.dy), channels_of(part),
+                                block_of(sample, first, pixels), to);
+          dx.end(start, count, scratches.result);
         },
         2);
   }
@@ -228,20 +252,22 @@ class BatchNormInference : public CheckedKernel<InferenceRules> {
 };
 
 REGISTER_OP("EmulatorBatchNorm")
-    .Input("x: float").Input("gamma: float").Input("beta: float").Input("noise: count * uint64")
+    .Input("x: T").Input("gamma: float").Input("beta: float").Input("noise: count * uint64")
     .Input("shortcut: shortcuts * float").Attr("shortcuts: int >= 0")
     .Attr("parts: int").Attr(kActivations).Attr("epsilon: float")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
-    .Output("y: float").Output("mean: float").Output("variance: float")
+    .Attr(kStorage)
+    .Output("y: T").Output("mean: float").Output("variance: float")
     .SetShapeFn(set_shapes<NormRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNorm").Device(tensorflow::DEVICE_CPU), BatchNorm);
 
 REGISTER_OP("EmulatorBatchNormGradient")
-    .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
+    .Input("x: T").Input("dy: U").Input("gamma: float").Input("beta: float").Input("mean: float")
     .Input("variance: float").Input("noise: count * uint64")
     .Attr("parts: int").Attr(kActivations).Attr("epsilon: float")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
-    .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
+    .Attr(kStorage).Attr(kArrivingStorage).Attr(kReturnedStorage)
+    .Output("dx: V").Output("dgamma: float").Output("dbeta: float")
     .SetShapeFn(set_shapes<GradientRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormGradient").Device(tensorflow::DEVICE_CPU), BatchNormGradient);
 

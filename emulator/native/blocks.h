@@ -26,11 +26,12 @@ constexpr int64_t kBlockPixels = 128;
 // Returns the numbers of input `k`.
 inline const float* numbers(OpKernelContext* context, int k) { return context->input(k).flat<float>().data(); }
 
-// Allocates the outputs, one for each shape, and sets pointers to their numbers.
-inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pair<TensorShape, float**>>& outputs) {
+// Allocates the FP32 outputs from number `first` on, one for each shape, and sets pointers to their numbers.
+inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pair<TensorShape, float**>>& outputs,
+                             int first = 0) {
   for (size_t k = 0; k < outputs.size(); ++k) {
     Tensor* output;
-    TF_RETURN_IF_ERROR(context->allocate_output(k, outputs[k].first, &output));
+    TF_RETURN_IF_ERROR(context->allocate_output(first + k, outputs[k].first, &output));
     *outputs[k].second = output->flat<float>().data();
   }
   return absl::OkStatus();

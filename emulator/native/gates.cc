@@ -2,6 +2,7 @@
 // channel.
 
 #include "emulator/native/blocks.h"
+#include "emulator/native/storage.h"
 
 namespace native {
 namespace {
@@ -35,15 +36,18 @@ class GateGradient : public CheckedKernel<Rules> {
  protected:
   void compute(OpKernelContext* context) override {
     const Walk walk(context->input(0));
-    const float *x = numbers(context, 0), *factor = numbers(context, 1), *dy = numbers(context, 2);
+    const Reader x(context->input(0)), dy(context->input(2));
+    const float* factor = numbers(context, 1);
     float *dx, *dfactor;
     OP_REQUIRES_OK(context, allocate(context, {{context->input(0).shape(), &dx}, {context->input(1).shape(), &dfactor}}));
     BlockSums sums(walk);
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           gradients(x + start, factor + sample * walk.channels, dy + start, pixels, walk.channels, dx + start,
-                     sums.of(sample, block));
+           Scratches& scratches = Scratches::own();
+           const int64_t count = pixels * walk.channels;
+           gradients(x.read(start, count, &scratches.x), factor + sample * walk.channels, dy.read(start, count, &scratches.dy),
+                     pixels, walk.channels, dx + start, sums.of(sample, block));
          },
          [&](int64_t sample) {
            const std::vector<double> total = sums.total(sample);
@@ -54,7 +58,8 @@ class GateGradient : public CheckedKernel<Rules> {
 };
 
 REGISTER_OP("EmulatorGateGradient")
-    .Input("x: float").Input("factor: float").Input("dy: float")
+    .Input("x: T").Input("factor: float").Input("dy: U")
+    .Attr(kStorage).Attr(kArrivingStorage)
     .Output("dx: float").Output("dfactor: float")
     .SetShapeFn(set_shapes<Rules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorGateGradient").Device(tensorflow::DEVICE_CPU), GateGradient);

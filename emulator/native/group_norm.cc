@@ -85,18 +85,22 @@ class GroupNorm : public CheckedKernel<NormRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels;
-    const float *x = numbers(context, 0), *gamma = numbers(context, 1), *beta = numbers(context, 2),
-                *centre = numbers(context, 3), *outer = numbers(context, 4);
+    const Reader x(input);
+    const float *gamma = numbers(context, 1), *beta = numbers(context, 2), *centre = numbers(context, 3),
+                *outer = numbers(context, 4);
     const TensorShape rows({walk.batch, 1, 1, channels});
-    float *y, *mean, *r;
-    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &y}, {rows, &mean}, {rows, &r}}));
+    Tensor* output;
+    float *mean, *r;
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(context, allocate(context, {{rows, &mean}, {rows, &r}}, 1));
+    const Writer y(output);
     BlockSums first_moments(walk), second_moments(walk);
     Rows factor(walk.batch, channels), shift(walk.batch, channels);
     const std::vector<Noise> noise = rules_.rounding.noise(context, 5, walk.batch);
 
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
-           const float* from = x + sample * walk.sample_size() + first;
+           const float* from = x.read(sample * walk.sample_size() + first, pixels * channels, &Scratches::own().x);
            float *sums = first_moments.of(sample, block), *squares = second_moments.of(sample, block);
            if (rules_.two_pass) {
              moments(from, pixels, channels, sums, squares);
@@ -119,7 +123,11 @@ class GroupNorm : public CheckedKernel<NormRules> {
            Channels rows{factor.of(sample), shift.of(sample)};
            rows.centre = centre;
            rows.outer = outer;
-           rules_.blocks.values(x + start, rows, {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, y + start);
+           Scratches& scratches = Scratches::own();
+           const float* from = x.read(start, pixels * channels, &scratches.x);
+           float* to = y.begin(start, pixels * channels, &scratches.result);
+           rules_.blocks.values(from, rows, {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, to);
+           y.end(start, pixels * channels, scratches.result);
          },
          nullptr}};
     run(context, walk, phases, 2);
@@ -158,13 +166,15 @@ class GroupNormGradient : public CheckedKernel<GradientRules> {
     const Tensor& input = context->input(0);
     const Walk walk(input);
     const int64_t channels = walk.channels;
-    const float *x = numbers(context, 0), *dy = numbers(context, 1), *gamma = numbers(context, 2),
-                *beta = numbers(context, 3), *mean = numbers(context, 4), *r = numbers(context, 5),
-                *centre = numbers(context, 6), *outer = numbers(context, 7);
+    const Reader x(input), dy(context->input(1));
+    const float *gamma = numbers(context, 2), *beta = numbers(context, 3), *mean = numbers(context, 4),
+                *r = numbers(context, 5), *centre = numbers(context, 6), *outer = numbers(context, 7);
     const TensorShape rows({walk.batch, channels}), proxy_rows({rules_.proxy ? walk.batch : 0, channels});
-    float *dx, *dgamma, *dbeta, *dcentre, *douter;
-    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &dx}, {rows, &dgamma}, {rows, &dbeta},
-                                               {proxy_rows, &dcentre}, {proxy_rows, &douter}}));
+    Tensor* output;
+    float *dgamma, *dbeta, *dcentre, *douter;
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(context, allocate(context, {{rows, &dgamma}, {rows, &dbeta}, {proxy_rows, &dcentre}, {proxy_rows, &douter}}, 1));
+    const Writer dx(output);
     BlockSums slopes(walk), products(walk), arriving(rules_.proxy ? walk : Walk()), scaled(rules_.proxy ? walk : Walk());
     Rows factor(walk.batch, channels), shift(walk.batch, channels), b(walk.batch, channels), k(walk.batch, channels);
     for (int64_t sample = 0; sample < walk.batch; ++sample) {
@@ -185,7 +195,12 @@ class GroupNormGradient : public CheckedKernel<GradientRules> {
              sums.arriving = arriving.of(sample, block);
              sums.scaled = scaled.of(sample, block);
            }
-           rules_.blocks.sums(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), sums, dx + start);
+           Scratches& scratches = Scratches::own();
+           const int64_t count = pixels * channels;
+           float* to = dx.begin(start, count, &scratches.result);
+           rules_.blocks.sums(x.read(start, count, &scratches.x), dy.read(start, count, &scratches.dy), channels_of(sample),
+                              block_of(sample, first, pixels), sums, to);
+           dx.end(start, count, scratches.result);
          },
          [&](int64_t sample) {
            const float *inverse = r + sample * channels, *own_factor = factor.of(sample);
@@ -212,7 +227,12 @@ class GroupNormGradient : public CheckedKernel<GradientRules> {
          }},
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           rules_.blocks.gradients(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), dx + start);
+           Scratches& scratches = Scratches::own();
+           const int64_t count = pixels * channels;
+           float* to = dx.again(start, count, &scratches.result);
+           rules_.blocks.gradients(x.read(start, count, &scratches.x), dy.read(start, count, &scratches.dy),
+                                   channels_of(sample), block_of(sample, first, pixels), to);
+           dx.end(start, count, scratches.result);
          },
          nullptr}};
     run(context, walk, phases, 3);
@@ -220,21 +240,23 @@ class GroupNormGradient : public CheckedKernel<GradientRules> {
 };
 
 REGISTER_OP("EmulatorGroupNorm")
-    .Input("x: float").Input("gamma: float").Input("beta: float").Input("centre: float").Input("outer: float")
+    .Input("x: T").Input("gamma: float").Input("beta: float").Input("centre: float").Input("outer: float")
     .Input("noise: count * uint64")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr(kActivations)
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Attr("epsilon: float").Attr("two_pass: bool")
-    .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
+    .Attr(kStorage)
+    .Output("y: T").Output("mean: float").Output("inverse_deviation: float")
     .SetShapeFn(set_shapes<NormRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNorm").Device(tensorflow::DEVICE_CPU), GroupNorm);
 
 REGISTER_OP("EmulatorGroupNormGradient")
-    .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
+    .Input("x: T").Input("dy: U").Input("gamma: float").Input("beta: float").Input("mean: float")
     .Input("inverse_deviation: float").Input("centre: float").Input("outer: float").Input("noise: count * uint64")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr(kActivations)
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
-    .Output("dx: float").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
+    .Attr(kStorage).Attr(kArrivingStorage).Attr(kReturnedStorage)
+    .Output("dx: V").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
     .SetShapeFn(set_shapes<GradientRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNormGradient").Device(tensorflow::DEVICE_CPU), GroupNormGradient);
 

@@ -11,6 +11,7 @@ import os
 import platform
 import shlex
 import shutil
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SWITCH = "HARNESS_KERNELS"  # this environment variable can switch the kernels off.
 # Compiled code depends on these lines of /proc/cpuinfo.
 _TELLING = ("model name", "model", "flags", "Features", "CPU implementer", "CPU variant", "CPU part")
+STORED = "float32", "float16", "bfloat16"  # the dtypes of tensors between layers.
 OFF = ("0", "false", "no", "off")  # HARNESS_KERNELS has one of these values to switch the kernels off.
 FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
@@ -115,9 +117,9 @@ def load() -> ModuleType | None:
     return _loaded(path()) if identity() else None
 
 
-def load_for(x: tf.Tensor) -> ModuleType | None:
-    """Return the native operations for a tensor, or None. They support FP32 tensors on a CPU."""
-    return load() if x.dtype.name == "float32" and "GPU" not in x.device.upper() else None
+def load_for(x: tf.Tensor, dtypes: Collection[str] = ("float32",)) -> ModuleType | None:
+    """Return the native operations for a tensor, or None. They support tensors of these dtypes on a CPU."""
+    return load() if x.dtype.name in dtypes and "GPU" not in x.device.upper() else None
 
 
 @cache

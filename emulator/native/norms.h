@@ -6,7 +6,8 @@
 #include <cmath>
 #include <string>
 
-#include "emulator/native/formats.h"
+#include "emulator/native/results.h"
+#include "emulator/native/storage.h"
 
 namespace native {
 
@@ -236,25 +237,20 @@ Blocks blocks_of(const std::string& activation) {
   return blocks_of<Activation::kLinear, proxy, Grid>();  // kActivations allows no others
 }
 
-constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'";
-
-// Reads the attributes and the input of a norm that define how its results are rounded.
-class NormRounding {
+// The five roundings of a norm.
+class NormRounding : public RoundingRules {
  public:
   template <typename Context>
   absl::Status read(Context* context) {
-    TF_RETURN_IF_ERROR(context->GetAttr("rounding", &rounding_));
-    TF_RETURN_IF_ERROR(read_format(context, &format_, &kind_));
-    TF_RETURN_IF_ERROR(context->GetAttr("count", &count_));
-    if (kind_ == Kind::kUnsignedZero) return InvalidArgument("norms cannot round to a format without a negative zero");
-    const bool fits = count_ == (rounding_ == "random");
-    return fits ? absl::OkStatus() : InvalidArgument("random rounding needs one tensor of noise, other roundings none; the number is ", count_);
+    TF_RETURN_IF_ERROR(RoundingRules::read(context));
+    if (kind == Kind::kUnsignedZero) return InvalidArgument("norms cannot round to a format without a negative zero");
+    return absl::OkStatus();
   }
 
   template <bool proxy>
   Blocks blocks(const std::string& activation) const {
-    if (rounding_ == "none") return blocks_of<proxy, Exact>(activation);
-    return kind_ == Kind::kShortened ? blocks<proxy, Kind::kShortened>(activation)
+    if (rounding == "none") return blocks_of<proxy, Exact>(activation);
+    return kind == Kind::kShortened ? blocks<proxy, Kind::kShortened>(activation)
                                      : blocks<proxy, Kind::kNarrow>(activation);
   }
 
@@ -262,31 +258,19 @@ class NormRounding {
   std::vector<Noise> noise(OpKernelContext* context, int input, int64_t batch) const {
     std::vector<Noise> noise(batch);
     for (int64_t sample = 0; sample < batch; ++sample) {
-      noise[sample].format = format_;
-      for (int salt = 0; count_ > 0 && salt < kSalts; ++salt) {
+      noise[sample].format = format;
+      for (int salt = 0; count > 0 && salt < kSalts; ++salt) {
         noise[sample].words[salt] = word_of(salt, context->input(input).flat<tensorflow::uint64>()(sample));
       }
     }
     return noise;
   }
 
-  // Requires one number of noise for each sample, if the rounding is random.
-  void check(Shapes* shapes, int input) const {
-    if (count_) shapes->count(input, (*shapes)['n']);
-  }
-
-  int inputs() const { return count_; }
-
  private:
   template <bool proxy, Kind kind>
   Blocks blocks(const std::string& activation) const {
-    return rounding_ == "random" ? blocks_of<proxy, AtRandom<kind>>(activation) : blocks_of<proxy, Nearest<kind>>(activation);
+    return rounding == "random" ? blocks_of<proxy, AtRandom<kind>>(activation) : blocks_of<proxy, Nearest<kind>>(activation);
   }
-
-  std::string rounding_;
-  Kind kind_ = Kind::kNarrow;
-  Format format_;
-  int count_ = 0;
 };
 
 // Computes r = 1 / sqrt(variance + epsilon).

@@ -1,41 +1,13 @@
-// Rounds a tensor to a format, to nearest or at random, in one pass. If the input is not needed later, it is rounded in
-// place.
+// Rounds an FP32 tensor to a format, to nearest or at random, in one pass, and stores it in FP32 or in 16 bits. A result in
+// FP32 replaces the input if nothing else needs the input. A second operation widens 16-bit tensors to FP32.
 
-#include "emulator/native/formats.h"
+#include "emulator/native/results.h"
+#include "emulator/native/storage.h"
 
 namespace native {
 namespace {
 
 constexpr int64_t kPart = 8192;  // number of elements in a work item
-
-// y may be the same array as x.
-template <Kind kind>
-void round_nearest(const float* x, int64_t size, const Format& format, float* y) {
-  const Format own = format;
-#pragma GCC ivdep
-  for (int64_t k = 0; k < size; ++k) y[k] = to_nearest<kind>(x[k], own);
-}
-
-template <Kind kind>
-void round_at_random(const float* x, int64_t size, const Format& format, uint64_t word, uint32_t place, float* y) {
-  const Format own = format;
-  const uint32_t low = static_cast<uint32_t>(word), high = static_cast<uint32_t>(word >> 32);
-#pragma GCC ivdep
-  for (int32_t k = 0; k < static_cast<int32_t>(size); ++k) {
-    y[k] = at_random<kind>(x[k], uniform_of(low, high, place + static_cast<uint32_t>(k)), own);
-  }
-}
-
-// The functions that round to one kind of format.
-struct Parts {
-  decltype(&round_nearest<Kind::kNarrow>) nearest;
-  decltype(&round_at_random<Kind::kNarrow>) at_random;
-};
-
-template <Kind kind>
-constexpr Parts parts_of() {
-  return {&round_nearest<kind>, &round_at_random<kind>};
-}
 
 struct Rules {
   template <typename Context>
@@ -58,11 +30,7 @@ struct Rules {
 
 class Rounding : public CheckedKernel<Rules> {
  public:
-  explicit Rounding(OpKernelConstruction* construction) : CheckedKernel(construction) {
-    parts_ = rules_.kind == Kind::kShortened    ? parts_of<Kind::kShortened>()
-             : rules_.kind == Kind::kNarrow     ? parts_of<Kind::kNarrow>()
-                                                : parts_of<Kind::kUnsignedZero>();
-  }
+  using CheckedKernel::CheckedKernel;
 
  protected:
   void compute(OpKernelContext* context) override {
@@ -75,35 +43,69 @@ class Rounding : public CheckedKernel<Rules> {
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
     if (size == 0) return;
     const float* x = input.flat<float>().data();
-    float* y = output->flat<float>().data();
     const uint64_t* numbers = random ? noise->flat<tensorflow::uint64>().data() : nullptr;
     const int64_t row = size / rows, parts = (row + kPart - 1) / kPart;
     const int64_t cost = std::min(kPart, row) * (random ? 2 : 1);
-    in_threads(context, rows * parts, cost, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t sample = k / parts, first = k % parts * kPart, start = sample * row + first;
-        const int64_t own = std::min(kPart, row - first);
-        if (random) {
-          const uint64_t word = word_of(rules_.salt, numbers[sample]);
-          parts_.at_random(x + start, own, rules_.format, word, static_cast<uint32_t>(first), y + start);
-        } else {
-          parts_.nearest(x + start, own, rules_.format, y + start);
+    const RoundingFunctions functions = rounding_functions(rules_.kind);
+    with_storage(output->dtype(), [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      T* const y = output->flat<T>().data();
+      in_threads(context, rows * parts, cost, [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[kPart];
+        for (int64_t k = begin; k < end; ++k) {
+          const int64_t sample = k / parts, first = k % parts * kPart, start = sample * row + first;
+          const int64_t own = std::min(kPart, row - first);
+          float* to = scratch;
+          if constexpr (std::is_same_v<T, float>) to = y + start;
+          if (random) {
+            const uint64_t word = word_of(rules_.salt, numbers[sample]);
+            functions.at_random(x + start, own, rules_.format, word, static_cast<uint32_t>(first), to);
+          } else {
+            functions.nearest(x + start, own, rules_.format, to);
+          }
+          if constexpr (!std::is_same_v<T, float>) narrow(to, own, y + start);
         }
-      }
+      });
     });
   }
-
- private:
-  Parts parts_;
 };
 
 REGISTER_OP("EmulatorRounding")
     .Input("x: float").Input("noise: count * uint64")
     .Attr("count: int >= 0").Attr("salt: int")
     .Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
-    .Output("y: float")
+    .Attr(kStorage)
+    .Output("y: T")
     .SetShapeFn(set_shapes<Rules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorRounding").Device(tensorflow::DEVICE_CPU), Rounding);
+
+struct WideningRules : NoAttributes {
+  void check(Shapes* shapes) const { shapes->output_as(0, 0); }
+};
+
+class Widening : public CheckedKernel<WideningRules> {
+ public:
+  using CheckedKernel::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    float* y;
+    OP_REQUIRES_OK(context, allocate(context, {{input.shape(), &y}}));
+    with_storage(input.dtype(), [&](auto* type) {
+      const auto* const x = input.flat<std::remove_pointer_t<decltype(type)>>().data();
+      in_threads(context, input.NumElements(), 1, [&](int64_t begin, int64_t end) { widen(x + begin, end - begin, y + begin); });
+    });
+  }
+};
+
+// The attribute `again` only distinguishes operations: TensorFlow would merge two equal ones, and keep the result in memory
+// between them.
+REGISTER_OP("EmulatorWidening")
+    .Input("x: T").Attr(kStorage).Attr("again: bool = false")
+    .Output("y: float")
+    .SetShapeFn(set_shapes<WideningRules>);
+REGISTER_KERNEL_BUILDER(Name("EmulatorWidening").Device(tensorflow::DEVICE_CPU), Widening);
 
 }  // namespace
 }  // namespace native
