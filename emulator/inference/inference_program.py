@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from base.draws import Seed
 from emulator.inference.fused_layers import FusedLayers
 from emulator.layers.policy import PrecisionPolicy
+from emulator.layers.rounding import widened
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from emulator.program.optimised_graph import CacheEntry
@@ -109,11 +110,11 @@ class InferenceProgram(Program):
 def logits_of(
     segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
 ) -> tf.Tensor:
-    """Return the logits [batch, classes] for prepared images, float32 [batch, side, side, channels]."""
+    """Return the logits, float32 [batch, classes], for prepared images, float32 [batch, side, side, channels]."""
     policy = PrecisionPolicy(precision)
     exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
     layers = FusedLayers(weights) if exact else policy.layers(weights, training=False)
-    return _segments.run(segments, layers, policy.cast_input(image))
+    return widened(_segments.run(segments, layers, policy.cast_input(image)))
 
 
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import by_rule, with_gradient
 from base.tracing import TensorFunction, compiled
-from emulator.layers.rounding import Rounding
+from emulator.layers.rounding import Rounding, again, recomputed, widened
 from emulator.native import library
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
@@ -56,14 +56,14 @@ def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> 
     """Return x * sigmoid(x). The backward pass keeps only x."""
     value, slope = _swish_kernels(rounding)
 
-    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
+    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(again(x), widened(dy), *noise))
 
 
 def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
     """Round x [batch, ...], apply the activation, and round the result. The gradients are rounded too."""
     value, slope = _rounded_activation_kernels(activation, rounding)
 
-    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
+    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(again(x), widened(dy), *noise))
 
 
 @cache
@@ -96,7 +96,7 @@ def gate(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Return x [batch, height, width, channels] times `factor` [batch, 1, 1, channels]."""
     kernels = library.load_for(x)
     if kernels is None or factor.shape[0] != x.shape[0]:
-        return x * factor
+        return recomputed(lambda x, factor: x * factor)(x, factor)
 
     @with_gradient
     def apply(x: tf.Tensor, factor: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
 from emulator.layers.activations import ACTIVATIONS, LINEAR, activation_gradient
-from emulator.layers.rounding import Rounding, kernel_attributes
+from emulator.layers.rounding import Rounding, again, kernel_attributes, narrow_source
 from emulator.native import library
 
 
@@ -41,7 +41,8 @@ def native_batch_norm(
     if the native kernels are not built.
 
     With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return
-    relu(norm + shortcut). All bits are the same as with separate operations for norm, sum and activation.
+    relu(norm + shortcut). All bits are the same as with separate operations for norm, sum and activation. If x was widened
+    from 16 bits, the result has 16 bits, too.
     """
     kernels = library.load_for(x)
     if kernels is None:
@@ -61,13 +62,13 @@ def native_batch_norm(
                 dy = tf.raw_ops.ReluGrad(gradients=dy, features=y)
             dx, dgamma, dbeta = kernels.emulator_batch_norm_gradient(
                 x=x, dy=dy, gamma=gamma, beta=beta, mean=mean, variance=variance,
-                activation=LINEAR if shortcuts else activation, **attributes,
+                activation=LINEAR if shortcuts else activation, V=x.dtype, **attributes,
             )  # fmt: skip
             return dx, tf.reduce_sum(dgamma, 0), tf.reduce_sum(dbeta, 0), *(dy for _ in shortcuts)
 
         return y, gradient
 
-    y = apply(x, gamma, beta, *shortcuts)
+    y = apply(narrow_source(x) if rounding else x, gamma, beta, *shortcuts)
     return Normed(y, *(tf.reduce_mean(each, 0) for each in moments))
 
 
@@ -134,7 +135,7 @@ def frozen_batch_norm(
     @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            linear = inference(x, gamma, beta, moving, epsilon)
+            linear = inference(again(x), gamma, beta, moving, epsilon)
             return activation_gradient(activation, linear, dy) * (gamma * tf.math.rsqrt(moving[1] + epsilon))
 
         done = native_inference(x, gamma, beta, moving, epsilon, activation)

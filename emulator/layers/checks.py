@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import by_rule
 from emulator.layers.rounded_layers import OperandLayers, RoundedLayers
+from emulator.layers.rounding import narrow_source, widened
 from emulator.layers.tensor_layers import TensorLayers
 
 MARK = "floating-point exception"
@@ -40,7 +41,8 @@ class CheckedLayers(TensorLayers):
     _layer = ""  # names the layer that is being built.
 
     def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
-        return _checked_gradient(super()._layer_input(x, gradient_on_grid=gradient_on_grid), f"{self._layer}, backward")
+        x = super()._layer_input(x, gradient_on_grid=gradient_on_grid)
+        return widened(_checked_gradient(narrow_source(x), f"{self._layer}, backward"))
 
 
 def _checking(name: str) -> Callable[..., Any]:

@@ -1,22 +1,27 @@
 """Choose the fastest operation for each convolution, and subsample shortcut connections.
 
-Native kernels are used if they are built for AVX-512. Convolutions with 3 x 3 kernels use Winograd's minimal filtering
-(emulator/native/winograd.cc). Depthwise convolutions (emulator/native/depthwise_gradient.cc), and convolutions with a stride
-or with groups of 16 channels (emulator/native/conv_gradient.cc), use native kernels only for the gradient of the weights.
+In 16 bits, one native kernel computes all convolutions but depthwise ones (emulator/native/convolution.cc). In FP32, native
+kernels are used where they are faster than oneDNN, if they are built for AVX-512. Convolutions with 3 x 3 kernels use
+Winograd's minimal filtering (winograd.cc). Depthwise convolutions (depthwise_gradient.cc), and convolutions with a stride or
+with groups of 16 channels (conv_gradient.cc), use native kernels only for the gradient of the weights. Without oneDNN, the
+kernel for 16 bits computes convolutions in groups.
+
 Groups of 16 are from *Making EfficientNet More Efficient* (Masters et al., 2021). ResNeXt (Xie et al., 2017) has groups of 4
 and 8 channels, which are joined into groups of 16 with zeros among their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.util import _pywrap_util_port
 
 from base.gradient_rules import Rule, with_gradient
+from emulator.layers.rounding import narrow_source
 from emulator.native import library
 
 _NATIVE_GROUP = 16  # native kernels need groups of 16 input and 16 output channels.
@@ -40,9 +45,12 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
         kernels = library.load_for(x)
         if hasattr(kernels, "emulator_winograd_conv2d"):
             return _winograd(kernels, x, _join(weights, groups, joined), groups // joined)
-    if groups == filters == x.shape[-1] and groups > 1:
+    if is_depthwise(x, weights):
         return _depthwise(x, tf.reshape(weights, [kernel, kernel, filters, 1]), stride)
     if groups > 1 and not _native_group_gradients(x.dtype):
+        kernels = library.load_for(x)
+        if kernels:
+            return native_convolution(kernels, x, weights, stride)
         pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
         return tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
     if _fits_native_gradient(of_group * joined, filters // groups * joined, kernel, stride, groups):
@@ -52,6 +60,40 @@ def convolve(x: tf.Tensor, weights: tf.Tensor, stride: int, *, winograd: bool) -
     if kernel == stride == groups == 1:
         return _pointwise(x, weights)
     return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
+def native_convolution(
+    kernels: ModuleType,
+    x: tf.Tensor,
+    weights: tf.Tensor,
+    stride: int,
+    results: Mapping[str, Any] | None = None,
+    arriving: Callable[[tf.Tensor], tf.Tensor] = lambda dy: dy,
+) -> tf.Tensor:
+    """Return the SAME-padded convolution of x, of FP32 or 16 bits, in any groups.
+
+    `results` says how the result is rounded and stored (see `kernel_attributes`); by default, it is FP32 and not rounded.
+    `arriving` returns the gradient of the result as it is multiplied. The gradient of x is FP32 and not rounded.
+    """
+    sizes = {"stride": stride, "groups": x.shape[-1] // weights.shape[2]}
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            dy, side = narrow_source(arriving(dy)), {"rows": x.shape[1], "columns": x.shape[2]}
+            return (
+                kernels.emulator_convolution_input_gradient(dy=dy, weights=weights, noise=(), **side, **sizes),
+                kernels.emulator_convolution_weights_gradient(x=x, dy=dy, kernel=weights.shape[0], **sizes),
+            )
+
+        return kernels.emulator_convolution(x=x, weights=weights, **sizes, **(results or {"noise": ()})), rule
+
+    return convolution(x, weights)
+
+
+def is_depthwise(x: tf.Tensor, weights: tf.Tensor) -> bool:
+    """Return whether each filter reads one channel, and each channel has one filter."""
+    return weights.shape[2] == 1 < weights.shape[3] == x.shape[-1]
 
 
 def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:

@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction, compiled
 from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
-from emulator.layers.rounding import Rounding, kernel_attributes
+from emulator.layers.rounding import Rounding, again, kernel_attributes, narrow_source, widened
 from emulator.native import library
 from Models._norms import GroupNorm
 
@@ -41,15 +41,15 @@ def group_norm(
     """Return group normalisation (Wu and He, arXiv 1803.08494) of x [batch, height, width, channels], with an activation.
 
     `gamma` and `beta` have the shape [channels]. Groups are strided as on the IPU, group(c) = c mod groups, or contiguous,
-    as `norm` specifies. With a rounding, the results of norm and activation and their gradients are rounded. Raise
-    ValueError if the groups do not divide the channels.
+    as `norm` specifies. With a rounding, the results of norm and activation and their gradients are rounded. If x was
+    widened from 16 bits, the result may have 16 bits, too. Raise ValueError if the groups do not divide the channels.
     """
     fault = norm.fault(x.shape[-1])
     if fault:
         raise ValueError(fault)
     kernels = library.load_for(x)
     if kernels:
-        return _by_kernels(kernels, norm, activation, rounding, noise)(x, gamma, beta)
+        return _by_kernels(kernels, norm, activation, rounding, noise)(narrow_source(x) if rounding else x, gamma, beta)
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
@@ -59,8 +59,9 @@ def group_norm(
         value, slope = _kernels(activation, rounding)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dz, product = slope(x, factor, shift, mean, dy, *noise)
-            return _gradients(x, gamma, mean, r, dz, product, norm, rounding, noise)
+            own, dy = again(x), widened(dy)
+            dz, product = slope(own, factor, shift, mean, dy, *noise)
+            return _gradients(own, gamma, mean, r, dz, product, norm, rounding, noise)
 
         return value(x, factor, shift, *noise), gradient
 
@@ -86,7 +87,7 @@ def proxy_norm(
     if kernels:
         beta, gamma, proxy_mean, inverse = proxy
         by_kernels = _by_kernels(kernels, norm, activation, rounding, noise, scaled)
-        return by_kernels(x, gamma, beta, proxy_mean, inverse)
+        return by_kernels(narrow_source(x) if rounding else x, gamma, beta, proxy_mean, inverse)
 
     @with_gradient
     def apply(
@@ -100,8 +101,9 @@ def proxy_norm(
         y = value(x, factor, shift, proxy_mean, scale, *noise)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dz, product = slope(x, factor, shift, mean, dy, scale, *noise)
-            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, norm, rounding, noise)
+            own, dy = again(x), widened(dy)
+            dz, product = slope(own, factor, shift, mean, dy, scale, *noise)
+            dx, dgamma, dbeta = _gradients(own, gamma, mean, r, dz, product, norm, rounding, noise)
             of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
@@ -129,7 +131,7 @@ def _by_kernels(
 
         def gradient(dy: tf.Tensor) -> list[tf.Tensor]:
             dx, *per_sample = kernels.emulator_group_norm_gradient(
-                x=x, dy=dy, mean=mean, inverse_deviation=r, **inputs, **attributes
+                x=x, dy=dy, mean=mean, inverse_deviation=r, V=x.dtype, **inputs, **attributes
             )
             rows = [tf.reduce_sum(each, 0) for each in per_sample[: 2 + len(proxy)]]
             return [dx, *rows[:3], tf.zeros_like(outer)] if scaled is False else [dx, *rows]

@@ -15,14 +15,18 @@ from base import draws
 from emulator.layers import proxy_norm
 from emulator.layers.checks import CheckedLayers, CheckedOperandLayers, CheckedRoundedLayers, check_finite
 from emulator.layers.rounded_layers import OperandLayers, OperandRoundings, RoundedLayers
-from emulator.layers.rounding import Rounding, add_rounded, range_factor, round_without_gradient, value_and_gradient_rounded
+from emulator.layers.rounding import (
+    Rounding,
+    add_rounded,
+    range_factor,
+    round_without_gradient,
+    storage_dtype,
+    value_and_gradient_rounded,
+)
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.number_formats import BF16, FP16, FP32, Format
 from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
-
-# TensorFlow can store variables in these narrow dtypes only.
-_STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 
 class PrecisionPolicy:
@@ -67,11 +71,11 @@ class PrecisionPolicy:
     def _dtype_of(self, number_format: Format) -> tf.DType:
         if number_format == FP32:
             return self._dtype
-        return next((dtype for each, dtype in _STORAGE_DTYPES.items() if each.contains(number_format)), self._dtype)
+        return storage_dtype(number_format, self._dtype)
 
     def lacks_exact_dtype(self, number_format: Format) -> bool:
         """Return whether the dtype in which a format is stored can hold numbers outside the format."""
-        return number_format not in (FP32, *_STORAGE_DTYPES)
+        return number_format not in (FP32, FP16, BF16)
 
     def cast_initial(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
         """Round an initial value to the nearest number of the variable's format."""
@@ -99,14 +103,14 @@ class PrecisionPolicy:
         return (
             gradient
             if all_reduce_format == FP32
-            else tf.cast(self._cast(gradient, all_reduce_format), _STORAGE_DTYPES[all_reduce_format])
+            else tf.cast(self._cast(gradient, all_reduce_format), storage_dtype(all_reduce_format))
         )
 
     # The following methods are for passes forward and backward.
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
-        """Cast images [batch, side, side, channels] to the compute format."""
-        return self._cast(tf.cast(x, self._dtype), self.precision.compute)
+        """Cast images [batch, side, side, channels] to the compute format and its dtype."""
+        return tf.cast(self._cast(tf.cast(x, self._dtype), self.precision.compute), self._dtype_of(self.precision.compute))
 
     def cast_loss_gradient(self, dy: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Cast the gradient of the loss [batch, classes] to the compute format. The result has no gradient."""

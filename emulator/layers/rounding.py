@@ -1,5 +1,7 @@
-"""Emulate narrow formats with FP32 tensors whose values are numbers of the format. Every operation computes in FP32 and
-rounds its result once.
+"""Emulate narrow formats. Every operation computes in FP32 and rounds its result once to a number of the format.
+
+Tensors between layers have the narrowest dtype that holds the format: half, bfloat16 or float32. Operations widen their
+inputs to FP32, which is exact. The gradient of a 16-bit tensor has 16 bits if a native kernel rounded it, or 32.
 
 FP32 has 24 significant bits and FP16 has 11, so sums, products, quotients and roots have the same bits as in real FP16. An
 overflow becomes NaN in FP16, as on the IPU. With saturation, it becomes the largest number of the format.
@@ -16,15 +18,21 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from base.gradient_rules import by_rule
+from base.gradient_rules import by_rule, gradients, with_gradient
 from base.tracing import TensorFunction, compiled
 from emulator.native import library
-from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
+from emulator.plan.number_formats import BF16, FP16, UNSIGNED_ZERO, Format
 
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # the layout of FP32
 MOST_MOVED = BIAS - 1  # the largest exponent of a scale: the scale and its reciprocal must be normal FP32 numbers.
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # native kernels use the same names.
 Predicate = Callable[[], bool]
+_STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
+
+
+def storage_dtype(number_format: Format, otherwise: tf.DType = tf.float32) -> tf.DType:
+    """Return the 16-bit dtype that holds all numbers of a format, or `otherwise` if there is none."""
+    return next((dtype for each, dtype in _STORAGE_DTYPES.items() if each.contains(number_format)), otherwise)
 
 
 def always() -> bool:
@@ -121,16 +129,64 @@ FORWARD, BACKWARD = 0, 1  # these salts give different random numbers in the for
 
 
 @cache
-def _compiled(rounding: Rounding, salt: int) -> TensorFunction:
-    return compiled(lambda x, *noise: rounding(x, noise, salt))
+def _compiled(rounding: Rounding, salt: int, dtype: tf.DType) -> TensorFunction:
+    return compiled(lambda x, *noise: tf.cast(rounding(x, noise, salt), dtype))
 
 
-def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), salt: int = FORWARD) -> tf.Tensor:
-    """Return rounding(x), computed by the native kernel or by a function that XLA compiles."""
+def rounded(
+    x: tf.Tensor,
+    rounding: Rounding,
+    noise: tuple[tf.Tensor, ...] = (),
+    salt: int = FORWARD,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+    """Return rounding(x) in the given dtype, computed by the native kernel or by a function that XLA compiles."""
     kernels = library.load_for(x)
     if kernels is None:
-        return _compiled(rounding, salt)(x, *noise)
-    return kernels.emulator_rounding(x=x, noise=noise, salt=salt, **_attributes(rounding))
+        return _compiled(rounding, salt, dtype)(x, *noise)
+    return kernels.emulator_rounding(x=x, noise=noise, salt=salt, T=dtype, **_attributes(rounding))
+
+
+def widened(x: tf.Tensor, again: bool = False) -> tf.Tensor:
+    """Return x, whose gradient may be FP32, in FP32. `again` distinguishes the operations of gradient rules."""
+    if x.dtype not in _STORAGE_DTYPES.values():
+        return x
+    kernels = library.load_for(x, library.STORED)
+    if kernels is None:
+        return by_rule("Cast", lambda x: tf.cast(x, tf.float32), x, rule=lambda dy: dy)
+    return by_rule("EmulatorWidening", lambda x: kernels.emulator_widening(x=x, again=again), x, rule=lambda dy: dy)
+
+
+def narrow_source(x: tf.Tensor) -> tf.Tensor:
+    """Return the 16-bit tensor that was widened to x, or x."""
+    is_widened = x.op.type in ("EmulatorWidening", "Cast") and x.op.inputs[0].dtype in _STORAGE_DTYPES.values()
+    return x.op.inputs[0] if is_widened and x.dtype == tf.float32 else x
+
+
+def again(x: tf.Tensor) -> tf.Tensor:
+    """Return x for a gradient rule. If x was widened, widen it again, so that only the 16-bit tensor stays in memory until
+    the backward pass."""
+    source = narrow_source(x)
+    return x if source is x else widened(source, again=True)
+
+
+def recomputed(function: TensorFunction) -> TensorFunction:
+    """Return the function. If its first argument was widened, its gradient rule widens the argument and computes the
+    function again. TensorFlow does not run those operations whose results the gradient does not need."""
+
+    @with_gradient
+    def apply(source: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+        def rule(dy: tf.Tensor) -> list[tf.Tensor | None]:
+            arguments = [widened(source, again=True), *others]
+            return gradients(function(*arguments), arguments, dy)
+
+        return function(widened(source), *others), rule
+
+    def call(x: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
+        source = narrow_source(x)
+        return function(x, *others) if source is x else apply(source, *others)
+
+    return call
 
 
 def kernel_attributes(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
@@ -151,23 +207,44 @@ def _attributes(rounding: Rounding) -> dict[str, Any]:
     }
 
 
-def value_and_gradient_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
+def rounded_gradient(
+    dy: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32
 ) -> tf.Tensor:
-    """Round x, and round its gradient in the backward pass. The gradient is not rounded if `needs_rounding`, which is called
-    in the backward pass, returns False."""
+    """Return a gradient rounded, in the given dtype. A native convolution rounds the gradient that it computes."""
+    if dy.op.type != "EmulatorConvolutionInputGradient" or dy.op.get_attr("rounding") != b"none":
+        return rounded(widened(dy), rounding, noise, BACKWARD, dtype)
+    # TensorFlow does not run the operation that does not round, because nothing reads its result.
+    arriving, weights = dy.op.inputs
+    sizes = {name: dy.op.get_attr(name) for name in ("stride", "groups", "rows", "columns")}
+    with tf.device(dy.op.device):
+        return library.load().emulator_convolution_input_gradient(
+            dy=arriving, weights=weights, salt=BACKWARD, V=dtype, **sizes, **kernel_attributes(rounding, noise)
+        )
+
+
+def value_and_gradient_rounded(
+    x: tf.Tensor,
+    rounding: Rounding,
+    noise: tuple[tf.Tensor, ...] = (),
+    needs_rounding: Predicate = always,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+    """Return x rounded, in the given dtype, and round its FP32 gradient in the backward pass. The gradient is not rounded if
+    `needs_rounding`, which is called in the backward pass, returns False."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded(dy, rounding, noise, BACKWARD) if needs_rounding() else dy
+        return rounded_gradient(dy, rounding, noise) if needs_rounding() else widened(dy)
 
-    return by_rule(kind, lambda x: rounded(x, rounding, noise), x, rule=gradient)
+    return by_rule(kind, lambda x: rounded(x, rounding, noise, dtype=dtype), x, rule=gradient)
 
 
-def value_rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """Round x, but do not change its gradient."""
+def value_rounded(
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32
+) -> tf.Tensor:
+    """Return x rounded, in the given dtype, but do not change its gradient."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
-    return by_rule(kind, lambda x: rounded(x, rounding, noise), x, rule=lambda dy: dy)
+    return by_rule(kind, lambda x: rounded(x, rounding, noise, dtype=dtype), x, rule=widened)
 
 
 def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
@@ -215,7 +292,7 @@ def gradient_rounded(
     """Return x. In the backward pass, round the gradient unless `needs_rounding` returns False."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded(dy, rounding, noise, BACKWARD) if needs_rounding() else dy
+        return rounded_gradient(dy, rounding, noise, x.dtype) if needs_rounding() else dy
 
     return by_rule("Identity", tf.identity, x, rule=gradient)
 

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from emulator.layers import activations, batch_norm, convolutions, group_norm, proxy_norm
 from emulator.layers.activations import LINEAR
+from emulator.layers.rounding import recomputed
 from emulator.layers.watch import GradientWatch
 from Models._layers import Initial, Layers, ProxyRule, Variable
 from Models._norms import BatchNorm, GroupNorm, NoNorm, Norm
@@ -110,13 +111,15 @@ class TensorLayers(Layers):
         return y
 
     def _factors(self, weights: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return weights and activations in the dtype of products."""
-        dtype = self._product_dtype or x.dtype
+        """Return weights and activations in the dtype of products. Products of groups have the dtype of the activations,
+        because TensorFlow is slow at products of groups in 16 bits."""
+        of_groups = weights.shape[-2] != x.shape[-1]
+        dtype = x.dtype if of_groups else self._product_dtype or x.dtype
         return tf.cast(weights, dtype), tf.cast(x, dtype)
 
     def _as_results(self, y: tf.Tensor) -> tf.Tensor:
         """Return a product in the dtype of results."""
-        return tf.cast(y, tf.float32) if self._product_dtype else y
+        return tf.cast(y, tf.float32) if y.dtype == self._product_dtype else y
 
     def _alias_gradient(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """Return `new`, which replaces the tensor `old`. Subclasses copy what they know about `old`."""
@@ -141,15 +144,22 @@ class TensorLayers(Layers):
         padding: str = "SAME",
     ) -> tf.Tensor:
         name = self.path("conv", "conv2d", "kernel")
-        weights, x = self._factors(self._weights[name], self._round_operand(self._layer_input(x), name))
-        window = partial(
-            convolutions.convolve, weights=weights, stride=stride, winograd=self._training and self._any_operands
-        )
-        y = convolutions.padded(window, x, stride, padding)
-        y = self._result(self._round_product_gradient(self._as_results(y), name))
+        x = self._round_operand(self._layer_input(x), name)
+        y = self._product(x, self._weights[name], name, stride, padding)
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
         return self._watched(y, "conv")
+
+    def _product(self, x: tf.Tensor, weights: tf.Tensor, kernel: str, stride: int, padding: str) -> tf.Tensor:
+        """Return the convolution of x with a kernel. Subclasses round the result and its gradient."""
+
+        def convolution(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+            weights, x = self._factors(weights, x)
+            winograd = self._training and self._any_operands
+            window = partial(convolutions.convolve, weights=weights, stride=stride, winograd=winograd)
+            return self._as_results(convolutions.padded(window, x, stride, padding))
+
+        return self._result(self._round_product_gradient(recomputed(convolution)(x, weights), kernel))
 
     def _biased(self, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
         return self._result(tf.nn.bias_add(self._layer_input(x, gradient_on_grid=True), bias))
@@ -170,8 +180,9 @@ class TensorLayers(Layers):
         if isinstance(norm, NoNorm):
             return self._activation(x, activation)
         with self.scope(norm.scope):
-            gamma = self._weights[self.path("gamma")] if scale else tf.ones(x.shape[-1:], x.dtype)
-            beta = self._weights[self.path("beta")] if centre else tf.zeros(x.shape[-1:], x.dtype)
+            dtype = tf.float32 if x.dtype.size == 2 else x.dtype
+            gamma = self._weights[self.path("gamma")] if scale else tf.ones(x.shape[-1:], dtype)
+            beta = self._weights[self.path("beta")] if centre else tf.zeros(x.shape[-1:], dtype)
             return getattr(self, NORMS[type(norm)])(x, gamma, beta, norm, activation)
 
     def _activation(self, x: tf.Tensor, activation: str) -> tf.Tensor:
@@ -234,7 +245,7 @@ class TensorLayers(Layers):
         return y
 
     def relu6(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu6(self._layer_input(x, gradient_on_grid=True))
+        return recomputed(tf.nn.relu6)(self._layer_input(x, gradient_on_grid=True))
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
         return activations.swish(self._layer_input(x, gradient_on_grid=True))
@@ -261,9 +272,9 @@ class TensorLayers(Layers):
 
     def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
         if padding == "VALID":
-            return tf.nn.max_pool2d(self._layer_input(x), kernel, stride, padding)
+            return recomputed(lambda x: tf.nn.max_pool2d(x, kernel, stride, padding))(self._layer_input(x))
         window = partial(tf.nn.max_pool2d, ksize=kernel, strides=stride, padding="SAME")
-        return convolutions.padded(window, self._layer_input(x), stride, padding)
+        return recomputed(lambda x: convolutions.padded(window, x, stride, padding))(self._layer_input(x))
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
@@ -301,7 +312,8 @@ class TensorLayers(Layers):
 
     def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
         drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
-        return self._result(self._layer_input(x) * (tf.cast(drawn < probability, x.dtype) / probability))
+        x = self._layer_input(x)
+        return self._result(x * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
 MOMENTS = "moving_mean", "moving_variance"  # these are the variables of batch norm that hold moving statistics.

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import by_rule
+from emulator.layers.rounding import widened
+from emulator.native import library
 from emulator.plan.number_formats import Format
 
 
@@ -41,13 +43,12 @@ class GradientWatch:
             return x
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            size, formats = tf.abs(dy[:1]), self._watched.formats[name]
-            most_lost = max(each.smallest for each in formats) / 2  # numbers up to half of the smallest number round to 0.
-            zeros = size <= most_lost if name in self._watched.exact_zero_is_underflow else tf.zeros_like(size, tf.bool)
-            beyond = tf.logical_not(size < min(each.overflow for each in formats))
+            formats = self._watched.formats[name]
+            # Numbers up to half of the smallest number round to 0. No absolute value is below 0, so then 0 is not counted.
+            smallest = max(each.smallest for each in formats) / 2 if name in self._watched.exact_zero_is_underflow else -1.0
             if self.with_largest:
-                self._largest[name] = tf.reduce_max(tf.abs(dy))
-            self._shares[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (zeros, beyond)])
+                self._largest[name] = tf.reduce_max(tf.abs(widened(dy)))
+            self._shares[name] = _shares(dy, smallest, min(each.overflow for each in formats))
             return dy
 
         return by_rule("Identity", tf.identity, x, rule=gradient)
@@ -82,3 +83,14 @@ class GradientWatch:
         """Return the fractions of gradients that underflowed and overflowed, float32 [layers, 2]. Call this after the
         backward pass."""
         return tf.stack([self._shares.get(name, tf.zeros([2])) for name in self.names])
+
+
+def _shares(x: tf.Tensor, small: float, large: float) -> tf.Tensor:
+    """Return the fractions of the numbers of the first sample whose absolute values are at most `small`, and not below
+    `large`, float32 [2]."""
+    kernels = library.load_for(x, library.STORED)
+    if kernels:
+        return kernels.emulator_shares(x=x, small=small, large=large)
+    size = tf.abs(widened(x[:1]))
+    fractions = size <= small, tf.logical_not(size < large)
+    return tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in fractions])

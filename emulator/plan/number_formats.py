@@ -148,6 +148,11 @@ NAMES = tuple(_BY_NAME)
 TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")
 
 
+def storage_bytes(number_format: Format) -> int:
+    """Return the bytes of a number in a tensor between layers: 2 if FP16 or BF16 has all numbers of the format, else 4."""
+    return 2 if FP16.contains(number_format) or BF16.contains(number_format) else FP32.bytes
+
+
 def by_name(text: str) -> Format:
     """Return the format with a name: a name of TABLE, a name of ml_dtypes, or `e<bits>m<bits>[b<bias>][fn|fnuz]`.
 

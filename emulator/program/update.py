@@ -252,8 +252,10 @@ class HostStep:
         return [gradient * factor for gradient in gradients]
 
     def _move(self, variable: Variable, gradient: tf.Tensor, scale: LossScale) -> Move:
-        training = self.training
-        w, slots = self.variables.state(variable.name)
+        training, gradient = self.training, tf.identity(gradient)
+        # Do not read 16-bit weights and slots before the gradient exists, because they are widened to FP32.
+        with tf.control_dependencies([gradient] if self.variables.model[variable.name].dtype.size == 2 else []):
+            w, slots = self.variables.state(variable.name)
         decayed, decay = self._decayed_value(variable, w), training.weight_decay * scale.factor
         move = Move(variable.name, w, slots, gradient, divisor=scale.gradient_divisor)
         if decayed is None or training.optimiser.decoupled_decay:

@@ -31,6 +31,7 @@ from emulator.program.forward_backward import PassNetwork, stage_blocks
 from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import new_graph, session_config
 from harness.commands import cli
+from harness.programs import build
 from harness.run.resolve import prepare
 from Models._layers import ProxyRule
 from Models._norms import BatchNorm, GroupNorm
@@ -68,7 +69,8 @@ def as_numpy(values: np.ndarray) -> np.ndarray:
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether values are bitwise equal, including signs of zeros; any NaN equals any other."""
+    """Return whether values are bitwise equal in FP32, including signs of zeros; any NaN equals any other."""
+    one, other = one.astype(np.float32), other.astype(np.float32)
     nan = np.isnan(one) & np.isnan(other)
     return bool(np.all(nan | (one.view(np.uint32) == other.view(np.uint32))))
 
@@ -221,7 +223,7 @@ ARRIVING = {
     "ReluGrad": (0,), "Relu6Grad": (0,), "SigmoidGrad": (1,), "MaxPoolGrad": (2,), "BiasAddGrad": (0,), "Slice": (0,),
     "StridedSliceGrad": (4,), "FusedBatchNormGradV3": (0,), "Conv2DBackpropInput": (2,), "Conv2DBackpropFilter": (2,),
     "DepthwiseConv2dNativeBackpropInput": (2,), "DepthwiseConv2dNativeBackpropFilter": (2,), "AddN": range(9),
-    "BroadcastTo": (0,),
+    "BroadcastTo": (0,), "EmulatorConvolutionInputGradient": (0,), "EmulatorConvolutionWeightsGradient": (1,),
 }  # fmt: skip
 
 
@@ -238,7 +240,9 @@ def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
         elif op.type == "Mul" and "mul_grad" in op.name and op.inputs[0].shape.rank == 4:  # dy x factor, and x x dy
             places = (int(op.name.endswith("Mul_1")),)
         inputs = [(k, op.inputs[k]) for k in places if k < len(op.inputs) and op.name.startswith("gradients")]
-        found |= {f"{op.type} {op.name} {k}": x for k, x in inputs if x.dtype == tf.float32 and x.shape.rank in (2, 4)}
+        found |= {
+            f"{op.type} {op.name} {k}": x for k, x in inputs if x.dtype in (tf.float32, tf.half) and x.shape.rank in (2, 4)
+        }
     # a convolution with 1x1 kernels is a product over all pixels' channels
     return {place: x for place, x in found.items() if x.shape[0] == batch or (x.shape.rank == 2 and x.shape[0] % batch == 0)}
 
@@ -296,7 +300,8 @@ def test_everything_in_model_is_half(name, stochastic):
     for place, value in (*results.items(), *backward.items()):
         assert np.isfinite(value).all() and representable(value), place
     kinds = [place.split()[0] for place in backward]
-    convolutions = kinds.count("Conv2DBackpropFilter") + kinds.count("MatMul") // 2
+    filters = "Conv2DBackpropFilter", "EmulatorConvolutionWeightsGradient"
+    convolutions = sum(map(kinds.count, filters)) + kinds.count("MatMul") // 2
     assert convolutions >= 7 and kinds.count("AddN") >= 3, sorted(kinds)
     assert sum(bool(np.any(value)) for value in backward.values()) > 0.9 * len(backward)
     assert all(np.isfinite(value).all() for value in found.values())
@@ -331,6 +336,22 @@ def test_norm_between_convolutions_returns_half_gradients(kind, activation):
         out, of_input = evaluated(y, *tf.gradients(y, [raw], dy))
     assert representable(out) and representable(of_input)
     assert np.abs(of_input).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "words", ["--model-size 14 --batch-norm", "--model efficientnet --model-size CIFAR --group-norm --group-dim 16"]
+)
+def test_half_tensors_take_half_the_memory(words):
+    """The largest number of bytes of live tensors in an update with 128 images, most of which are kept activations."""
+    alive = {}
+    for precision in ("32.32", "16.16", "bf16.32"):
+        given = f"--dataset fashion-mnist --micro-batch-size 128 --fold 1 --precision {precision} {words}"
+        trained = build.training_program(
+            prepare(cli.parse(given.split(), "train", environ={}).options, {}), 0, recording=True
+        )
+        trained.compile()
+        alive[precision] = trained.profile(1e-4, operations=True).most_alive
+    assert max(alive["16.16"], alive["bf16.32"]) < 0.65 * alive["32.32"], alive
 
 
 # --- runs ---

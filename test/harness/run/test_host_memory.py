@@ -25,11 +25,9 @@ SMALL = "--model resnet --model-size 8 --dataset cifar-10 --generated-data"
 # words -> peaks of a process on two cores, in MB: resident (VmHWM), address space (VmPeak), writable (VmData)
 MEASURED = {
     f"{SMALL} --precision 32.32 --micro-batch-size 32 --no-validation": (776, 2530, 703),
-    f"{SMALL} --precision 16.16 --micro-batch-size 32 --no-validation": (915, 2740, 961),
     f"{R50} --precision 32.32 --micro-batch-size 2": (2251, 4302, 2554),
     f"{R50} --precision 32.32 --micro-batch-size 8": (2890, 5412, 3691),
     f"{R50} --precision 32.32 --micro-batch-size 16": (3585, 5401, 3694),
-    f"{R50} --precision 16.16 --micro-batch-size 8": (3066, 5627, 3908),
     f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser SGD": (1613, 3522, 1844),
     f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser LAMB --abs-learning-rate 1": (
         2761,
@@ -39,20 +37,25 @@ MEASURED = {
     f"{B0} --precision 32.32 --micro-batch-size 4 --group-norm": (1522, 3433, 1810),
     f"{B0} --precision 32.32 --micro-batch-size 8 --group-norm": (1847, 4209, 2387),
     f"{B0} --precision 32.32 --micro-batch-size 16 --batch-norm": (2791, 5247, 3472),
-    f"{B0} --precision 16.16 --micro-batch-size 16 --group-norm": (2959, 5716, 3989),
     f"{B0} --precision 32.32 --micro-batch-size 8 --batch-norm --enable-recomputation": (1544, 3446, 1809),
     f"{R18} --precision 32.32 --micro-batch-size 24": (2072, 3805, 2045),
     f"{R18} --precision 32.32 --micro-batch-size 24 --enable-recomputation": (1775, 3808, 2035),
     f"{R18} --precision 32.32 --micro-batch-size 4 --gradient-accumulation-count 8": (1805, 3837, 2097),
     f"{R18} --precision 32.32 --micro-batch-size 8 --gradient-accumulation-count 8 {STAGES} --fold 1": (1989, 3860, 2156),
     f"{R18} --precision 32.32 --micro-batch-size 2 --optimiser RMSprop --abs-learning-rate 1": (1583, 3873, 2133),
-    f"{R18} --precision 16.16 --micro-batch-size 24": (2330, 5266, 3433),
     f"{SMALL} --model-size 20 --precision 32.32 --micro-batch-size 1024 --no-validation": (2506, 4750, 2942),
     f"{SMALL} --precision 32.32 --micro-batch-size 16 --valid-batch-size 2500": (1492, 3750, 1943),
     f"validation: {R18} --precision 32.32 --micro-batch-size 256 --image-size 128": (1667, 3661, 1834),
     f"validation: {R18} --precision 32.32 --micro-batch-size 128": (2181, 4762, 2932),
     f"validation: {B0} --precision 32.32 --micro-batch-size 64 --batch-norm": (2202, 4910, 3081),
 }
+
+
+# resident MB in 16.16 on an AMD EPYC without AVX-512, where processes in 32.32 take 0.83 times the memory of the Xeon
+HALVES = {
+    f"{R50} --precision 16.16 --micro-batch-size 8": 2021, f"{R18} --precision 16.16 --micro-batch-size 24": 1616,
+    f"{B0} --precision 16.16 --micro-batch-size 16 --group-norm": 1646,
+}  # fmt: skip
 
 
 def prepared(words: str, script: str = "train"):
@@ -81,6 +84,14 @@ def test_predictions_match_measurements(words):
         predicted = memory.of_kind(kind) / 1e6
         assert abs(predicted / measured - 1) < tolerated, f"{kind}: {predicted:.0f} MB, measured {measured}"
         assert not host_memory.find_exceeded_limit(memory, [Limit(kind, measured * 10**6, "measured")])[1]
+
+
+@pytest.mark.parametrize("words", HALVES)
+def test_half_predictions_match_measurements(words):
+    memory = prepared(words).memory
+    assert abs(0.83 * memory.peak / 1e6 / HALVES[words] - 1) < 0.14
+    limit = Limit(RESIDENT, HALVES[words] * 10**6, "measured")
+    assert not host_memory.find_exceeded_limit(memory, [limit])[1]
 
 
 def test_smaller_runs_predict_less_memory():
