@@ -4,7 +4,8 @@ The constants were fitted to 20 measured processes in 32.32, with TensorFlow 2.2
 ResNet-8, 18, 20, 50 and EfficientNet-B0 with batch or group norm, with micro-batches of 1 to 1024. The predictions are 0.90
 to 1.08 times the measured resident memory, 0.78 to 1.11 times the address space, and 0.69 to 1.17 times the writable memory.
 Three processes in 16.16 were measured on an AMD EPYC without AVX-512, where processes in 32.32 take 0.83 times the memory.
-Relative to that, their predictions are 0.87 to 1.03 times the resident memory. Each CPU core changes the address space and the writable memory by about 0.1 GB.
+Relative to that, their predictions are 0.87 to 1.03 times the resident memory.
+Each CPU core changes the address space and the writable memory by about 0.1 GB.
 
 The prediction leaves out the traces of a profile and the cached records of photos. `Datasets.pipeline.record_reader` caches
 records only while memory is free.
