@@ -33,7 +33,7 @@ absl::Status read_format(Context* context, Format* to, Kind* kind) {
     return InvalidArgument("FP32 cannot emulate a format from 2^", least_exponent, " to 2^", top, " with ", fraction_bits, " fraction bits");
   }
   format.dropped = kFraction - static_cast<int32_t>(fraction_bits);
-  format.smallest_exponent = (127 + static_cast<int32_t>(least_exponent)) << kFraction;
+  if (name != "shortened") format.smallest_exponent = (127 + static_cast<int32_t>(least_exponent)) << kFraction;
   format.beyond_exponent = (as_bits(format.largest) & kInfinity) + (1 << kFraction);
   *kind = name == "shortened" ? Kind::kShortened : name == "narrow" ? Kind::kNarrow : Kind::kUnsignedZero;
   return absl::OkStatus();
