@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf
 from base.draws import Seed
 from emulator.inference.fused_layers import FusedLayers
 from emulator.layers.policy import PrecisionPolicy
-from emulator.layers.rounding import widened
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from emulator.program.optimised_graph import CacheEntry
@@ -114,7 +113,7 @@ def logits_of(
     policy = PrecisionPolicy(precision)
     exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
     layers = FusedLayers(weights) if exact else policy.layers(weights, training=False)
-    return widened(_segments.run(segments, layers, policy.cast_input(image)))
+    return policy.widen(_segments.run(segments, layers, policy.cast_input(image)))
 
 
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:

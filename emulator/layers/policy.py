@@ -22,6 +22,7 @@ from emulator.layers.rounding import (
     round_without_gradient,
     storage_dtype,
     value_and_gradient_rounded,
+    widened,
 )
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.number_formats import BF16, FP16, FP32, Format
@@ -111,6 +112,10 @@ class PrecisionPolicy:
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
         """Cast images [batch, side, side, channels] to the compute format and its dtype."""
         return tf.cast(self._cast(tf.cast(x, self._dtype), self.precision.compute), self._dtype_of(self.precision.compute))
+
+    def widen(self, x: tf.Tensor) -> tf.Tensor:
+        """Return a network's result in FP32 if it has 16 bits. The gradient of the result may be FP32."""
+        return widened(x)
 
     def cast_loss_gradient(self, dy: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Cast the gradient of the loss [batch, classes] to the compute format. The result has no gradient."""
