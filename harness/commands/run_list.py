@@ -22,7 +22,7 @@ from base.storage.tables import Row, Table, run_table
 from harness.checkpoints import find, manifest, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import STAGING_PREFIX
-from harness.run import validations
+from harness.run import network_names, validations
 from harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
@@ -140,7 +140,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
     whole = COMPLETE if done else STOPPED if trained else VALIDATION
     return RunSummary(
         name=name, folder=str(folder),
-        network=f"{recorded.get('model', '')} {recorded.get('model_size') or ''}".strip(),
+        network=f"{recorded.get('model', '')} {network_names.size_name(recorded)}".strip(),
         dataset=recorded.get("dataset") or "",
         updates=updates, total_updates=total,
         accuracy=float(best["val_acc"]) if best else None,

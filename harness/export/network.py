@@ -22,6 +22,7 @@ from harness.commands.cli import NORMALISATION
 from harness.evaluation import inference_record
 from harness.export.export_options import SCRIPT
 from harness.options.sections import COMMAND_LINE, RunOptions, flag, with_trait
+from harness.run import network_names
 from harness.run.recorded_arguments import option_values
 from harness.run.resolve import prepare
 from harness.run.run import Run
@@ -54,13 +55,13 @@ class TrainedNetwork:
         """Return the message that describes the exported network."""
         run = self.run
         size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.trace.parameters:,} parameters"
-        return f"Exporting {self.checkpoint.prefix}: {run.name.split('_bs')[0]}, {size}"
+        return f"Exporting {self.checkpoint.prefix}: {network_names.title(run.options.values())}, {size}"
 
     def texts(self, side: int) -> dict[str, str]:
         """Return the text files that describe the network, by name. `side` is the side of the input images in pixels."""
         described = preprocessing.described(self.run.data_source.spec, self.run.request(1))
         about = {
-            "network": self.run.name.split("_bs")[0],
+            "network": network_names.title(self.run.options.values()),
             "checkpoint": self.checkpoint.name,
             "weights": self._digest(),
             "input": {"name": "image", "dtype": "uint8", "shape": [None, side, side, 3], "channel_order": "RGB"},

@@ -12,12 +12,11 @@ from base.storage import files
 from base.storage.tables import TABLES, run_table
 from harness.reports import chart
 from harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
-from harness.run import validations
+from harness.run import network_names, validations
 from LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
-# Names in titles. Networks and data sets of plug-ins are not in these tables and keep their option values.
-_NETWORKS = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
+# Names in titles. Data sets of plug-ins are not in this table and keep the value of --dataset.
 _DATA = {
     "fashion-mnist": "Fashion-MNIST", "fashion-mnist-full": "all of Fashion-MNIST", "cifar-10": "CIFAR-10",
     "cifar-100": "CIFAR-100", "imagenet": "ImageNet", "imagefolder": "a folder of images",
@@ -37,11 +36,8 @@ _COMPARED = (
 
 def run_title(options: Mapping[str, Any]) -> str:
     """Return a title such as "ResNet-14 on Fashion-MNIST" for a run with these options; "" if the network is unknown."""
-    model, data, size = (options.get(name) for name in ("model", "dataset", "model_size"))
-    if not model:
-        return ""
-    network = f"{_NETWORKS.get(model, model)}{f'-{size}' if size else ''}"
-    return f"{network} on {_DATA.get(data, data) if data else 'unknown data'}"
+    data, network = options.get("dataset"), network_names.title(options)
+    return network and f"{network} on {_DATA.get(data, data) if data else 'unknown data'}"
 
 
 def text_curve(

@@ -87,6 +87,9 @@ def test_early_losses_and_outliers_keep_curves_readable():
 def test_title_is_in_words():
     known = {"model": "efficientnet", "model_size": "B0", "dataset": "fashion-mnist"}
     assert training_chart.run_title(known) == "EfficientNet-B0 on Fashion-MNIST" and training_chart.run_title({}) == ""
+    lite = {**known, "se": False, "use_relu6": True, "fix_stem_head": True}
+    assert training_chart.run_title(lite) == "EfficientNet-Lite0 on Fashion-MNIST"
+    assert training_chart.run_title({**lite, "se": True, "model_size": "B4"}) == "EfficientNet-B4 on Fashion-MNIST"
     assert training_chart.run_title({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
 
 
