@@ -165,7 +165,7 @@ class RunLog:
         """Return a validation's line for a brief log. Initial weights have no training loss."""
         loss = f", loss {row['loss']:.3f}" if row["loss"] != "" else ""
         trained = f"  training loss {self._last_row['loss_avg']:.3f}," if self._last_row and row["iteration"] else ""
-        name = f"epoch {row['epoch']:5.2f}:" if row["iteration"] >= 0 else f"{row['name']}:"
+        name = f"epoch {row['epoch']:.2f}:".replace(".00:", ":") if row["iteration"] >= 0 else f"{row['name']}:"
         return f"{name}{trained}  validation {row['val_acc']:.1f}% of {row['val_size']}{loss}"
 
     def progress(self, done: int, total: int, text: str) -> None:

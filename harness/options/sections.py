@@ -317,6 +317,11 @@ class TrainingOptions:
         check=above(0),
         traits=(NOT_IN_GRAPH, LENGTH),
     )
+    whole_epochs: bool = opt(
+        False,
+        "round an epoch up to whole batches, so that epochs 1, 2, 3 end exactly at an update",
+        traits=(NOT_IN_GRAPH, LENGTH),
+    )
     iterations: int | None = opt(
         None,
         "train for this many weight updates, instead of --epochs; in inference_embedded.py, run this many "

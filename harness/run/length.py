@@ -39,16 +39,20 @@ class TrainingLength:
         cls, *, images: int, global_batch: int, epochs: float | None = None, iterations: int | None = None,
         logs_per_epoch: int | None = None, log_freq: int | None = None, batches_per_step: int = 1000,
         ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, logs_first_rate: bool = False,
-        release: str | None = None,
+        whole_epochs: bool = False, release: str | None = None,
     ) -> TrainingLength:  # fmt: skip
         """Return the length for these options. Raise ValueError if no length is given or it is too large.
 
         `iterations`, `log_freq` and `epochs_per_ckpt` override `epochs`, `logs_per_epoch` and `ckpts_per_epoch`.
+        With `whole_epochs`, an epoch is rounded up to whole host steps.
         """
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
                iterations=iterations, log_freq=log_freq)  # fmt: skip
         if epochs is None and iterations is None:
             raise ValueError("no length given; give epochs or iterations")
+        if whole_epochs:
+            batches = global_batch * max(1, round(images / global_batch / batches_per_step))  # one for each host step
+            images = -(-images // batches) * batches
         per_epoch = max(1, images // global_batch)
         if iterations is None and images * epochs / global_batch > MAX_ITERATIONS:
             raise ValueError(f"{epochs:g} epochs are more than {MAX_ITERATIONS:,} weight updates; give fewer")

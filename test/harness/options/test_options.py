@@ -181,6 +181,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "gradient_accumulation_count": (BASE, "--gradient-accumulation-count 2", {"plan", "peak", "name", *LENGTH}),
     "global_batch_size": (BASE, "--global-batch-size 96", {"plan", "peak", "name", *LENGTH}),
     "epochs": (BASE, "--epochs 10", {*LENGTH}),
+    "whole_epochs": (BASE, "--whole-epochs", {*LENGTH}),
     "iterations": (BASE, "--iterations 100", {"plan", *LENGTH}),
     "base_learning_rate_exponent": (BASE, "--base-learning-rate-exponent -11", {"peak", "rates"}),
     "abs_learning_rate": (BASE, "--abs-learning-rate 0.125", {"peak", "rates"}),

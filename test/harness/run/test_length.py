@@ -108,6 +108,15 @@ def test_checkpoints_are_due_at_listed_updates(iterations, rest, points):
 
 
 @pytest.mark.parametrize(
+    "images, batch", [(204, 16), (10, 16), (16, 16), (1877 * 16, 16), (2502 * 16 - 1, 16), (50_000, 32)]
+)
+def test_whole_epochs_end_at_checkpoints(images, batch):
+    length = TrainingLength.of(images=images, global_batch=batch, epochs=3, logs_per_epoch=1, whole_epochs=True)
+    assert [length.epoch(end) for end in length.checkpoint_points()] == [1, 2, 3]
+    assert 0 <= length.iterations_per_epoch * batch - images < 3 * batch  # each epoch has every image
+
+
+@pytest.mark.parametrize(
     "rest, steps",
     [({"log_freq": 10}, 10), ({"log_freq": 30}, 3), ({"log_freq": 500}, 1), ({"logs_per_epoch": 16}, 16)],
 )
