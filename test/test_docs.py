@@ -189,6 +189,11 @@ def test_installed_commands_are_accepted(page):
     assert [name for name in written if name not in commands.COMMANDS and name != "COMMAND"] == []
 
 
+def test_script_for_all_versions_names_existing_commands():
+    found = re.findall(r"\bcnn ([a-z-]+)", (ROOT / ".ci/matrix").read_text())
+    assert len(found) > 5 and set(found) <= commands.COMMANDS.keys()
+
+
 def test_docs_contain_commands():
     """Otherwise the previous test would check nothing."""
     assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 35

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
             found = library.newest(digest)
             target = found or library.built() / f"{library.name()}-{digest}.so"
             if not found:
-                with progress.waiting("Compiling the native kernels, about a minute"):
+                with progress.waiting("Compiling the native kernels, about a minute on two free cores"):
                     _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
         code = getattr(error, "returncode", None)
