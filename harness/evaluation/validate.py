@@ -15,6 +15,7 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.processes.team import Team
 from harness.reports import build_time, profile
 from harness.reports.build_time import Compilation
+from harness.run.length import epoch_images
 from harness.run.run import Run
 from log import RunLog
 
@@ -76,11 +77,12 @@ def validation_row(
 ) -> dict[str, Any]:  # fmt: skip
     """Return a row of validation.csv. `accuracy` and `top5` are in per cent, `throughput` is in images per second, and
     `latency` is in milliseconds per micro-batch. Without labels, accuracy, top-5 accuracy and loss are -1."""
-    updates = checkpoint.updates
+    updates, trained = checkpoint.updates, run.data_source.spec.train_images
+    epoch = epoch_images(trained, global_batch, run.options.training.whole_epochs)
     return {
         "name": checkpoint.name,
         "iteration": updates,
-        "epoch": updates * global_batch / run.data_source.spec.train_images if updates >= 0 else -1,
+        "epoch": updates * global_batch / epoch if updates >= 0 else -1,
         "val_acc": accuracy,
         "raw_acc": accuracy,
         "val_time": seconds,

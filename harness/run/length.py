@@ -44,15 +44,13 @@ class TrainingLength:
         """Return the length for these options. Raise ValueError if no length is given or it is too large.
 
         `iterations`, `log_freq` and `epochs_per_ckpt` override `epochs`, `logs_per_epoch` and `ckpts_per_epoch`.
-        With `whole_epochs`, an epoch is rounded up to whole host steps.
+        With `whole_epochs`, an epoch is rounded up to whole batches.
         """
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
                iterations=iterations, log_freq=log_freq)  # fmt: skip
         if epochs is None and iterations is None:
             raise ValueError("no length given; give epochs or iterations")
-        if whole_epochs:
-            batches = global_batch * max(1, round(images / global_batch / batches_per_step))  # one for each host step
-            images = -(-images // batches) * batches
+        images = epoch_images(images, global_batch, whole_epochs)
         per_epoch = max(1, images // global_batch)
         if iterations is None and images * epochs / global_batch > MAX_ITERATIONS:
             raise ValueError(f"{epochs:g} epochs are more than {MAX_ITERATIONS:,} weight updates; give fewer")
@@ -67,7 +65,7 @@ class TrainingLength:
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
             # Without a log interval, use an epoch, so that host steps do not depend on the length of the run.
-            updates_per_host_step=_host_step(interval or per_epoch, batches_per_step),
+            updates_per_host_step=_host_step(interval or per_epoch, batches_per_step, whole_epochs),
         )  # fmt: skip
 
     @property
@@ -171,9 +169,18 @@ class TrainingLength:
         return [end for first, end in self.host_steps() if self.checkpoint_due(first, end)]
 
 
-def _host_step(interval: int, batches_per_step: int) -> int:
-    """Return the number of updates per host step: about `batches_per_step`, but not more than the log interval."""
-    return interval if interval < batches_per_step else interval // round(interval / batches_per_step)
+def epoch_images(images: int, global_batch: int, whole_epochs: bool) -> int:
+    """Return the number of images that count as an epoch: all of them, rounded up to whole batches with `whole_epochs`."""
+    return -(-images // global_batch) * global_batch if whole_epochs else images
+
+
+def _host_step(interval: int, batches_per_step: int, whole_epochs: bool) -> int:
+    """Return the number of updates per host step: about `batches_per_step`, but not more than the log interval.
+
+    With `whole_epochs`, the host steps of an interval reach its end.
+    """
+    parts = 1 if interval < batches_per_step else round(interval / batches_per_step)
+    return -(-interval // parts) if whole_epochs else interval // parts
 
 
 def _crosses(period: int, first: int, end: int) -> bool:

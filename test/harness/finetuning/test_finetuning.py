@@ -139,20 +139,21 @@ def test_fp32_copy_of_classifier_is_fitted(tmp_path):
 
 
 def test_best_weights_count_and_same_call_resumes(tmp_path):
-    top = write_images(tmp_path / "photos")
+    top = write_images(tmp_path / "photos", 11)
     logs = top / "logs"  # as if called in the folder of images itself
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
     assert done.code == 0, done.err
     assert done.out.count("\n") <= 30
     lines = validations.of_run(logs)
+    assert [float(row["epoch"]) for row in lines] == [0, 1, 2] and "\nepoch 2:" in done.out
     best = validations.ranked(lines, "loss")[0]
-    assert [row["name"] for row in lines] == ["ckpt-0", "ckpt-4", "ckpt-8"] and float(lines[0]["val_acc"]) > 70
+    assert [row["name"] for row in lines] == ["ckpt-0", "ckpt-5", "ckpt-10"] and float(lines[0]["val_acc"]) > 70
     assert f"{best['name']}, {float(best['val_acc']):.1f}%" in done.out
     checkpoint = read.load_network_in(logs)[0]
     assert checkpoint.name == best["name"]
     kept = {file.stem for file in logs.glob("ckpt-*.index")}
-    assert {best["name"], "ckpt-8"} <= kept and len(kept) <= 3  # the best one before the last validation, too
+    assert {best["name"], "ckpt-10"} <= kept and len(kept) <= 3  # the best one before the last validation, too
     page = (logs / "report.html").read_text()
     assert best["name"] in page and "Confusion matrix" in page
     named = run("validation", "--restore-path", logs, "--predict", top / "green" / "3.png").out
@@ -160,7 +161,7 @@ def test_best_weights_count_and_same_call_resumes(tmp_path):
     others = shutil.copytree(top, tmp_path / "others")
     (others / "blue" / "0.png").unlink()
     refused = finetuned(others, *call[1:])
-    assert refused.code == 2 and "used other data (16 train images, now " in refused.err, refused.err
+    assert refused.code == 2 and "used other data (18 train images, now " in refused.err, refused.err
     before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file() and file.suffix != ".html"}
     again = finetuned(*call)
     assert again.code == 0 and "are ignored: logs\n" in again.out
@@ -168,7 +169,7 @@ def test_best_weights_count_and_same_call_resumes(tmp_path):
         assert finetuned(*call, question).code == 0
     assert before == {file: file.stat().st_mtime_ns for file in before}
     longer = finetuned(*call, "--epochs", 3)
-    assert longer.code == 0 and validations.of_run(logs)[-1]["name"] == "ckpt-12", longer.err
+    assert longer.code == 0 and validations.of_run(logs)[-1]["name"] == "ckpt-15", longer.err
 
 
 def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
