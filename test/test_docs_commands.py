@@ -50,6 +50,7 @@ LISTED = {
     "python train.py --config B0-G16-GN-Half_16IPU_2x8": "needs ImageNet and days",
     "python validation.py --config B0-G16-GN-Native_16IPU_2x8": "needs ImageNet and days",
     "python -m cnn_harness train": "needs an installed package, as in test_installed.py",
+    ".venv/bin/cnn finetune clothing": "takes minutes; the others run cnn finetune photos",
     "tools/findings.py": "takes more than ten minutes",
     ".venv/bin/python tools/findings.py": "takes ten minutes",
     "cnn COMMAND --help": "is the form of all commands; test_commands.py runs them",
@@ -59,7 +60,6 @@ DRY, SHORT, PART = "--dry-run", "--iterations 20 --no-validation", "--epochs 0.0
 LONGER = {
     ".venv/bin/cnn finetune photos": "--image-size 64 --epochs 1",
     ".venv/bin/python test/helpers/clothing.py clothing": "--classes 3 --images 12",
-    ".venv/bin/cnn finetune clothing": "--image-size 64 --epochs 1",
     ".venv/bin/python restore.py --restore-path logs/RN14_bs64_BN_32.32_8ML --epochs 12": DRY,
     ".venv/bin/poprun --num-instances 2 --num-replicas 2 .venv/bin/python train.py --config quickstart":
         "--iterations 20 --stop-after 10 --no-validation --logs-path RUN",
@@ -96,6 +96,8 @@ WORDS = {
     "logs/<run>": "logs/quickstart", "logs/<other>": "logs/RUN", "PHOTO...": "cat.jpg dog.jpg", "PHOTO.jpg": "cat.jpg",
     "NAME": "B0-G1-GN-Native_16IPU_2x8", "FOLDER": "photos", "WEIGHTS": "efficientnet-lite0", "DIR": "shards", "FILE": "page.svg",
     "RUN": "logs/RUN",
+    # the packages of ONNX are not among those of the tests
+    "onnx,tflite": "tflite", "savedmodel,tflite,onnx": "savedmodel,tflite",
 }  # fmt: skip
 ON_PAGE = {"options.md": {"NAME": "quickstart"}, "distributed.md": {"RUN": "RUN"}}
 AFTER = {"recipes.md": "paper.md"}  # a page that uses the runs of another page
@@ -118,7 +120,7 @@ class Printed:
         if re.match(r"(\S*/)?\w+\.py ", text):
             text = f"python {text}"
         for word, value in {**WORDS, **ON_PAGE.get(page, {})}.items():
-            text = re.sub(rf"(?<![\w/<]){re.escape(word)}(?![\w/>])", value, text)
+            text = re.sub(rf"(?<![\w/<]){re.escape(word)}(?![\w>])", value, text)
         return text
 
 
@@ -227,6 +229,7 @@ def shown(output: tuple[str, ...]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [name for name, found in COMMANDS.items() if name not in AFTER and found])
 def test_commands_run_as_printed(page: str, place: Path, tmp_path: Path):
+    """In one copy of `place` for each page, in the order of the page."""
     copy = tmp_path / "checkout"
     shutil.copytree(place, copy, symlinks=True)
     wrong = []
