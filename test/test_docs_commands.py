@@ -100,6 +100,8 @@ WORDS = {
     "onnx,tflite": "tflite", "savedmodel,tflite,onnx": "savedmodel,tflite",
 }  # fmt: skip
 ON_PAGE = {"options.md": {"NAME": "quickstart"}, "distributed.md": {"RUN": "RUN"}}
+# These spans name a command; without words, most commands only report what is missing.
+NAMES = {*(f"cnn {name}" for name in commands.COMMANDS), *(row.call for row in commands.COMMANDS.values())}
 AFTER = {"recipes.md": "paper.md"}  # a page that uses the runs of another page
 
 
@@ -133,8 +135,7 @@ def printed(text: str) -> Iterator[Printed]:
     for kind, block, span in re.findall(r"^```(\w*)\n(.*?)^```$|`([^`]+)`", text, re.M | re.S):
         if span:
             line = " ".join(span.split())
-            mention = re.fullmatch(rf"cnn ({'|'.join(commands.COMMANDS)})", line) and line != "cnn runs"
-            if PROGRAMS.match(line) and not mention:
+            if PROGRAMS.match(line) and line not in NAMES:
                 yield Printed(line)
         elif not kind:
             yield from _in_block(re.sub(r"\\\n\s*", "", block).splitlines())

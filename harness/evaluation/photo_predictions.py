@@ -22,6 +22,7 @@ from harness.checkpoints.read import Tensors
 from harness.evaluation import inference_record, predictions_file
 from harness.evaluation.predictions_file import ImagePrediction
 from harness.reports import profile
+from harness.run import network_names
 from harness.run.run import Run
 from log import RunLog
 
@@ -81,7 +82,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
         log.note(warning)
     with closing(Predictor(run, checkpoint, values)) as predictor:
         answers = _answers(predictor, listed, log)
-    network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
+    network = f"{network_names.title(run.options.values())} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
     network += ", mirrored too" if run.mirrors else ""
     output = run.options.checkpoint.output
     if output:
