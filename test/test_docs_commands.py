@@ -89,7 +89,7 @@ VARIES = (
     ".venv/bin/cnn export",
     ".venv/bin/cnn runs",
     ".venv/bin/poprun",
-    "train.py --config quickstart --precision 8.16",
+    "train.py --config quickstart --precision",
 )
 # What a user would write for a placeholder. The runs and folders are made by `place`.
 WORDS = {
@@ -228,6 +228,7 @@ def shown(output: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # with other programs on the cores
 @pytest.mark.parametrize("page", [name for name, found in COMMANDS.items() if name not in AFTER and found])
 def test_commands_run_as_printed(page: str, place: Path, tmp_path: Path):
     """In one copy of `place` for each page, in the order of the page."""
