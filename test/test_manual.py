@@ -79,7 +79,7 @@ def resolved(call: Call) -> Run | None:
         call.words[2:], call.script, {"dataset": "imagenet"} if call.script == "restore" else None, call.environ
     )
     if parsed.options.main.help:
-        assert "\n  --model-size " in option_help.help_text(parsed.catalogue, parsed.options.main, "train")
+        assert "\n  --model-size " in option_help.help_text(parsed.catalogue, parsed.options, "train")
         return None
     return prepare(parsed.options, call.environ, parsed.notes, training=call.script in ("train", "restore"))
 

@@ -68,7 +68,7 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
         record = run_record.arguments_file(folder)
     parsed = cli.parse(argv, script, recorded, record=record)
     if parsed.options.main.help:
-        answer(option_help.help_text(parsed.catalogue, parsed.options.main, script))
+        answer(option_help.help_text(parsed.catalogue, parsed.options, script))
     if parsed.options.main.explain:
         answer(cli.explain(parsed.options), "Number formats:", *_formats(parsed.options))
     return parsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from base import plugins
@@ -9,7 +10,7 @@ from base.errors import OptionError
 from base.fields import HINT, short
 from base.process import command_line, commands
 from harness.options.catalogue import PLUGINS, Catalogue, Option, format_value
-from harness.options.sections import SECTIONS, MainOptions, flag
+from harness.options.sections import SECTIONS, MainOptions, RunOptions, flag
 from harness.options.sources import unknown_flag
 
 INTRODUCTIONS = {
@@ -47,36 +48,58 @@ GROUPS = {
 BARE, ALL = "common", "all"  # the topics of --help without a word, and of --help all
 
 
-def help_text(known: Catalogue, main: MainOptions, script: str) -> str:
-    """Return the text of --help TOPIC. Raise OptionError with the nearest names if the topic is unknown."""
+def help_text(known: Catalogue, options: RunOptions, script: str) -> str:
+    """Return the text of --help TOPIC. Raise OptionError with the nearest names if the topic is unknown.
+
+    Without a topic, the text has the common options and the options of the model and schedule that the call chooses. With
+    --release, it has every option, as in the original.
+    """
+    main, titles = options.main, _titles(options.main)
     usage = f"{commands.prog(f'{script}.py')} {commands.usage(script)}[options]"
     parser = command_line.HelpParser(description=INTRODUCTIONS[script], add_help=False, usage=usage)
-    titles = _titles(main)
-    if main.help == BARE:
+    short_page = main.help == BARE and not main.release
+    if short_page:
+        own = {section for _, name, section in PLUGINS if name in options.sources}
+        chosen = [option for option in known.options.values() if option.section in own]
         group = parser.add_argument_group("Common options")
         for name in COMMON[script]:
-            _add(group, known.options[name])
-        lines = {name: ": ".join(filter(None, (title, GROUPS.get(name)))) for name, title in titles.items()}
-        lines |= {ALL: "every option", "WORD": "options whose names contain this word, as in --help rate"}
-        return "\n".join([parser.format_help(), *(f"  --help {topic:<12}{line}" for topic, line in lines.items())])
-    chosen = _chosen(known, main.help)
+            if name in known.options and known.options[name].section not in own:
+                _add(group, known.options[name])
+    else:
+        chosen = _chosen(known, ALL if main.help == BARE else main.help)
     for section in dict.fromkeys(option.section for option in chosen):
-        group = parser.add_argument_group(titles[section])
+        group = parser.add_argument_group(titles[section], _others(section, main))
         for option in chosen:
             if option.section == section:
-                _add(group, option)
-    return parser.format_help().rstrip("\n")
+                _add(group, option, all_names=not short_page)
+    text = parser.format_help().rstrip("\n")
+    return "\n".join([text, "", *_topics(titles, main)]) if short_page else text
+
+
+def _topics(titles: Mapping[str, str], main: MainOptions) -> list[str]:
+    """Return a line for each topic of --help."""
+    lines = {name: f"{title}: {GROUPS[name]}" if name in GROUPS else title for name, title in titles.items()}
+    lines |= {name: f"{lines[name]} ({_others(name, main)})" for _, _, name in PLUGINS}
+    lines |= {ALL: "every option", "WORD": "options whose names contain this word, as in --help rate"}
+    return [f"  --help {topic:<12}{line}" for topic, line in lines.items()]
 
 
 def _titles(main: MainOptions) -> dict[str, str]:
-    """Return the title of each group of options, with the names of the chosen model and schedule."""
+    """Return the title of each group of options. The groups of a model and a schedule have their names."""
     titles = {name: cls.__doc__ for name, cls in SECTIONS.items()}
     for folder, option, section in PLUGINS:
         chosen = getattr(main, option)
-        title = getattr(plugins.load(folder, chosen), "TITLE", f"{plugins.WHAT[folder]} {chosen}".capitalize())
-        others = "|".join(name for name in plugins.names(folder) if name != chosen)
-        titles[section] = f"{title} (for others: {flag(option)} {others})"
+        titles[section] = getattr(plugins.load(folder, chosen), "TITLE", f"{plugins.WHAT[folder]} {chosen}".capitalize())
     return titles
+
+
+def _others(section: str, main: MainOptions) -> str | None:
+    """Return how to see the options of another model or schedule; None for other groups of options."""
+    for folder, option, own in PLUGINS:
+        if own == section:
+            others = "|".join(name for name in plugins.names(folder) if name != getattr(main, option))
+            return f"for others: {flag(option)} {others}"
+    return None
 
 
 def _chosen(known: Catalogue, topic: str) -> list[Option]:
@@ -91,14 +114,16 @@ def _chosen(known: Catalogue, topic: str) -> list[Option]:
     return found
 
 
-def _add(group: Any, option: Option) -> None:
+def _add(group: Any, option: Option, all_names: bool = False) -> None:
     meta = option.meta
     flags = [option.flag, *meta["flags"]]
     if option.base is bool and option.default is True:
         flags = ["--no-" + option.flag[2:]]
     status = " (does not change the results)" if meta["kind"] == HINT else ""
     default = "" if option.base is bool or option.default in (None, ()) else f" [{format_value(option.default)}]"
-    text = (meta["help"] + default + status).replace("%", "%%")
+    others = [flag(name) for name in (*meta["aliases"], *meta["rewrites"])]
+    names = f" (also {' '.join(others)})" if others and all_names else ""
+    text = (meta["help"] + default + status + names).replace("%", "%%")
     if option.base is bool:
         group.add_argument(*flags, action="store_true", help=text, dest=option.name)
         return

@@ -30,7 +30,7 @@ def test_help_all_lists_every_option(script, model):
         text = succeed(script, *words, topic).out
         wanted = [o.flag for o in known.options.values() if topic in ("all", o.section) and o.name != "help"]
         assert shown(text) == wanted
-        assert (f"\n{TITLES[model]} (" in text) == (topic in ("all", "model"))
+        assert (f"\n{TITLES[model]}:\n" in text) == (topic in ("all", "model"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -42,6 +42,22 @@ def test_short_help_leads_to_rest(script):
     topics = re.findall(r"^  --help (\w+) ", text, re.M)
     assert topics == [*cli.parse(["-h"], script, None, {}).catalogue.sections(), "all", "WORD"]
     assert {*option_help.GROUPS} < {*topics}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("model", plugins.names("Models"))
+def test_short_help_shows_the_chosen_model(script, model):
+    text = succeed(script, "--model", model, "--help").out
+    wanted = [o.flag for o in cli.parse(["--model", model, "-h"], script, None, {}).catalogue.options.values()
+              if o.section == "model"]  # fmt: skip
+    assert shown(text.split(f"\n{TITLES[model]}:\n")[1].split("\n\n  --help main ")[0]) == wanted
+    assert len(set(shown(text))) == len(shown(text)) and "--help all" in text
+
+
+@pytest.mark.parametrize("release", ["1.3", "1.4", "2.0", "2.1", "2.4", "3.0"])
+def test_help_of_a_release_lists_every_option(release):
+    text = succeed("train", "--release", release, "--help").out
+    assert text == succeed("train", "--help", "all").out and "--pipeline-depth" in text
 
 
 @pytest.mark.parametrize(
