@@ -1,7 +1,7 @@
 """Polynomial schedule: a linear warm-up to the peak, then decay by (1 - completed share)^power to an end value.
 
-In the first releases, the curve had no warm-up, the power 1, and other default rates. The option names of these releases
-still select the early curve; the current options change it.
+In the first releases, the curve had no warm-up, the power 1, and other default rates. The option names of these releases,
+and --release 1.3 or 1.4, still select the early curve; the current options change it.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,20 +49,22 @@ class Options:
 
 
 EARLY = ("poly_lr_initial_lr", "poly_lr_end_lr", "poly_lr_decay_steps", "poly_lr_early")
+EARLY_RELEASES = ("1.3", "1.4")
 EARLY_RATES = {"abs_learning_rate": 0.0012, "abs_end_learning_rate": 1e-4}
 OTHER_SPELLINGS = {"abs_learning_rate": "base_learning_rate_exponent", "abs_end_learning_rate": "poly_lr_end_ratio"}
 
 
 def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the older option name that the user gave, or "", and the values that the name implies for other options.
+    """Return the given option that selects the early curve, or "", and the values that it implies for other options.
 
     `spelled` maps each option to the name that the user gave. `values` are the given options.
     """
-    early_spellings = [spelling for spelling in EARLY if spelling in spelled.values()]
-    if not early_spellings or values.get("poly_lr_early") is False:
+    early = [spelling for spelling in EARLY if spelling in spelled.values()]
+    early += ["release"] * (values.get("release") in EARLY_RELEASES)
+    if not early or values.get("poly_lr_early") is False:
         return "", {}
     rates = {name: rate for name, rate in EARLY_RATES.items() if OTHER_SPELLINGS[name] not in values}
-    return early_spellings[0], {"poly_lr_early": True, "poly_lr_decay_power": 1.0, "warmup_epochs": 0.0, **rates}
+    return early[0], {"poly_lr_early": True, "poly_lr_decay_power": 1.0, "warmup_epochs": 0.0, **rates}
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:

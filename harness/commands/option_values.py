@@ -75,7 +75,7 @@ def _source(layer: OptionSource, given: GivenValue) -> str:
 
 
 def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedule) -> OptionValues:
-    """Add the values that older spellings of the schedule's options imply, and a note."""
+    """Add the values that older spellings of the schedule's options, or the release, imply, and a note."""
     if not hasattr(schedule, "meant_with"):
         return given
     spelling, meant = schedule.meant_with(given.spellings, given.values)
@@ -84,7 +84,7 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
     missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.overridden}
     word = flag(spelling)
     values_text = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
-    curve = f"{word} selects the curve of the original releases that had {word}{': ' + values_text if values_text else ''}"
+    curve = f"{word} selects the curve of the first releases{': ' + values_text if values_text else ''}"
     note = f"{curve}; log rows show the learning rate of their first update"
     return given.joined(missing, dict.fromkeys(missing, f"default with {word}"), [note])
 
@@ -128,7 +128,8 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
     how, source, notes = vintage(release), f"default of release {release}", []
     defaults = {"cutmix_version": how.cutmix_version, "frozen_norm_statistics": "batch"} if release in VINTAGES else {}
     meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
-    if not how.warms_up_iterations and values.get("iterations") and "warmup_epochs" in known.options:
+    warms_up = "warmup_epochs" in known.options and values.get("warmup_epochs") != 0
+    if not how.warms_up_iterations and values.get("iterations") and warms_up:
         meant["warmup_epochs"] = 0.0
         notes.append(f"the run has no warm-up, because release {release} had no warm-up with --iterations")
     return given.joined(meant, dict.fromkeys(meant, source), notes)

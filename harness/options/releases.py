@@ -32,12 +32,11 @@ class Vintage:
     compiled: str = "The {kind} graph was successfully compiled"  # the message of --compile-only
 
 
-_OLDEST = Vintage(warms_up_iterations=False, saves_first_step=True, names_validations=False)
+_UP_TO_2_0 = {"warms_up_iterations": False, "saves_first_step": True}
 _COMPILED = {"compiled": "{Kind} graph successfully compiled"}
 VINTAGES = {
-    "1.3": _OLDEST,
-    "1.4": _OLDEST,
-    "2.0": Vintage(cutmix_version=2, **_COMPILED),
+    **dict.fromkeys(("1.3", "1.4"), Vintage(names_validations=False, **_UP_TO_2_0)),
+    "2.0": Vintage(cutmix_version=2, **_UP_TO_2_0, **_COMPILED),
     **dict.fromkeys(("2.1", "2.2", "2.3", "2.4", "2.5", "2.6"), Vintage(**_COMPILED)),
     "3.0": Vintage(
         throughput="top-1 accuracy: {train_acc_avg:6.3f} %, throughput: {img_per_sec:6.2f} samples/sec",

@@ -151,11 +151,9 @@ class TrainingLength:
         period = self.iterations_per_ckpt
         if not period or end != self.host_step_end(first):
             return False
-        if self.saves_first_step and self._is_outer(self.host_step_start(first)):
-            return True
-        if end == self.iterations or not _crosses(period, self.host_step_start(first), end):
-            return end == self.iterations
-        return end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
+        start = self.host_step_start(first)
+        due = _crosses(period, start, end) or (self.saves_first_step and self._is_outer(start))
+        return end == self.iterations or (due and end * self.epochs_per_update >= exact(self.ckpt_epochs_offset))
 
     def is_checkpoint(self, iteration: int) -> bool:
         """Return whether an uninterrupted run saves after `iteration` updates."""

@@ -101,6 +101,8 @@ def test_log_rows_are_due_at_listed_updates(iterations, rest, points):
         (400, {"log_freq": 10, "ckpts_per_epoch": 0}, []),
         (500, {"log_freq": 10, "ckpt_epochs_offset": 3}, [300, 400, 500]),
         (200, {"log_freq": 10, "ckpt_epochs_offset": 9}, [200]),  # the last one always
+        (200, {"log_freq": 10, "release": "2.0"}, [10, 100, 190, 200]),
+        (200, {"log_freq": 10, "release": "2.0", "ckpt_epochs_offset": 1}, [100, 190, 200]),
     ],
 )
 def test_checkpoints_are_due_at_listed_updates(iterations, rest, points):
