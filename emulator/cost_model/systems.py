@@ -47,7 +47,7 @@ class Ipu:
     exchange: float
     link: float
     machine_link: float = 128e9  # 512 Gbit/s to each of two neighbours [D]
-    sdk: float = FIRST_SDK  # the SDK release of the published rates; rates are predicted for this release by default.
+    sdk: float = FIRST_SDK  # the first SDK release with published rates; by default, rates are predicted for this release.
 
     @property
     def memory(self) -> int:

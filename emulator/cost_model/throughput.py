@@ -65,8 +65,8 @@ class Timing:
 
     @property
     def sdk(self) -> float:
-        """The release of the SDK for which times are predicted."""
-        return min(max(self.workload.sdk or self.system.ipu.sdk, FIRST_SDK), LAST_SDK)
+        """The release of the SDK for which times are predicted: the nearest to the requested one with published rates."""
+        return min(max(self.workload.sdk or FIRST_SDK, self.system.ipu.sdk), LAST_SDK)
 
     @property
     def _software(self) -> float:

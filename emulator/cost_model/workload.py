@@ -31,7 +31,7 @@ class Workload:
     * `images` is the number of images in the training run: data set x epochs.
     * `trained` has the names of the variables that gradients change.
     * `normed` has the names of the variables whose updates need norms: the trust ratios of LARS and LAMB.
-    * `sdk` is the release of the SDK; None means the release of the published rates.
+    * `sdk` is the requested release of the SDK; None means the first release with published rates for the IPU.
     * `least_micro_batch` is the smallest allowed micro-batch size.
     * `processes` is the number of host processes that prepare images. None means one process for every two IPUs, as in the
       published runs.

@@ -100,6 +100,8 @@ def parse(
     if begins_with:
         notes += _taken_over(known, given, origin)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, given)
+    release = options.main.release or (block.release if block else (recorded or {}).get("values_release"))
+    options = dataclasses.replace(options, values_release=release)
     return Parsed(options, tuple(notes + _hint_notes(known, given.values)), known)
 
 

@@ -750,6 +750,7 @@ class RunOptions:
     model: Any  # the class `Options` of the model's file
     schedule: Any  # the class `Options` of the schedule's file
     sources: Mapping[str, str] = field(default_factory=dict)  # {option: where its value comes from}
+    values_release: str | None = None  # the release of --release, or of the values of a configuration or recorded run
 
     @property
     def sections(self) -> tuple[Any, ...]:

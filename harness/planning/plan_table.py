@@ -10,7 +10,7 @@ from emulator.cost_model.prediction import Prediction
 from emulator.cost_model.search import keeps_micro_batch
 from emulator.plan.schedules import BACKWARD, FORWARD
 from harness.planning.planned_config import Planned, efficiencies
-from harness.reports.predicted_rate import MIB, duration
+from harness.reports.predicted_rate import MIB, duration, sdk_of
 
 NOTE = "The planner is fitted to published rates. To see its errors, run python tools/fit_planner.py."
 
@@ -64,7 +64,7 @@ def one(planned: Planned, whole: bool = True) -> str:
     lines = [
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
         f"micro-batch {plan.micro_batch_size} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
-        f"{plan.precision.name}, SDK {timing.sdk:.1f}",
+        f"{plan.precision.name}, {sdk_of(prediction)}",
         *(f"  {note}" for note in planned.run.notes if whole),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"

@@ -38,9 +38,15 @@ def lines(run: Run) -> list[str]:
     idle = f"{100 * timing.idle_share:.0f} % idle, " if run.plan.options.shards > 1 else ""
     fit = f"{room:,.0f} MiB free" if prediction.fits else f"does not fit: {-room:,.0f} MiB too much"
     return [
-        f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, "
-        f"{idle}{fit} on the fullest IPU; for details, run cnn plan"
+        f"Predicted on {prediction.system.name}, {sdk_of(prediction)}: {timing.images_per_second:,.0f} img/sec, "
+        f"{duration(timing.hours)}, {idle}{fit} on the fullest IPU; for details, run cnn plan"
     ]
+
+
+def sdk_of(prediction: Prediction) -> str:
+    """Return the SDK release of a prediction as text, with the requested release if that one has no published rates."""
+    used, asked = prediction.timing.sdk, prediction.workload.sdk
+    return f"SDK {used:.1f}" + (f" (the nearest to {asked:.1f} with published rates)" if asked not in (None, used) else "")
 
 
 def compared(run: Run, host_throughput: float) -> list[str]:

@@ -70,7 +70,7 @@ _DERIVED: Mapping[str, str] = {
     **dict.fromkeys(("grad_scale", LR_SCALE), POSITIVE),
     **dict.fromkeys(("seed_specified", "restoring"), KINDS[bool]),
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, VALIDATION_RECORDS, "name", "command", "summary_str"), TEXT),
-    **dict.fromkeys(("checkpoint_path", "datetime", "hostname", "restored_from"), TEXT),
+    **dict.fromkeys(("checkpoint_path", "datetime", "hostname", "restored_from", "values_release"), TEXT),
     **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), TEXTS),
 }  # fmt: skip
 
@@ -105,6 +105,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "total_batch_size": run.plan.global_batch,
         "total_iterations": run.length.iterations,
         "total_replicas": run.plan.total_replicas,
+        "values_release": run.options.values_release,
         "instances": run.plan.instances,
         "instance": run.cluster.instance,
         "instance_folders": list(run.folders),

@@ -246,7 +246,7 @@ class Run:
         """Return the input of the planner. `processes` is the number of host processes that feed the replicas."""
         from emulator.cost_model.workload import Workload
 
-        release = version(self.options.main.release or "")
+        release = version(self.options.values_release or "")
         trained_images = self.length.iterations * self.plan.global_batch
         return Workload(
             trace=self.trace,

@@ -22,9 +22,7 @@ from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
 from harness.options import catalogue, configs, sources
 from harness.options.other_names import OTHER_NAMES, OTHER_VALUES
-from harness.options.releases import VINTAGES
 from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.resolve import prepare
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
@@ -285,19 +283,6 @@ def test_older_polynomial_spellings_select_older_curve(words, expected):
     assert any(" selects the curve of " in note for note in parsed.notes) == expected[0]
     recorded = parse("", recorded={**parsed.options.values()}).options  # what a resumed run reads
     assert [recorded.values()[name] for name in CURVE] == expected
-
-
-@pytest.mark.parametrize("release", VINTAGES)
-def test_each_release_keeps_its_rules(release):
-    """Until 2.0, runs counted in iterations have no warm-up, and are saved after the first and the last two host steps."""
-    words = f"--release {release} --iterations 40 --batches-per-step 10 --warmup-epochs 0.01 --lr-schedule cosine"
-    parsed = parse(f"{words} --dataset cifar-10 --generated-data")
-    run, old = prepare(parsed.options, {}), release in ("1.3", "1.4", "2.0")
-    assert (run.options.schedule.warmup_epochs == 0) == old == (run.learning_rate(0) > 0)
-    assert any("no warm-up" in note for note in parsed.notes) == old
-    assert run.length.checkpoint_points() == ([10, 30, 40] if old else [40])
-    assert parse(f"--release {release} --epochs 2").options.schedule.warmup_epochs == 5
-    assert (run.options.dataset.cutmix_version == 2) == (release == "2.0")
 
 
 @pytest.mark.parametrize("words, expected", SAME_NAME)

@@ -16,7 +16,7 @@ from base.errors import OptionError
 from base.process import command_line
 from harness.commands import cli
 from harness.options import configs
-from harness.options.releases import version
+from harness.options.releases import VINTAGES, version
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.run.recorded_arguments import arguments
 from harness.run.resolve import prepare
@@ -280,7 +280,8 @@ def test_release_without_values_selects_behaviour():
 def test_first_releases_warm_up_over_epochs():
     for release, words, warmup in (
         ("1.3", "--iterations 40", 0), ("1.4", "--iterations 40 --warmup-epochs 2", 0), ("1.3", "--epochs 2", 1),
-        ("2.0", "--iterations 40", 1), (None, "--iterations 40", 1),
+        ("2.0", "--iterations 40 --warmup-epochs 2", 0), ("2.0", "--epochs 2", 1), ("2.1", "--iterations 40", 1),
+        (None, "--iterations 40", 1),
     ):  # fmt: skip
         run = of_release(release, words)
         assert run.options.schedule.warmup_epochs == warmup
@@ -290,8 +291,9 @@ def test_first_releases_warm_up_over_epochs():
 
 def test_first_releases_save_after_outer_steps():
     words = "--iterations 100 --batches-per-step 10 --log-freq 10"
-    assert of_release(None, words).length.checkpoint_points() == of_release("2.0", words).length.checkpoint_points() == [100]
-    assert of_release("1.3", words).length.checkpoint_points() == [10, 90, 100]
+    for release in (None, *VINTAGES):
+        points = [10, 90, 100] if release in ("1.3", "1.4", "2.0") else [100]
+        assert of_release(release, words).length.checkpoint_points() == points
     assert of_release("1.3", f"{words} --ckpts-per-epoch 0 --no-validation").length.checkpoint_points() == []
 
 
