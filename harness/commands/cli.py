@@ -101,7 +101,10 @@ def parse(
         notes += _taken_over(known, given, origin)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, given)
     release = options.main.release or (block.release if block else (recorded or {}).get("values_release"))
-    options = dataclasses.replace(options, values_release=release)
+    recipe = (
+        option_values.recipe_batch(known, layers, given, model, environ) if block and not given.values.get("help") else None
+    )
+    options = dataclasses.replace(options, values_release=release, recipe=recipe)
     return Parsed(options, tuple(notes + _hint_notes(known, given.values)), known)
 
 

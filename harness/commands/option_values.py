@@ -16,7 +16,15 @@ from base.fields import HALVES, short
 from harness.options.catalogue import Catalogue
 from harness.options.exclusive import GROUPS, check_exclusive, overridden
 from harness.options.releases import VINTAGES, vintage
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag, with_trait
+from harness.options.sections import (
+    ACCUMULATION,
+    COMMAND_LINE,
+    CONFIGURATION,
+    RECORDED,
+    RecipeBatch,
+    flag,
+    with_trait,
+)
 from harness.options.sources import GivenValue, OptionSource
 from harness.options.update_rules import UPDATE_RULES
 from harness.run import data
@@ -25,6 +33,8 @@ from Models._model import Model
 
 if TYPE_CHECKING:
     from harness.options.configs import Block
+
+BATCH = ("micro_batch_size", ACCUMULATION, "replicas", "global_batch_size")
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,18 @@ def with_model_defaults(
         return given
     size = _model_size(model, family, given.values["model_size"], given.sources)
     return given.joined({"model_size": size})
+
+
+def recipe_batch(
+    known: Catalogue, layers: Sequence[OptionSource], given: OptionValues, model: Model, environ: Mapping[str, str]
+) -> RecipeBatch:  # fmt: skip
+    """Return the batch of a configuration as it would be without the batch options of the command line, layers[0]."""
+    others = {name: value for name, value in layers[0].values.items() if name not in BATCH}
+    usual = merged(known, [replace(layers[0], values=others), *layers[1:]])
+    usual = usual.joined({name: given.values[name] for name in ("model", "dataset")})
+    micro, accumulation, replicas, size = map(with_model_defaults(usual, known, model, environ).values.get, BATCH)
+    size = size or micro * (accumulation or 1) * (replicas or 1)
+    return RecipeBatch(name=given.values["config"], size=size, replicas=replicas or 1)
 
 
 def with_data_defaults(given: OptionValues, block: Block | None) -> OptionValues:

@@ -738,6 +738,15 @@ SECTIONS: dict[str, type] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecipeBatch:
+    """The batch of a named configuration, without the options of the call that change it."""
+
+    name: str
+    size: int  # the global batch
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The options of one call. Options whose default depends on the data may still be None."""
 
@@ -750,6 +759,7 @@ class RunOptions:
     model: Any  # the class `Options` of the model's file
     schedule: Any  # the class `Options` of the schedule's file
     sources: Mapping[str, str] = field(default_factory=dict)  # {option: where its value comes from}
+    recipe: RecipeBatch | None = None  # None without --config
     values_release: str | None = None  # the release of --release, or of the values of a configuration or recorded run
 
     @property

@@ -22,7 +22,7 @@ from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
 from emulator.plan.trace import Trace
 from harness.cluster import membership
-from harness.options.sections import RECORDED, DatasetOptions, RunOptions, flag
+from harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
 from harness.options.update_rules import SKIPPED, UPDATE_RULES
 from harness.run.data import SPLIT_FOLDERS, family
 from harness.run.run import Run
@@ -255,6 +255,29 @@ def optimiser(run: Run) -> Iterator[str]:
         )
 
 
+def recipe_batch(run: Run) -> Iterator[str]:
+    """Report that options or poprun change the global batch of a configuration. The user may ask for another one."""
+    recipe, size = run.options.recipe, run.plan.global_batch
+    if recipe and size != recipe.size and not run.options.given("global_batch_size"):
+        yield (
+            f"configuration {recipe.name} has a global batch of {recipe.size}, but this run has {size}; to restore it, "
+            f"give {_restoring_option(run, recipe)}"
+        )
+
+
+def _restoring_option(run: Run, recipe: RecipeBatch) -> str:
+    """Return the option with which a run has the global batch of its configuration again."""
+    plan = run.plan
+    micro, count, replicas = plan.micro_batch_size, plan.accumulation, plan.total_replicas
+    by_poprun = run.cluster.by_poprun and replicas != recipe.replicas
+    factors = [("poprun --num-replicas", micro * count, plan.instances)] * by_poprun
+    factors += [("--gradient-accumulation-count", micro * replicas, 1), ("--micro-batch-size", count * replicas, 1)]
+    for option, others, unit in factors:
+        if recipe.size % (others * unit) == 0:
+            return f"{option} {recipe.size // others}"
+    return "the configuration's --micro-batch-size, --gradient-accumulation-count and --replicas"
+
+
 def averages(run: Run) -> Iterator[str]:
     """Reject averages, --patience and --keep-best-ckpt without the checkpoints and validations that they need."""
     training, options = run.options.training, run.options.checkpoint
@@ -432,5 +455,6 @@ EVERY_RUN: tuple[Rule, ...] = (
     run_name, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
-    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics, options_without_effect,
+    recipe_batch, mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics,
+    options_without_effect,
 )  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 
 from base.errors import OptionError
 from base.process import command_line
+from harness.cluster import membership
 from harness.commands import cli
 from harness.options import configs
 from harness.options.releases import VINTAGES, version
@@ -295,6 +296,39 @@ def test_first_releases_save_after_outer_steps():
         points = [10, 90, 100] if release in ("1.3", "1.4", "2.0") else [100]
         assert of_release(release, words).length.checkpoint_points() == points
     assert of_release("1.3", f"{words} --ckpts-per-epoch 0 --no-validation").length.checkpoint_points() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "remedy"),
+    [
+        ("", 768, None),
+        ("--replicas 2", 192, "--gradient-accumulation-count 32"),
+        ("--batch-size 6", 384, "--gradient-accumulation-count 16"),
+        ("--pipeline-depth 4", 384, "--gradient-accumulation-count 8"),
+        ("--micro-batch-size 10", 640, "--micro-batch-size 12"),
+        ("--replicas 7", 672, "the configuration's --micro-batch-size"),
+        ("--micro-batch-size 6 --gradient-accumulation-count 16", 768, None),
+        ("--global-batch-size 1536", 1536, None),  # a batch that the user names is meant
+    ],
+)
+def test_a_changed_global_batch_is_reported(words, batch, remedy):
+    run = resolved("B0-G1-GN-Native_16IPU_2x8", "--generated-data", *words.split())
+    found = [note for note in run.notes if "global batch" in note]
+    assert run.plan.global_batch == batch and len(found) == (remedy is not None)
+    assert all(f"768, but this run has {batch}; to restore it, give {remedy}" in note for note in found)
+    if remedy and remedy.startswith("--"):
+        name = remedy.split()[0]
+        kept = [] if name.startswith("--micro") else words.replace("--pipeline-depth 4", "").split()
+        restored = resolved("B0-G1-GN-Native_16IPU_2x8", "--generated-data", *kept, *remedy.split())
+        assert restored.plan.global_batch == 768
+
+
+def test_poprun_with_stages_and_replicas_exchanged_is_reported():
+    environ = {membership.TOTAL: "2", membership.LOCAL: "1", membership.OFFSET: "0", membership.IPUS: "2"}
+    environ[membership.ADDRESSES] = "localhost:1,localhost:2"
+    parsed = cli.parse(["--config", "B0-G1-GN-Native_16IPU_2x8", "--generated-data"], environ=environ)
+    (note,) = [note for note in prepare(parsed.options, environ).notes if "global batch" in note]
+    assert "768, but this run has 192" in note and note.endswith("give poprun --num-replicas 8")
 
 
 def test_large_batch_is_equal_on_every_system():
