@@ -69,6 +69,7 @@ class RunLog:
         self._training_line = TRAINING_LINE.replace("THROUGHPUT", throughput)
         self._tables = {name: run_table(folder, name, named) for name in TABLES} if folder else {}
         self._trackers: dict[str, Tracker] = {}
+        self._by_column: set[str] = set()  # the trackers that get columns instead of tags
         self._bar = _Bar()
         self._ending = False
         self._printed, self._routine_at = 0, -math.inf  # number of printed lines, and time of the last routine line
@@ -187,8 +188,12 @@ class RunLog:
         for table in self._tables.values():
             table.sync()
 
-    def follow(self, name: str, start: Callable[[], Tracker]) -> None:
-        """Send all further rows to a tracker until it fails. `name` is the tracker's name in the line about a failure."""
+    def follow(self, name: str, start: Callable[[], Tracker], by_column: bool = False) -> None:
+        """Send all further rows to a tracker until it fails. `name` is the tracker's name in the line about a failure.
+
+        If `by_column` is true, send every number of a row by the name of its column, otherwise the numbers that have tags.
+        """
+        self._by_column |= {name} if by_column else set()
 
         def begin() -> None:
             self._trackers[name] = start()
@@ -212,8 +217,10 @@ class RunLog:
                 text.close()
 
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
+        columns = {name: value for name, value in row.items() if isinstance(value, (int, float))}
         for name, tracker in list(self._trackers.items()):
-            if not self._succeeds(name, partial(tracker.log, values, row["iteration"])):
+            sent = columns if name in self._by_column else values
+            if not self._succeeds(name, partial(tracker.log, sent, row["iteration"])):
                 del self._trackers[name]
 
     def _succeeds(self, name: str, action: Callable[[], None]) -> bool:

@@ -27,8 +27,9 @@ class Vintage:
     cutmix_version: int = 1
     saves_first_step: bool = False  # also save after the first and the second-last host step.
     names_validations: bool = True  # validation.csv has the column `name`
-    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in training log lines
-    latency: str = "Latencies - avg"  # the label of latencies in inference_embedded.py
+    throughput: str = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # in training log lines.
+    latency: str = "Latencies - avg"  # the label of latencies in inference_embedded.py.
+    profiles_one_step: bool = False  # --profile ends the call after one host step, and excludes --profile-compilation.
     compiled: str = "The {kind} graph was successfully compiled"  # the message of --compile-only
 
 
@@ -41,6 +42,7 @@ VINTAGES = {
     "3.0": Vintage(
         throughput="top-1 accuracy: {train_acc_avg:6.3f} %, throughput: {img_per_sec:6.2f} samples/sec",
         latency="latency avg",
+        profiles_one_step=True,
         **_COMPILED,
     ),
 }

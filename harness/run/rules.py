@@ -22,6 +22,7 @@ from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
 from emulator.plan.trace import Trace
 from harness.cluster import membership
+from harness.options.releases import vintage
 from harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
 from harness.options.update_rules import SKIPPED, UPDATE_RULES
 from harness.run.data import SPLIT_FOLDERS, family
@@ -354,6 +355,19 @@ def run_name(run: Run) -> None:
         raise OptionError(f"--name-suffix '{suffix}' must not contain / \\ .. or unprintable characters")
 
 
+def profiles(run: Run) -> Iterator[str]:
+    """Reject two profiles in a release with one profile per call, and report that its profile ends the training."""
+    release, device = run.options.main.release, run.options.device
+    if not vintage(release).profiles_one_step or not device.profile:
+        return
+    if device.profile_compilation:
+        raise OptionError(
+            f"--profile and --profile-compilation exclude each other with --release {release}; give only one of them"
+        )
+    if run.trains:
+        yield f"the training stops after one host step, because --profile did so in release {release}"
+
+
 def model_notes(run: Run) -> Iterable[str]:
     """Return the notes of the model on its options."""
     options = run.options
@@ -452,7 +466,7 @@ def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
 
 
 EVERY_RUN: tuple[Rule, ...] = (
-    run_name, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
+    run_name, profiles, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
     recipe_batch, mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics,

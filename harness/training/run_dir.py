@@ -159,17 +159,22 @@ def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -
     head = run_log.training_head(run)
     lines = run_log.open_run_log(run, folder if logging.logs and has_log else None, None, head, console=has_log)
     if team.is_first and (logging.wandb or logging.mlflow):
-        _follow(lines, logging, folder, recorded)
+        _follow(lines, logging, folder, recorded, bool(run.options.main.release))
     return lines
 
 
-def _follow(lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapping[str, Any]) -> None:
-    """Send the log's rows to Weights & Biases (--wandb) and MLflow (--mlflow)."""
+def _follow(
+    lines: RunLog, logging: LoggingOptions, folder: Path, recorded: Mapping[str, Any], by_column: bool
+) -> None:  # fmt: skip
+    """Send the log's rows to Weights & Biases (--wandb) and MLflow (--mlflow).
+
+    `by_column` names the values in Weights & Biases like the columns of the tables, as the original does.
+    """
     from harness.reports import trackers
 
     if logging.wandb:
         start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, recorded, logging.wandb_id)
-        lines.follow("--wandb", start)
+        lines.follow("--wandb", start, by_column)
     if logging.mlflow:
         lines.follow(
             "--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, recorded, logging.mlflow_id)

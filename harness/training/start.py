@@ -17,6 +17,7 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import Tensors
 from harness.cluster import membership
 from harness.commands import entry
+from harness.options.releases import vintage
 from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.team import Team
@@ -290,6 +291,8 @@ def last_update(run: Run, done: int) -> int:
     completes = run.options.logging.autoresume and stop_after == done
     if stop_after is not None and stop_after <= done and done and not completes:
         raise OptionError(f"--stop-after {stop_after} is too small: the run has finished {done} updates already")
+    if vintage(run.options.main.release).profiles_one_step and run.options.device.profile:
+        total = run.length.host_step_end(done)
     return min(total, stop_after or total)
 
 

@@ -17,6 +17,7 @@ import pytest
 from commands import program, run, succeed
 
 from base import plugins
+from base.storage import tables
 from emulator.plan.options import DeviceOptions
 from emulator.plan.trace import CountingLayers
 from harness.commands import cli
@@ -491,6 +492,21 @@ def test_stable_norm_takes_two_passes(outcomes):
     one, two = outcomes(""), outcomes("--stable-norm")
     assert one["weights"] != two["weights"]
     assert outcomes("--stable-norm --force-unstable-norm") == one
+
+
+@pytest.mark.parametrize("release", [None, "2.1", "3.0"])
+def test_wandb_gets_the_names_of_the_original(tmp_path, monkeypatch, release):
+    """With --release, the keys are the columns of the tables: the original's names."""
+    logged: list[dict] = []
+    service = SimpleNamespace(log=lambda values, step: logged.append({**values, "step of W&B": step}))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: service, Settings=dict))
+    words = ("--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 8, "--iterations", 1, "--wandb")
+    asked = ("--release", release) if release else ()
+    succeed("train", *words, *asked, "--logs-path", tmp_path / "run")
+    training, validation = logged
+    named = {*tables.TRAINING_COLUMNS} <= {*training} and {"val_acc", "val_time", "val_size"} <= {*validation}
+    assert named == bool(release) == ("loss/train" not in training) == ("accuracy/validation" not in validation)
+    assert {type(value) for row in logged for value in row.values()} <= {int, float}
 
 
 def test_services_get_project_and_run(tmp_path, monkeypatch):

@@ -95,6 +95,19 @@ def bars(path: Path) -> list[str]:
     return [title.text for group in ET.parse(path).iter(f"{SVG}g") for title in group.findall(f"{SVG}title")]
 
 
+def test_profile_of_release_3_0_stops_after_one_step(tmp_path):
+    """There, --profile excludes --profile-compilation. In other releases, the training continues."""
+    words = [*RESNET.split(), "--iterations", 4, "--batches-per-step", 2, "--no-validation", "--profile"]
+    one = succeed("train", *words, "--release", "3.0", "--logs-path", tmp_path / "one")
+    assert "after one host step" in one.out and "Stopped after 2 of 4 updates" in one.out
+    assert (tmp_path / "one/profile.svg").exists()
+    result = run("train", *words, "--release", "3.0", "--profile-compilation", "--dry-run")
+    assert result.code == 2 and "--profile and --profile-compilation" in result.err
+    for release in (["--release", "2.6"], []):
+        assert run("train", *words, *release, "--profile-compilation", "--dry-run").code == 0
+    assert "Stopped" not in succeed("train", *words, "--logs-path", tmp_path / "two").out
+
+
 def test_profile_is_written_where_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*STAGED.split(), "--iterations", 3, "--no-validation"]
