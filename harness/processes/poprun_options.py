@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import re
 import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -93,7 +94,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    words = list(argv)
+    words = _joined(argv)
     # The values of these two options begin with a dash. argparse mistakes such values for options unless they follow a "=".
     for flag in ("--mpi-global-args", "--mpi-local-args"):
         if flag in words[:-1]:
@@ -105,6 +106,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise OptionError(f"unknown option {short(flag)}{plugins.did_you_mean(flag, sorted(flags()), 0.3)}")
     args.program = args.program[1:] if args.program[:1] == ["--"] else args.program
     return args
+
+
+def _joined(argv: list[str]) -> list[str]:
+    """Join an option whose name is split by a blank, as `--ipus-per replica=1` in a published command, and say so."""
+    words, known = list(argv), flags()
+    for at in reversed(range(len(words) - 1)):
+        joined = f"{words[at]}-{words[at + 1]}"
+        if joined.partition("=")[0] in known and "=" not in words[at] and words[at] not in known:
+            print(f"poprun: {words[at]} {words[at + 1]} is read as {joined}", file=sys.stderr)
+            words[at : at + 2] = [joined]
+    return words
 
 
 def _imported(path: str) -> list[str]:

@@ -152,6 +152,8 @@ COMMANDS = {
     "meme-train": f"python train.py {MEME} B0-G16-GN-Native_16IPU_2x8",
     "meme-poprun": "poprun --numa-aware=yes --num-replicas=8 --ipus-per-replica=2 --num-instances=8 "
     f"--only-output-from-instance 0 python train.py {MEME} B0-G16-GN-Native_16IPU_2x8 --no-validation",
+    "meme-poprun-as-printed": "poprun --numa-aware=yes --num-replicas=8 --ipus-per replica=2 --num-instances=8 "
+    f"--only-output-from-instance 0 python train.py {MEME} B0-G16-GN-Native_16IPU_2x8 --no-validation",
     "meme-validate": f"python validation.py {MEME} B0-G16-GN-Native_16IPU_2x8 --restore-path=<RUN>",
     "meme-poprun-validate": "poprun -v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 "
     f"--only-output-from-instance 0 python validation.py {MEME} B0-G16-GN-Native_16IPU_2x8 --restore-path=<RUN>",
@@ -165,8 +167,6 @@ REFUSED = {
         "--ipus-per-replica: python3 is not a whole number",
     f"{POPRUN} --num-instances 8 --num-replicas 16 --ipus-per-replica 1 python3 --config mk2_resnet50_gn_16ipus":
         "python3 --config: the script's name is missing",
-    f"poprun --numa-aware=yes --num-replicas=8 --ipus-per replica=2 --num-instances=8 python train.py {MEME} B0-G1-GN":
-        "unknown option --ipus-per; did you mean --ipus-per-replica",
 }  # fmt: skip
 NOT_HERE = {
     "./run_and_time.sh 16 1": "run_and_time.sh",

@@ -45,6 +45,7 @@ def called(*words: object) -> Result:
 
 COMMANDS = {
     **{name: command.removeprefix("poprun ") for name, command in manual.COMMANDS.items() if command.startswith("poprun ")},
+    "blank": "--num replicas 4 --ipus-per replica=1 --num-instances=2 python3 train.py",
     "sync": "--sync-type=ReplicaAndLadder --host-subnet 10.1.0.0/16 --process-placement=spreadnuma --num-instances 2 "
     "--num-replicas=2 python3 train.py",
     "cache": "--executable-cache-path=/tmp/c --offline-mode no --remove-partition no --print-topology yes --num-instances=2 "
@@ -69,7 +70,7 @@ def test_printed_commands_are_wrapped(name, monkeypatch):
     ("words", "parts"),
     [
         ("--sync-tipe=full python train.py", ["--sync-tipe", "--sync-type"]),
-        ("--ipus-per replica 2 python train.py", ["--ipus-per", "--ipus-per-replica"]),
+        ("--ipus-per replicas=2 python train.py", ["--ipus-per", "--ipus-per-replica"]),
         ("--num-replicas 2 --ipus-per-replica --mpi-local-args=-x python train.py", ["--ipus-per-replica"]),
         ("--num-replicas 6 --num-instances 4 python train.py", ["--num-replicas 6", "--num-instances 4", "2 or 3"]),
         ("--num-replicas 0 python train.py", ["--num-replicas", "0"]),
