@@ -51,7 +51,7 @@ def test_wheel_has_checkout_in_one_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = f"cnn_harness-{wheel.name.split('-')[1]}.dist-info"
-        assert {name.split("/")[0] for name in names} == {commands.PACKAGE, "popdist.py", info}
+        assert {name.split("/")[0] for name in names} == {commands.PACKAGE, "popdist", info}
         assert {name.partition("/")[2] for name in names if name.startswith("cnn_harness/")} == needed
         assert [name for name in needed if archive.read(f"cnn_harness/{name}") != (ROOT / name).read_bytes()] == []
         entries = archive.read(f"{info}/entry_points.txt").decode()

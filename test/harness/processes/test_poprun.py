@@ -22,6 +22,7 @@ from instances import ROOT, mpi
 import poprun
 from base.errors import OptionError
 from base.process import command_line
+from emulator.plan import ipu_ids
 from harness.processes import launch, poprun_options
 
 PLACE = (  # in one write: an unbuffered print writes line and newline separately, and instances would mix
@@ -29,6 +30,10 @@ PLACE = (  # in one write: an unbuffered print writes line and newline separatel
     "place = (p.getReplicaIndexOffset(), p.getNumLocalReplicas(), p.getLocalInstanceIndex());"
     "assert place[0] == 2 * p.getInstanceIndex() and (p.getNumInstances(), p.getNumTotalReplicas()) == (3, 6);"
     "os.write(1, (' '.join(map(str, place)) + '\\n').encode())"
+)
+DEVICE = (
+    "import os, popdist, types; import popdist.tensorflow as t; config = types.SimpleNamespace();"
+    "t.set_ipu_config(config, ipus_per_replica=2); os.write(1, f'{config.select_ipus}\\n'.encode())"
 )
 FAILING = "import os, sys, time; sys.exit(3) if os.environ['POPDIST_LOCAL_INSTANCE_INDEX'] == '1' else time.sleep(600)"
 TWO = ("--num-instances", "2", "--num-replicas", "2")
@@ -152,6 +157,16 @@ def test_instances_know_their_place(with_mpi):
     one = started(*layout, "--only-output-from-instance", 1, sys.executable, "-c", PLACE, with_mpi=with_mpi)
     assert one.stdout.strip() == "2 2 1"
     assert started(*layout, sys.executable, "-c", FAILING, with_mpi=with_mpi).returncode == 3  # nobody sleeps to the end
+
+
+def test_instances_get_devices_of_their_own():
+    """Six replicas of two IPUs in three instances: each has a device of four IPUs."""
+    layout = ("--num-instances", 3, "--num-replicas", 6, "--ipus-per-replica", 2)
+    result = started(*layout, sys.executable, "-c", DEVICE, with_mpi=False)
+    devices = [ipu_ids.devices(16)[int(line)] for line in sorted(result.stdout.split())]
+    assert [device.ipus for device in devices] == [range(4), range(4, 8), range(8, 12)], result.stderr
+    wrong = started(*layout, sys.executable, "-c", DEVICE.replace("=2", "=4"), with_mpi=False)
+    assert wrong.returncode and "--ipus-per-replica 2, but this program needs 4" in wrong.stderr
 
 
 def test_ctrl_c_reaches_instances_once():

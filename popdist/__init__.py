@@ -57,11 +57,26 @@ def getLocalInstanceIndex() -> int:
     return _number(_PLACE)
 
 
+def getDeviceId(ipus_per_replica: int | None = None) -> int:
+    """Return the id of the emulated device with the IPUs of this instance, as `gc-info` lists the ids.
+
+    `ipus_per_replica` replaces the number of IPUs that poprun gives each replica.
+    """
+    ipus = ipus_per_replica or getNumIpusPerReplica()
+    group = _power_of_two(getNumLocalReplicas() * ipus)
+    system = max(16, group * _power_of_two(getNumInstances()))  # a POD16 or larger
+    return 2 * (system - system // group) + getInstanceIndex()  # the ids of all smaller groups come first
+
+
 def checkNumIpusPerReplica(expected: int) -> None:
     """Raise RuntimeError unless each replica has `expected` IPUs."""
     given = getNumIpusPerReplica()
     if given != expected:
         raise RuntimeError(f"poprun was started with --ipus-per-replica {given}, but this program needs {expected}")
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
 
 
 def _number(name: str) -> int:
