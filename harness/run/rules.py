@@ -32,6 +32,7 @@ from Models._layers import TRAINED_PROXY_ROWS
 
 SMALL_MEAN_SQUARE = 1e-20  # smaller mean squares are from gradients too small to change weights
 _MEMORY = {ADDRESSES: "address space", DATA: "writable memory"}
+CIFAR_SIZE = 32  # pixels
 LARGEST_HALF_SCALE = 2.0**20  # above this loss scale, most gradients overflow in FP16
 
 
@@ -123,8 +124,8 @@ def check_data_options(options: RunOptions) -> None:
         )
 
 
-def data_set(run: Run) -> None:
-    """Reject data options that contradict the kind of data or each other."""
+def data_set(run: Run) -> Iterator[str]:
+    """Reject data options that contradict the kind of data or each other. Report CIFAR images of another size."""
     options = run.options.dataset
     if options.eight_bit_io and options.hostside_image_mixing and options.mixes:
         raise OptionError(
@@ -135,6 +136,11 @@ def data_set(run: Run) -> None:
         raise OptionError(
             f"{flag(given[0])} {getattr(options, given[0])} works with --dataset imagefolder only; {options.dataset} has "
             "its own validation images"
+        )
+    if options.dataset.startswith("cifar") and run.image_size != CIFAR_SIZE:
+        yield (
+            f"--image-size {run.image_size}: the images of {options.dataset} are resized from {CIFAR_SIZE} pixels; the "
+            f"original harness accepts only {CIFAR_SIZE}"
         )
 
 
@@ -241,6 +247,11 @@ def optimiser(run: Run) -> Iterator[str]:
     training = run.options.training
     if training.optimiser == "RMSprop":
         training.mean_square_decay(run.plan.global_batch)
+        if None not in (training.rmsprop_decay, training.rmsprop_base_decay_exp):
+            yield (
+                f"--rmsprop-base-decay-exp {training.rmsprop_base_decay_exp:g} is ignored, because --rmsprop-decay "
+                f"{training.rmsprop_decay:g} sets the decay"
+            )
     listed = f"{training.optimiser.lower()}_skip_list"
     if not run.options.sources.get(listed, RECORDED).startswith(RECORDED):
         rows = [f"{v.name}/{row}" for v in run.trace.variables if v.proxy for row in TRAINED_PROXY_ROWS]

@@ -49,6 +49,8 @@ WARNED = [  # words, environment, start of the note
     ("--wandb-project x", {}, "--wandb-project x has no effect without --wandb"),
     ("--gradient-accumulation-count 4 --fold 2 --fold-memory 5", {}, "--fold-memory 5 has no effect without --fold auto"),
     ("--ckpts-per-epoch 0 --max-ckpts-to-keep 2", {}, "--max-ckpts-to-keep 2 has no effect without a checkpoint"),
+    ("--image-size 64 --dataset cifar-10 --generated-data", {}, "--image-size 64: the images of cifar-10 are resized"),
+    ("--optimiser RMSprop --rmsprop-decay 0.9 --rmsprop-base-decay-exp -9", {}, "--rmsprop-base-decay-exp -9 is ignored"),
     ("--symmetric-input", {}, "--symmetric-input has no effect without photos"),
     ("--data-dir /data", {}, "--data-dir /data has no effect without data files"),
 ]  # fmt: skip
@@ -63,6 +65,9 @@ def test_costly_mistakes_give_warning(words, environ, begins):
     "words, environ",
     [
         ("", {}),
+        ("--image-size 32 --dataset cifar-10 --generated-data", {}),
+        ("--optimiser RMSprop --rmsprop-base-decay-exp -9", {}),
+        ("--optimiser RMSprop --rmsprop-decay 0.9", {}),
         ("--optimiser LARS --abs-learning-rate 29", {}),  # for batches of 65,536
         ("--abs-learning-rate 48", {}),  # EfficientNet's 2^-7 x 6144
         ("--abs-learning-rate 512 --epochs 1", {}),  # the warm-up does not reach it
