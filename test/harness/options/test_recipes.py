@@ -247,6 +247,8 @@ def test_release_is_named_everywhere(words):
     )
     assert "@2.1 (configs.yml:" in rows["shards"][1] or release == "2.5"
     recorded = arguments(run, "", {})
+    resumed = cli.parse(["--generated-data"], "restore", recorded, {}).options  # a resumed run is predicted for it, too
+    assert resumed.values_release == recorded["values_release"] == release
     assert recorded["release"] == asked and recorded["sources"]["release"] in rows["release"][1]
 
 
