@@ -198,7 +198,8 @@ def _write_onnx(content: Content, path: Path) -> None:
 
 def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
     """Return the model with 8-bit weights and activations in additions, convolutions and matrix products. Each channel of
-    the weights has its own range. The ranges of activations come from the calibration images."""
+    the weights has its own range. The ranges of activations come from the calibration images. With Clip (ReLU6) and Relu in
+    the list, a convolution's range is that of the result: without the values that become 0 or 6."""
     import onnx
     from onnxruntime import quantization
 
@@ -215,7 +216,7 @@ def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
         onnx.save(model, exact)
         quantization.quant_pre_process(exact, fused, skip_symbolic_shape=True)
         quantization.quantize_static(
-            fused, coarse, Reader(), per_channel=True, op_types_to_quantize=["Add", "Conv", "Gemm", "MatMul"]
+            fused, coarse, Reader(), per_channel=True, op_types_to_quantize=["Add", "Clip", "Conv", "Gemm", "MatMul", "Relu"]
         )
         return onnx.load(coarse)
 

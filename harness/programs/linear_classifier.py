@@ -15,6 +15,7 @@ PENALTIES = tuple(10.0**k for k in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4)
 FOLDS = 5
 MAX_SEARCHED = 4096  # Cross-validation uses at most this many samples.
 TOLERANCE = 1e-4  # L-BFGS stops if no component of the gradient is larger than this.
+_LEAST_DEVIATION = 0.1  # Standardisation divides by at least this share of the features' root-mean-square deviation.
 _MEMORY = 10  # L-BFGS keeps this many recent steps and the changes of the gradient in these steps.
 _STEPS = 200  # L-BFGS takes at most this many steps.
 
@@ -73,10 +74,13 @@ def _coordinates(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the standardised features as coordinates [samples, coordinates] in the space that the samples span, and axes.
 
     This space has fewer dimensions than the features if there are few samples. The axes [features, coordinates] convert
-    weights of coordinates into weights of features.
+    weights of coordinates into weights of features. Features that hardly vary do not get the deviation 1: their weights would
+    be so large that unusual images get wild logits, and that 8 bits cannot hold the other weights.
     """
     x, deviation = features - features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
-    deviation[deviation < 1e-6 * max(1.0, deviation.max(initial=0))] = np.inf  # Ignore constant features.
+    constant = deviation < 1e-6 * max(1.0, deviation.max(initial=0))
+    deviation = np.maximum(deviation, _LEAST_DEVIATION * np.sqrt(np.mean(deviation**2)))
+    deviation[constant] = np.inf  # Ignore constant features.
     u, s, axes = np.linalg.svd(x / deviation, full_matrices=False)
     return u * s, axes.T / deviation[:, None]
 

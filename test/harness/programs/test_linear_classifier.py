@@ -52,6 +52,16 @@ def test_cross_validation_covers_all_classes(monkeypatch):
     assert 30 < in_turn[1] < 90
 
 
+def test_eight_bits_hold_the_weights():
+    """A feature that hardly varies in the training images gets no weight that makes the others too coarse."""
+    x, labels = clusters(60, 40, 3, 1.0)
+    x[:, :4] *= 1e-3
+    kernel, bias = fit(x, labels, 3, 1e-3, ONES[:60])
+    step = np.abs(kernel).max(0) / 127
+    exact, rounded = (x @ each + bias for each in (kernel, np.rint(kernel / step) * step))
+    assert np.abs(rounded - exact).max() < 0.1 * exact.std()
+
+
 def test_constant_features_and_single_samples_work():
     x, labels = clusters(30, 6, 2, 0.3)
     x[:, 2] = 7
