@@ -74,8 +74,8 @@ def _coordinates(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the standardised features as coordinates [samples, coordinates] in the space that the samples span, and axes.
 
     This space has fewer dimensions than the features if there are few samples. The axes [features, coordinates] convert
-    weights of coordinates into weights of features. Features that hardly vary do not get the deviation 1: their weights would
-    be so large that unusual images get wild logits, and that 8 bits cannot hold the other weights.
+    weights of coordinates into weights of features. A feature that hardly varies is divided by more than its deviation.
+    Otherwise its weight would be so large that unusual images get wild logits, and that 8 bits cannot hold other weights.
     """
     x, deviation = features - features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
     constant = deviation < 1e-6 * max(1.0, deviation.max(initial=0))

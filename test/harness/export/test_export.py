@@ -26,9 +26,10 @@ from Datasets.formats import preprocessing
 from Datasets.pipeline import image_files
 from Datasets.sources.registry import published_spec
 from harness.checkpoints import find, read
-from harness.export import comparison, export_options, file_formats, predict
+from harness.export import comparison, export_options, file_formats, network, predict
 from harness.export.comparison import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
+from harness.programs import build
 from tools import export
 
 OWN = "savedmodel,frozen,tflite"  # formats of TensorFlow itself
@@ -185,6 +186,25 @@ def test_int8_is_calibrated_on_training_images(trained, tmp_path, name):
     assert small.stat().st_size < 0.5 * whole.stat().st_size
     words = ("--to", name, "--int8", "--generated-data", "--output", tmp_path / "x")
     assert "give their folder as --data-dir" in refused(trained, *words)
+
+
+@pytest.mark.parametrize("name", ["tflite", pytest.param("onnx", marks=needs_onnx)])
+def test_int8_keeps_answers_of_included_weights(name, tmp_path):
+    """EfficientNet-Lite0 is made for 8 bits: its activations are at most 6."""
+    weights, images = "efficientnet-lite0", comparison._generated(224)[:8]
+    opened = network.open_network(weights, ["--restore-path", weights])
+    graph = build.portable_graph(opened.run, opened.values)
+    found = []
+    for calibration in (None, images[:4]):
+        content = file_formats.Content(
+            graph=graph, values={}, recorded={}, labels=opened.names, texts={}, calibration=calibration
+        )
+        file = tmp_path / (FORMATS[name].file if calibration is None else FORMATS[name].quantised)
+        with file_formats.quiet():
+            FORMATS[name].write(content, file)
+            found.append(comparison.answers(predict.opened(file), images))
+    agreement = comparison.compare(*found)
+    assert agreement.keeps(INT8) and agreement.same == len(images), agreement
 
 
 def test_deviating_file_is_not_written(trained, tmp_path, monkeypatch):
