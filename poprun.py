@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+from base import plugins
 from base.errors import OptionError
 from base.fields import short
 from base.process import command_line, commands, orphans
@@ -113,7 +114,9 @@ def _check(args: argparse.Namespace, topology: launch.Topology) -> None:
     if script.endswith(".py") and topology.local and not Path(script).exists():
         installed = commands.as_invoked(f"python {script}")
         instead = "" if installed == f"python {script}" else f"; the installed command is {installed}"
-        raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give the script's path{instead}")
+        own = plugins.ROOT / script
+        place = f"the script's path: {own}" if own.is_file() and not instead else "the script's path"
+        raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give {place}{instead}")
     if topology.local and not args.dry_run and shutil.which(program[0]) is None:
         raise OptionError(f"program '{short(program[0])}' not found; check its name and PATH")
     trains = {"train.py", "train"} & {Path(word).name for word in program[:4]}

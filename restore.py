@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from base.errors import OptionError
-from harness.commands import answers, hints
+from harness.commands import answers, hints, run_list
 from harness.options import sources
 from harness.training.start import Resume
 from train import run_training
@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
         if not path:
             if answers.asks(argv, "restore"):
                 answers.parse(argv, "restore")
-            raise OptionError("--restore-path is missing; give the run directory, as in restore.py logs/<run>")
+            missing = "--restore-path is missing; give the run directory, as in restore.py logs/<run>"
+            raise OptionError(missing, run_list.listed())
         run_training(argv, "restore", Resume(Path(path), argv, "restore"))
         return 0
 

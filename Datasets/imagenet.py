@@ -10,7 +10,7 @@ from base.errors import DataError
 from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import class_names
 from Datasets.formats.tfrecord import part, shards
-from Datasets.sources import locate
+from Datasets.sources import image_tree, locate
 from Datasets.sources.photo_source import PhotoSource, open_shards
 
 _FOLDER = "imagenet-data"
@@ -32,6 +32,11 @@ def open_imagenet(request: OpenRequest) -> PhotoSource:
         if train:
             splits = part(train, request.percentage), part(_shards_in(folder, "validation"), request.percentage, least=1)
             return _source(*splits, folder, request)
+    if image_tree.named_below(top):
+        raise DataError(
+            f"data set imagenet: {top} has folders of images, not {_TRAIN} (TFRecord shards); give --dataset imagefolder to "
+            f"read them as they are, or write shards with python -m Datasets.convert {top} TARGET"
+        )
     raise DataError(
         f"data set imagenet: no {_TRAIN} in {top}, {top / 'train'} or a folder named {_FOLDER} below; set --data-dir to "
         f"the folder with {_TRAIN} and {_VALIDATION} (TFRecord shards)"

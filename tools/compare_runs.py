@@ -14,13 +14,14 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.process import command_line
+from harness.commands import run_list
 from harness.reports import chart, output, training_chart
 
 
 def main(argv: list[str]) -> int:
     """Draw the runs; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories, at most {len(training_chart.PENS)}")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run directories, at most {len(training_chart.PENS)}")
     parser.add_argument(
         "--labels",
         nargs="+",
@@ -30,6 +31,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--title", default="", help="title of the chart")
     parser.add_argument("--output", metavar="FILE", default="compared.svg", help="output file (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    if not arguments.runs:
+        raise OptionError("no run given; give run directories, as in cnn compare logs/<run> logs/<other>", run_list.listed())
     folders = [Path(run) for run in arguments.runs]
     labels = arguments.labels or [folder.resolve().name for folder in folders]
     if len(labels) != len(folders):

@@ -12,7 +12,7 @@ import runpy
 import sys
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_HELP, _VERSION, _LIST = ("-h", "--help", "help"), "--version", "--list-configs"
+_HELP, _VERSION, _LIST = ("-h", "--help", "help"), ("--version", "version"), "--list-configs"
 
 
 def cnn() -> None:
@@ -71,6 +71,8 @@ def _run(prog: str, path: str) -> None:
     from base.process import commands
 
     words = sys.argv[1:]
+    if words[:1] == ["help"] and words[1:]:  # cnn help train
+        words = [words[1], *words[2:], "--help"]
     listing = words[:1] == [_LIST] or (words[:1] != [] and words[0].startswith(f"{_LIST}="))
     name = "train" if listing else words[0] if words else ""
     row = commands.COMMANDS.get(name)
@@ -97,15 +99,16 @@ def _answer(words: list[str]) -> int:
     from base.process import commands
 
     first = words[0] if words else _HELP[0]
-    if first == _VERSION:
+    if first in _VERSION:
         print(version.line())
         return 0
     if first not in _HELP:
-        kind, known = ("option", [_HELP[1], _VERSION, _LIST]) if first.startswith("-") else ("command", [*commands.COMMANDS])
+        options = [_HELP[1], _VERSION[0], _LIST]
+        kind, known = ("option", options) if first.startswith("-") else ("command", [*commands.COMMANDS])
         near = plugins.did_you_mean(first, known) or ";"
         raise OptionError(f"there is no {kind} '{short(first)}'{near} cnn --help lists all {kind}s")
     rows = [(name, row.help) for name, row in commands.COMMANDS.items()]
-    rows += [("", ""), (_VERSION, "print the versions"), (f"{_LIST} [WORD]", "list the named configurations")]
+    rows += [("", ""), (_VERSION[0], "print the versions"), (f"{_LIST} [WORD]", "list the named configurations")]
     width = max(len(name) for name, _ in rows)
     print("usage: cnn COMMAND [option]...\n\nTrain convolutional networks on emulated IPUs.\n")
     print("\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows))

@@ -20,7 +20,7 @@ from pathlib import Path
 import train
 from base import bounds
 from base.errors import OptionError
-from base.fields import escaped
+from base.fields import escaped, short
 from base.process import command_line
 from base.process.signals import StopRequest
 from Datasets.sources import locate
@@ -124,6 +124,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("folder", metavar="FOLDER", help="folder that contains a folder of images for each class")
     parser.add_argument("--logs-path", metavar="DIR", help="run directory (default: logs/finetune_<name of FOLDER>)")
+    if argv and "=" in argv[0] and not argv[0].startswith("-") and not os.path.exists(argv[0]):
+        raise OptionError(f"{short(argv[0])} is no folder; give the folder, then options: cnn finetune photos --epochs 5")
     if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(argv, "train"):
         return parser.parse_known_args(argv)
     raise OptionError("give a folder of images first, for example: cnn finetune photos")

@@ -23,7 +23,7 @@ from base.fields import escaped
 from base.process import command_line
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.commands import answers
+from harness.commands import answers, run_list
 from harness.report_page import run_folder, run_page
 from harness.report_page.run_folder import RunFolder
 from harness.report_page.run_page import FILE, MAX_RUNS, Reported
@@ -52,12 +52,14 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = command_line.Parser(
         prog="cnn report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run directories or checkpoints, at most {MAX_RUNS}")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run directories or checkpoints, at most {MAX_RUNS}")
     parser.add_argument("--html", metavar="FILE", help=f"output file (default: {FILE} in the run directory)")
     parser.add_argument(
         "--no-evaluation", action="store_true", help="show only the logged tables; read neither checkpoints nor images"
     )
     given = parser.parse_args(argv)
+    if not given.runs:
+        raise OptionError("no run given; give a run directory, as in cnn report logs/<run>", run_list.listed())
     given.runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
     if len(given.runs) > MAX_RUNS:
         raise OptionError(f"{len(given.runs)} runs are too many: give at most {MAX_RUNS}")

@@ -92,7 +92,7 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(prog="cnn runs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("logs", nargs="?", default="logs", metavar="LOGS", help="folder to search for runs (default: logs)")
+    add("logs", nargs="?", default=run_list.LOGS, metavar="LOGS", help="folder to search for runs (default: %(default)s)")
     add(
         "--sort",
         choices=run_list.ORDERS,

@@ -116,6 +116,9 @@ def _rows() -> dict[str, System]:
 SYSTEMS: Mapping[str, System] = MappingProxyType(_rows())
 
 
+_DIGITS = "0123456789"
+
+
 def by_name(name: str) -> System:
     """Return the system with a name in upper or lower case. Raise OptionError with the most similar names if there is
     none."""
@@ -123,6 +126,10 @@ def by_name(name: str) -> System:
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
     if system is None:
         hint = did_you_mean(spelled, list(SYSTEMS))
+        kind, ipus = spelled.rstrip(_DIGITS), spelled[len(spelled.rstrip(_DIGITS)) :][:9]
+        if same := [each for each in SYSTEMS.values() if ipus and each.name.rstrip(_DIGITS) == kind]:
+            smaller, larger = ([each.name for each in same if (each.ipus > int(ipus)) == above] for above in (False, True))
+            hint = f"; did you mean {' or '.join((*smaller[-1:], *larger[:1]))}?"
         raise OptionError(f"--system {short(name)}: no such system{hint}", f"Available: {', '.join(SYSTEMS)}")
     return system
 

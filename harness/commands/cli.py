@@ -38,6 +38,7 @@ from harness.options.sources import (
     from_record,
     given_arguments,
 )
+from harness.run.data import NoDataSet
 
 if TYPE_CHECKING:
     from harness.options.configs import Block
@@ -75,8 +76,6 @@ def parse(
         recorded = _network_of(begins_with, main["model"], _chosen(argv, block, "model_size"))
         origin = f"--init-path {begins_with}"
         main, block = _main_values(argv, script, recorded, origin)
-    if "config_path" in main and "config" not in main:
-        notes.append(f"--config-path {main['config_path'].value} is ignored without --config NAME")
     model = plugins.load("Models", main["model"].value, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].value, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
@@ -94,7 +93,18 @@ def parse(
         given = option_values.with_block_completed(given, block)
     given = option_values.with_vintage(given, known, block)
     if not given.values.get("help"):
-        given = option_values.with_model_defaults(given, known, model, environ)
+        try:
+            given = option_values.with_model_defaults(given, known, model, environ)
+        except NoDataSet:
+            if script in ("train", "restore"):
+                raise
+            from harness.commands import run_list
+
+            raise OptionError(
+                f"no run given; give a run directory, as in {script}.py logs/<run>, or --dataset fashion-mnist to measure "
+                "random weights",
+                run_list.listed(),
+            ) from None
         given = option_values.with_data_defaults(given, block)
     notes += given.notes
     if begins_with:

@@ -29,7 +29,9 @@ RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged
 VALIDATION = "validation"  # the state of a directory that a validation or inference wrote
 ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
+LOGS = "logs"  # the folder of runs if the user gives no other
 _DEEPEST = 8  # the number of folder levels that are searched
+_LISTED = 8  # the largest number of runs in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,15 @@ def is_run(folder: Path) -> bool:
     with suppress(CheckpointError):
         return any((folder / record).is_file() for record in ARGUMENTS) or bool(find.numbered(folder))
     return False
+
+
+def listed() -> str:
+    """Return a line with the newest runs in LOGS, for a message to a user who gave none."""
+    folders = sorted(_folders(Path(LOGS), lambda error: None), key=lambda folder: -folder.stat().st_mtime)
+    if not folders:
+        return f"There are no runs in {LOGS}"
+    more = f", ... ({len(folders)} runs; cnn runs lists all)" if len(folders) > _LISTED else ""
+    return f"Newest runs: {', '.join(map(str, folders[:_LISTED]))}{more}"
 
 
 def ordered(runs: Sequence[RunSummary], order: str) -> list[RunSummary]:

@@ -12,6 +12,7 @@ from base.plugins import did_you_mean
 from base.process import commands
 from base.storage import run_files
 from harness.options import releases, sources
+from harness.options.catalogue import all_options
 from harness.options.sections import flag
 
 
@@ -24,6 +25,7 @@ def as_option(argv: list[str], script: str) -> list[str]:
     row = commands.COMMANDS.get(commands.command_name(script) or "")
     if not bare or not row or row.takes != script:
         return argv
+    sources.check_assignments(bare, all_options(script).flags())
     if len(bare) > 1:
         call = f"{script}.py {row.usage}[options]"
         raise OptionError(f"{short(' '.join(bare))}: {len(bare)} words before the options, but only one is allowed: {call}")

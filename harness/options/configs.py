@@ -6,8 +6,9 @@ only when it is needed, so errors in other blocks do not matter.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -231,15 +232,21 @@ class ConfigFile:
 
     def _check_known(self, name: str) -> None:
         if name not in self.names:
-            plain = [name for name in self.names if releases.split_name(name)[1] is None]
-            if not plain:
-                raise OptionError(f"{self.path}: no configuration '{short(name)}'; the file has no configurations")
-            shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
-            more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
-            raise OptionError(
-                f"{self.path}: no configuration '{short(name)}'{did_you_mean(name, plain, cutoff=0.3)}",
-                f"Available: {', '.join(map(short, shown))}{more}",
-            )
+            file = name.endswith((".yml", ".yaml"))
+            hint = "; give a file as --config-path" if file else did_you_mean(name, self._plain_names(), cutoff=0.3)
+            raise OptionError(f"{self.path}: no configuration '{short(name)}'{hint}", self.available())
+
+    def available(self) -> str:
+        """Return a line with the names of the configurations."""
+        plain = self._plain_names()
+        if not plain:
+            return "The file has no configurations"
+        shown = plain if len(plain) <= MAX_LISTED else plain[: MAX_LISTED // 3]
+        more = f", ... ({len(plain)} in the file)" if len(shown) < len(plain) else ""
+        return f"Available: {', '.join(map(short, shown))}{more}"
+
+    def _plain_names(self) -> list[str]:
+        return [name for name in self.names if releases.split_name(name)[1] is None]
 
 
 def _check_values(entries: dict[str, Entry], depth: int) -> None:
@@ -265,7 +272,15 @@ def _text(path: str) -> str:
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
     except (OSError, ValueError) as error:  # ValueError: no file can have this path
-        raise OptionError(f"configuration file {short(path)}: {getattr(error, 'strerror', None) or error}") from None
+        hint = did_you_mean(os.path.basename(path), _files_beside(path)) if isinstance(error, FileNotFoundError) else ""
+        raise OptionError(f"configuration file {short(path)}: {getattr(error, 'strerror', None) or error}{hint}") from None
+
+
+def _files_beside(path: str) -> list[str]:
+    """Return the names of the YAML files in the folder of a path."""
+    with suppress(OSError):
+        return [name for name in os.listdir(os.path.dirname(path) or ".") if name.endswith((".yml", ".yaml"))]
+    return []
 
 
 @lru_cache(maxsize=2)  # `cnn plan` reads several configurations of one file

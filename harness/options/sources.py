@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,22 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
     return found
 
 
+def check_assignments(words: Sequence[str], flags: Mapping[str, Spelling]) -> None:
+    """Raise OptionError for words such as epochs=5, if they are the options of a call without the dashes."""
+    pairs = [word.partition("=") for word in words if "=" in word and not os.path.exists(word)]
+    meant = []
+    for name, _, value in pairs:
+        written = f"--{name.replace('_', '-')}"
+        elsewhere = OTHER_NAMES.get(written[2:])
+        if full_flag(written, flags) or written == "--lr":
+            meant.append(f"{written} {short(value)}")
+        elif elsewhere:
+            meant.append(elsewhere if " " in elsewhere else f"{elsewhere} {short(value)}")
+    if meant and len(meant) == len(pairs):
+        given = short(" ".join(map("".join, pairs)))
+        raise OptionError(f"{given}: options begin with --; write {' '.join(meant)}")
+
+
 def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
     """Return the full flag for a flag or an abbreviation of it.
 
@@ -131,15 +148,16 @@ def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
     """Return the values of the command line."""
     flags = known.flags()
     given = (
-        (written, flags[written], _raw_value(flags[written], arguments, written), f"{COMMAND_LINE}: {written}")
+        (written, flags[written], _raw_value(flags, arguments, written), f"{COMMAND_LINE}: {written}")
         for written, arguments in tokens(argv, flags)
     )
     return _layer(known, COMMAND_LINE, given)
 
 
-def _raw_value(spelling: Spelling, arguments: list[str], written: str) -> Any:
+def _raw_value(flags: Mapping[str, Spelling], arguments: list[str], written: str) -> Any:
     """Return the arguments of a flag as one raw value. Raise OptionError for a wrong number of arguments."""
-    takes, where = spelling.takes, f"{COMMAND_LINE}: {written}"
+    spelling, where = flags[written], f"{COMMAND_LINE}: {written}"
+    takes = spelling.takes
     if not arguments:
         if takes in ("several", "one"):
             raise OptionError(f"{where} needs {'a value' if takes == 'one' else 'at least one value'}")
@@ -148,6 +166,7 @@ def _raw_value(spelling: Spelling, arguments: list[str], written: str) -> Any:
         return arguments
     switched = spelling.option.base is bool and arguments[0].lower() in ("true", "false")
     if len(arguments) > 1 or (takes == "nothing" and not switched):
+        check_assignments(arguments if takes == "nothing" else arguments[1:], flags)
         allowed = "no value" if takes == "nothing" else "one value"
         raise OptionError(f"{where} takes {allowed}, not {short(' '.join(arguments))}")
     return arguments[0]
@@ -202,11 +221,14 @@ def _agreed(option: Option, spellings: Mapping[str, GivenValue]) -> GivenValue:
 
 def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     """Return the configuration of --config, or None."""
-    if "config" not in main:
+    if "config" not in main and "config_path" not in main:
         return None
     from harness.options import configs  # late, because it imports yaml
 
     path = main["config_path"].value if "config_path" in main else str(DEFAULT_CONFIG_PATH)
+    if "config" not in main:
+        names = configs.ConfigFile(path).available()
+        raise OptionError(f"--config-path {path} needs --config with a name in the file", names)
     return configs.choose(path, main["config"].value, main["release"].value if "release" in main else None)
 
 

@@ -121,8 +121,8 @@ def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence
     if replicas % instances:
         nearest = sorted((n for n in range(1, replicas + 1) if replicas % n == 0), key=lambda n: abs(n - instances))[:2]
         raise OptionError(
-            f"--num-replicas {replicas} is not divisible by --num-instances {instances}. "
-            f"Nearest: {' or '.join(map(str, sorted(nearest)))} instances"
+            f"--num-replicas {replicas} is not divisible by --num-instances {instances}. Give --num-replicas "
+            f"{-(-replicas // instances) * instances}, or --num-instances {' or '.join(map(str, sorted(nearest)))}"
         )
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:

@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import re
 import shlex
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +106,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0]
         raise OptionError(f"unknown option {short(flag)}{plugins.did_you_mean(flag, sorted(flags()), 0.3)}")
     args.program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if args.program and args.program[0].endswith(".py") and shutil.which(args.program[0]) is None:
+        args.program = [sys.executable, *args.program]
     return args
 
 

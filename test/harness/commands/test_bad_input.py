@@ -96,6 +96,46 @@ def test_wrong_options_are_rejected(words, parts, tmp_path):
     assert list(tree(tmp_path)) == ["file"]
 
 
+@pytest.mark.parametrize(
+    "call, parts",
+    [
+        ("validation", "logs/one"),
+        ("report", "logs/one"),
+        ("restore", "logs/one"),
+        ("inference_embedded", "logs/one"),
+        ("train --config-path configs.yml", "--config Available: first, second"),
+        ("train --config first --config-path config.yml", "config.yml configs.yml"),
+        ("train --config configs.yml", "--config-path"),
+        ("train --dataset imagenet --data-dir raw", "raw imagefolder Datasets.convert"),
+        ("train --dataset imagenet --data-dir raw/train", "imagefolder Datasets.convert"),
+        ("train --config quickstart --gpu 0", "--gpu --device"),
+        ("train --config quickstart --amp", "--amp --precision auto"),
+        ("train --config quickstart --freeze", "--freeze --variable-filter"),
+        ("train --config quickstart --dropout 0.1", "--dropout --dropout-rate"),
+        ("train -c quickstart", "-c --config"),
+        ("train data=raw epochs=5", "write --data-dir raw --epochs 5"),
+        ("train --config quickstart batch_size=8 lr=0.1", "write --batch-size 8 --lr 0.1"),
+        ("train --config quickstart --nesterov epochs=5", "write --epochs 5"),
+        ("finetune raw epochs=5", "write --epochs 5"),
+        ("finetune data=raw epochs=5", "data=raw cnn finetune photos --epochs 5"),
+        ("plan --config mk2_resnet50_mlperf_pod16 --system POD32", "POD16 or POD64"),
+        ("plan --config mk2_resnet50_mlperf_pod16 --system bow-pod500", "did you mean BOW-POD256?"),
+    ],
+)
+def test_hint_names_what_was_meant(call, parts, tmp_path):
+    (tmp_path / "logs/one").mkdir(parents=True)
+    (tmp_path / "logs/one/arguments.json").write_text("{}")
+    (tmp_path / "configs.yml").write_text("first: {model: resnet}\nsecond: {model: resnet}\n")
+    (tmp_path / "raw/train/n01440764").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "raw/train/n01440764/n01440764_1.JPEG")
+    result = run(*call.split())
+    assert result.code == 2 and all(part in result.err for part in parts.split(" ")), result.err
+
+
+def test_values_may_look_like_assignments():
+    succeed("train", "--config", "quickstart", "--name-suffix", "epochs=5", "--logs-path", "lr=0.1", "--dry-run")
+
+
 def test_wrong_trainings_are_rejected():
     said = refused("train", *GIVEN.split(), "--lr-schedule", "exponential")
     assert "lr_decay_rate" in said and "lr_drops" in said

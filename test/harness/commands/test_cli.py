@@ -584,9 +584,7 @@ def test_our_flags_beat_names_of_other_tools(script):
 
 
 def test_foreign_options_point_to_existing_ones():
-    known = catalogue.catalogue(
-        plugins.load("Models", "resnet").Options, plugins.load("LR_Schedules", "cosine").Options, "train"
-    )
+    known = catalogue.all_options("train")
     flags = {*known.flags(), "--restore-path"}
     assert not [name for name in OTHER_NAMES if f"--{name}" in flags]
     assert all({*values.values()} <= {*known.options[name].meta["choices"]} for name, values in OTHER_VALUES.items())
@@ -595,6 +593,16 @@ def test_foreign_options_point_to_existing_ones():
 
 
 # --- Versions and configurations -------------------------------------------------------------------------------
+
+
+def test_help_and_version_are_words_too():
+    def answer(*words: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, plugins.ROOT, *words], capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout
+
+    assert answer("version") == answer("--version") == (0, f"{version.line()}\n")
+    assert answer("help", "runs") == answer("runs", "--help") != answer("help")
+    assert answer("help", "nothing") == (2, "")
 
 
 def test_every_command_has_version():

@@ -88,6 +88,8 @@ def test_printed_commands_are_wrapped(name, monkeypatch):
         ("--num-instances 2 --num-replicas 2", ["no program"]),
         ("--first-port 65535 --num-instances 2 --num-replicas 2 python train.py", ["--first-port 65535", "65536"]),
         ("python nowhere.py", ["nowhere.py"]),
+        ("--num-instances 2 train.py", ["--num-replicas 2"]),
+        ("nowhere.py", ["nowhere.py", "no such file"]),
         ("nosuchprogram x", ["nosuchprogram"]),
         ("--verbose=3 python train.py", ["--verbose"]),
         ("--mpi-local-args \"'\" python train.py", ["--mpi-local-args"]),
@@ -101,6 +103,14 @@ def test_wrong_calls_are_one_line(words, parts, monkeypatch):
     result = called(*shlex.split(words))
     assert result.code == 2 and result.err.count("\n") == 1 and result.out == ""
     assert all(part in result.err for part in parts), result.err
+
+
+def test_script_needs_no_python(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    result = called("--dry-run", "train.py", "--config", "x")
+    assert result.code == 0 and shlex.split(result.out) == [sys.executable, "train.py", "--config", "x"]
+    monkeypatch.chdir(tmp_path)
+    assert str(ROOT / "train.py") in called("train.py").err
 
 
 def test_hosts_are_filled_in_order():
