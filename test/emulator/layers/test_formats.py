@@ -153,6 +153,17 @@ def test_kernels_and_xla_draw_same(monkeypatch):
         monkeypatch.delenv(library.SWITCH)
 
 
+def test_arithmetic_takes_numbers_below_fp32_normals_as_zero():
+    """docs/number-formats.md says so. Only rounding keeps them."""
+    small = np.full((4, 4), 1e-39, np.float32)
+    assert (rounded(small, Rounding(format=BF16)) > 0).all()
+    with new_graph().as_default(), tf.Session(config=session_config()) as session:
+        for dtype in (tf.float32, tf.bfloat16):
+            x = tf.placeholder(dtype, small.shape)
+            results = session.run([x + x, x * 2.0**20, x @ (x + 2.0**20)], {x: small.astype(dtype.as_numpy_dtype)})
+            assert not np.any(results), dtype.name
+
+
 def test_overflow_depends_on_format():
     values = np.float32([1e30, -1e30, np.inf])
     for number_format, beyond in ((E4M3FN, np.nan), (E5M2, np.inf), (E5M2FNUZ, np.nan), (FP16, np.nan)):
