@@ -8,6 +8,7 @@
 #define EMULATOR_NATIVE_CHECKS_H_
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::errors::InvalidArgument;
+using tensorflow::errors::ResourceExhausted;
 using tensorflow::shape_inference::InferenceContext;
 
 constexpr char kActivations[] = "activation: {'linear', 'relu', 'relu6', 'swish'}";
@@ -171,15 +173,17 @@ class Shapes {
   std::vector<int64_t> sizes_ = std::vector<int64_t>(128, -1);
 };
 
+constexpr int64_t kMostKernel = 1024;  // A convolution has at most 1024 x 1024 taps; a kernel keeps 16 bytes for each.
+
 // Reads an attribute that is a size. `Context` is OpKernelConstruction or InferenceContext.
 template <typename Context>
-absl::Status read_size(Context* context, const char* name, int64_t* size) {
-  constexpr int64_t kMost = 1 << 20;
+absl::Status read_size(Context* context, const char* name, int64_t* size, int64_t most = 1 << 20) {
   TF_RETURN_IF_ERROR(context->GetAttr(name, size));
-  return *size >= 1 && *size <= kMost ? absl::OkStatus() : InvalidArgument(name, " is ", *size, "; it must be between 1 and ", kMost);
+  return *size >= 1 && *size <= most ? absl::OkStatus() : InvalidArgument(name, " is ", *size, "; it must be between 1 and ", most);
 }
 
-// A kernel that applies its `Rules` before it begins: `Rules::read` reads the attributes, `Rules::check` checks the shapes.
+// A kernel that applies its `Rules` before it begins: `Rules::read` reads the attributes, `Rules::check` checks the shapes. If
+// memory runs out, here or on a thread, the operation ends with the same error as if it could not allocate a tensor.
 template <typename Rules>
 class CheckedKernel : public OpKernel {
  public:
@@ -188,10 +192,14 @@ class CheckedKernel : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) final {
-    Shapes shapes(context);
-    rules_.check(&shapes);
-    OP_REQUIRES_OK(context, shapes.status());
-    compute(context);
+    try {
+      Shapes shapes(context);
+      rules_.check(&shapes);
+      OP_REQUIRES_OK(context, shapes.status());
+      compute(context);
+    } catch (const std::bad_alloc&) {
+      context->SetStatus(ResourceExhausted("OOM when allocating memory for the work of ", type_string()));
+    }
   }
 
  protected:

@@ -86,7 +86,7 @@ struct Rules {
   template <typename Context>
   absl::Status read(Context* context) {
     TF_RETURN_IF_ERROR(read_size(context, "stride", &stride));
-    TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel));
+    TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel, kMostKernel));
     return read_size(context, "groups", &groups);
   }
 

@@ -303,7 +303,7 @@ struct WeightsGradientRules : SizeRules {
   template <typename Context>
   absl::Status read(Context* context) {
     TF_RETURN_IF_ERROR(SizeRules::read(context));
-    return read_size(context, "kernel", &kernel);
+    return read_size(context, "kernel", &kernel, kMostKernel);
   }
 
   void check(Shapes* shapes) const {

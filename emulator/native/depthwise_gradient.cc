@@ -158,7 +158,7 @@ struct Rules {
   template <typename Context>
   absl::Status read(Context* context) {
     TF_RETURN_IF_ERROR(read_size(context, "stride", &stride));
-    TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel));
+    TF_RETURN_IF_ERROR(read_size(context, "kernel", &kernel, kMostKernel));
     return kernel == 3 || kernel == 5 ? absl::OkStatus() : InvalidArgument("kernel must be 3 or 5, not ", kernel);
   }
 

@@ -1,6 +1,7 @@
 """Native kernels return a result or an error for any shapes and attributes; they never crash or read foreign memory.
 
-The calls run in a separate process (`python test_invalid_shapes.py ROUNDS`), so that a crash fails the test.
+Too little memory is an error of the operation, too. The calls run in a separate process (`python test_invalid_shapes.py
+ROUNDS`, or 0 for the calls without memory), so that a crash fails the test.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fuzzing
@@ -54,6 +58,15 @@ def test_any_shape_gives_result_or_error(pytestconfig):
     *lines, last = call.stdout.splitlines() or [""]
     assert call.returncode == 0, f"code {call.returncode} at: {last}\n{call.stderr[-2000:]}"
     assert last == "all operations" and lines
+
+
+@pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
+def test_too_little_memory_gives_error():
+    path = os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))
+    environ = {**os.environ, "PYTHONPATH": path}
+    call = subprocess.run([sys.executable, __file__, "0"], cwd=plugins.ROOT, env=environ, capture_output=True, text=True)
+    assert call.returncode == 0, f"code {call.returncode} after: {call.stdout}\n{call.stderr[-2000:]}"
+    assert call.stdout.splitlines() == ["in the kernel", "in shares", "in threads"]
 
 
 @pytest.mark.slow
@@ -103,6 +116,44 @@ def main(rounds: int) -> None:
             expected = {True} if definition.name in TAKE_ANY else {True, False}
             assert expected == set(way), f"{definition.name} was always refused, or never: add its inputs to SHAPES"
     print("all operations")
+
+
+def starve() -> None:
+    """Call kernels that need more memory than they may take: for themselves, and on the threads of both ways to share work.
+    With memory, the same call gives a result."""
+    import tensorflow.compat.v1 as tf
+
+    kernels = library.load()
+    sizes = {"stride": 1, "noise": [], "V": tf.float32}
+    row, half = tf.ones([1, 1, 1, 16]), tf.ones([8, 1, 128, 70_000], tf.half)
+    kernel, filters, factors = tf.ones([1024, 1024, 1, 1]), tf.ones([1, 1, 1, 2**23]), tf.ones([70_000])
+    norm = {"noise": [], "shortcut": [], "parts": 1, "activation": "relu", "epsilon": 1e-3}
+    for name, megabytes, call in (
+        ("in the kernel", 40, lambda: kernels.emulator_convolution(x=row[..., :1], weights=kernel, groups=1, **sizes)),
+        ("in shares", 120, lambda: kernels.emulator_convolution(x=row, weights=filters, groups=16, **sizes)),
+        ("in threads", 170, lambda: kernels.emulator_batch_norm(x=half, gamma=factors, beta=factors, **norm).y),
+    ):
+        message = refused(tf, megabytes, call)
+        assert "OOM when allocating memory for the work of" in message, f"{name}: {message}"
+        assert call().shape.num_elements(), name
+        print(name, flush=True)
+    wide = refused(
+        tf, 1000, lambda: kernels.emulator_convolution_weights_gradient(x=row, dy=row, stride=1, groups=1, kernel=40_000)
+    )
+    assert "kernel is 40000" in wide, wide
+
+
+def refused(tf: Any, megabytes: int, call: Callable[[], Any]) -> str:
+    """Return the message of the error that a call gives if the process may take only some more memory."""
+    taken = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + megabytes * 10**6, hard))
+    try:
+        return f"no error, but {call().shape}"
+    except (tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError) as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def drawn(rng: random.Random, definition: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
@@ -205,4 +256,4 @@ def said(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1])) if int(sys.argv[1]) else starve()
