@@ -225,7 +225,7 @@ class Run:
             predicting = bool(options.checkpoint.predict)
             records = 0 if predicting else self._cached_records(spec.validation_images)
             batch = (1 if predicting else self.validation_batch) * (2 if self.mirrors else 1)
-            return host_memory.inference(self.trace, self.plan.precision, batch, self.image_numbers, records)
+            return host_memory.inference(self.trace, batch, self.image_numbers, records)
         validated = self.validation_batch if options.checkpoint.validation else 0
         return host_memory.training(
             self.trace,

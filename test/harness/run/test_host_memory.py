@@ -22,39 +22,45 @@ R18 = "--model resnet --model-size 18 --dataset imagenet --generated-data --opti
 B0 = "--model efficientnet --dataset imagenet --generated-data --no-validation"
 STAGES = "--shards 4 --pipeline --pipeline-splits auto"
 SMALL = "--model resnet --model-size 8 --dataset cifar-10 --generated-data"
-# words -> peaks of a process on two cores, in MB: resident (VmHWM), address space (VmPeak), writable (VmData)
+# words -> peaks of a process with native kernels on two cores of an AMD EPYC (Zen 5), in MB: resident (VmHWM), address space
+# (VmPeak), writable (VmData). Trainings had 6 iterations.
 MEASURED = {
-    f"{SMALL} --precision 32.32 --micro-batch-size 32 --no-validation": (776, 2530, 703),
-    f"{R50} --precision 32.32 --micro-batch-size 2": (2251, 4302, 2554),
-    f"{R50} --precision 32.32 --micro-batch-size 8": (2890, 5412, 3691),
-    f"{R50} --precision 32.32 --micro-batch-size 16": (3585, 5401, 3694),
-    f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser SGD": (1613, 3522, 1844),
-    f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser LAMB --abs-learning-rate 1": (
-        2761,
-        5636,
-        3946,
-    ),
-    f"{B0} --precision 32.32 --micro-batch-size 4 --group-norm": (1522, 3433, 1810),
-    f"{B0} --precision 32.32 --micro-batch-size 8 --group-norm": (1847, 4209, 2387),
-    f"{B0} --precision 32.32 --micro-batch-size 16 --batch-norm": (2791, 5247, 3472),
-    f"{B0} --precision 32.32 --micro-batch-size 8 --batch-norm --enable-recomputation": (1544, 3446, 1809),
-    f"{R18} --precision 32.32 --micro-batch-size 24": (2072, 3805, 2045),
-    f"{R18} --precision 32.32 --micro-batch-size 24 --enable-recomputation": (1775, 3808, 2035),
-    f"{R18} --precision 32.32 --micro-batch-size 4 --gradient-accumulation-count 8": (1805, 3837, 2097),
-    f"{R18} --precision 32.32 --micro-batch-size 8 --gradient-accumulation-count 8 {STAGES} --fold 1": (1989, 3860, 2156),
-    f"{R18} --precision 32.32 --micro-batch-size 2 --optimiser RMSprop --abs-learning-rate 1": (1583, 3873, 2133),
-    f"{SMALL} --model-size 20 --precision 32.32 --micro-batch-size 1024 --no-validation": (2506, 4750, 2942),
-    f"{SMALL} --precision 32.32 --micro-batch-size 16 --valid-batch-size 2500": (1492, 3750, 1943),
-    f"validation: {R18} --precision 32.32 --micro-batch-size 256 --image-size 128": (1667, 3661, 1834),
-    f"validation: {R18} --precision 32.32 --micro-batch-size 128": (2181, 4762, 2932),
-    f"validation: {B0} --precision 32.32 --micro-batch-size 64 --batch-norm": (2202, 4910, 3081),
-}
-
-
-# resident MB in 16.16 on an AMD EPYC without AVX-512, where processes in 32.32 take 0.83 times the memory of the Xeon
-HALVES = {
-    f"{R50} --precision 16.16 --micro-batch-size 8": 2021, f"{R18} --precision 16.16 --micro-batch-size 24": 1616,
-    f"{B0} --precision 16.16 --micro-batch-size 16 --group-norm": 1646,
+    f"{SMALL} --precision 32.32 --micro-batch-size 32 --no-validation": (604, 2272, 544),
+    f"{R50} --precision 32.32 --micro-batch-size 2": (1523, 3659, 1988),
+    f"{R50} --precision 32.32 --micro-batch-size 8": (2179, 4766, 3125),
+    f"{R50} --precision 32.32 --micro-batch-size 16": (3163, 4756, 3118),
+    f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser SGD": (1071, 2959, 1276),
+    f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser LAMB --abs-learning-rate 1": (2089, 3850, 2187),
+    f"{B0} --precision 32.32 --micro-batch-size 4 --group-norm": (1146, 3062, 1370),
+    f"{B0} --precision 32.32 --micro-batch-size 8 --group-norm": (1439, 3605, 1933),
+    f"{B0} --precision 32.32 --micro-batch-size 16 --batch-norm": (2094, 4725, 3058),
+    f"{B0} --precision 32.32 --micro-batch-size 8 --batch-norm --enable-recomputation": (1184, 3096, 1427),
+    f"{R18} --precision 32.32 --micro-batch-size 24": (1859, 3495, 1809),
+    f"{R18} --precision 32.32 --micro-batch-size 24 --enable-recomputation": (1490, 3498, 1812),
+    f"{R18} --precision 32.32 --micro-batch-size 4 --gradient-accumulation-count 8": (1569, 3513, 1827),
+    f"{R18} --precision 32.32 --micro-batch-size 8 --gradient-accumulation-count 8 {STAGES} --fold 1": (1833, 3528, 1868),
+    f"{R18} --precision 32.32 --micro-batch-size 2 --optimiser RMSprop --abs-learning-rate 1": (1213, 3040, 1346),
+    f"{SMALL} --model-size 20 --precision 32.32 --micro-batch-size 1024 --no-validation": (2347, 4475, 2759),
+    f"{SMALL} --precision 32.32 --micro-batch-size 16 --valid-batch-size 2500": (1288, 3469, 1764),
+    f"{SMALL} --precision 16.16 --micro-batch-size 32 --no-validation": (598, 2274, 544),
+    f"{SMALL} --model-size 20 --precision 32.32 --micro-batch-size 256 --no-validation": (1046, 2815, 1108),
+    f"{R50} --precision 16.16 --micro-batch-size 8": (1778, 3880, 2207),
+    f"{R18} --precision 16.16 --micro-batch-size 24": (1644, 3596, 1902),
+    f"{B0} --precision 16.16 --micro-batch-size 16 --group-norm": (1818, 3710, 2065),
+    f"{R50} --precision 32.32 --micro-batch-size 4 --image-size 128": (1494, 3642, 1992),
+    f"{R50} --precision 16.16 --micro-batch-size 4 --image-size 128": (1467, 3888, 2204),
+    f"{R50} --precision 32.32 --micro-batch-size 8 --image-size 128": (1567, 3652, 1998),
+    f"{R50} --precision 16.16 --micro-batch-size 8 --image-size 128": (1501, 3880, 2203),
+    f"{R50} --precision 32.32 --micro-batch-size 16 --image-size 128": (1854, 3650, 2017),
+    f"{R50} --precision 16.16 --micro-batch-size 16 --image-size 128": (1642, 3870, 2193),
+    f"{R50} --precision 32.32 --micro-batch-size 4": (1749, 3659, 2021),
+    f"{R50} --precision 16.16 --micro-batch-size 4": (1586, 3879, 2207),
+    f"{R50} --precision 16.16 --micro-batch-size 16": (2235, 4978, 3306),
+    f"{R50} --precision bf16.32 --micro-batch-size 8 --image-size 128": (1574, 3742, 2083),
+    f"{R50} --precision bf16.32 --no-native-arithmetic --micro-batch-size 8 --image-size 128": (1565, 3686, 2008),
+    f"validation: {R18} --precision 32.32 --micro-batch-size 256 --image-size 128": (1217, 2845, 1127),
+    f"validation: {R18} --precision 32.32 --micro-batch-size 128": (1549, 3394, 1666),
+    f"validation: {B0} --precision 32.32 --micro-batch-size 64 --batch-norm": (1545, 3391, 1643),
 }  # fmt: skip
 
 
@@ -80,18 +86,10 @@ def asked(words: str, script: str = "train"):
 def test_predictions_match_measurements(words):
     script, _, options = words.rpartition(": ")
     memory = prepared(options, script or "train").memory
-    for kind, tolerated, measured in zip((RESIDENT, ADDRESSES, DATA), (0.1, 0.22, 0.32), MEASURED[words]):
+    for kind, tolerated, measured in zip((RESIDENT, ADDRESSES, DATA), (0.12, 0.13, 0.28), MEASURED[words]):
         predicted = memory.of_kind(kind) / 1e6
         assert abs(predicted / measured - 1) < tolerated, f"{kind}: {predicted:.0f} MB, measured {measured}"
         assert not host_memory.find_exceeded_limit(memory, [Limit(kind, measured * 10**6, "measured")])[1]
-
-
-@pytest.mark.parametrize("words", HALVES)
-def test_half_predictions_match_measurements(words):
-    memory = prepared(words).memory
-    assert abs(0.83 * memory.peak / 1e6 / HALVES[words] - 1) < 0.14
-    limit = Limit(RESIDENT, HALVES[words] * 10**6, "measured")
-    assert not host_memory.find_exceeded_limit(memory, [limit])[1]
 
 
 def test_smaller_runs_predict_less_memory():
