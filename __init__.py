@@ -22,8 +22,8 @@ from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _API = (
-    "load", "train", "finetune", "plan", "history", "compare", "TrainedNetwork", "WrongInput", "OptionError", "DataError",
-    "Failure",
+    "load", "train", "finetune", "plan", "history", "compare", "TrainedNetwork", "HarnessError", "WrongInput",
+    "OptionError", "DataError", "CheckpointError", "Failure",
 )  # fmt: skip
 
 

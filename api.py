@@ -2,38 +2,49 @@
 
 Options of the commands are keyword arguments: `train("quickstart", micro_batch_size=16)` is equivalent to
 `cnn train --config quickstart --micro-batch-size 16`. Give True or False for a switch, and a list for an option with
-several values. Log lines go to standard output, unless `quiet` is true.
+several values. With `quiet`, nothing is printed. An option that only prints information, such as `dry_run`, returns the
+text.
 
-Invalid options raise OptionError, and invalid data raise DataError; both are subclasses of WrongInput. Failures at run
-time raise Failure. An interrupted training run saves a checkpoint, then raises KeyboardInterrupt.
+Wrong input raises WrongInput: OptionError, DataError or CheckpointError. Failures at run time raise Failure. Both have the
+base HarnessError. An interrupted training run saves a checkpoint, then raises KeyboardInterrupt.
+
+Threads can share a network, which answers one call after the other. A copied or pickled network has only the path, and reads
+the weights again on first use.
 """
 
 from __future__ import annotations
 
-import io
+import ctypes
+import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
-from functools import cached_property
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from numbers import Number
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import train as training
 import validation
-from base.errors import Answered, DataError, Failure, OptionError, WrongInput  # noqa: F401
-from base.process import commands, tf_runtime
+from base.errors import Answered, DataError, Failure, HarnessError, OptionError, UserError, WrongInput  # noqa: F401
+from base.fields import short
+from base.process import command_line, commands, printed, tf_runtime
 from base.process.signals import StopRequest
+from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, run_table
 from harness.checkpoints import compatibility, find
-from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
+from harness.checkpoints.checkpoint import UNSAVED, Checkpoint, CheckpointError
 from harness.checkpoints.read import Tensors
 from harness.commands import entry
 from harness.evaluation import inference_record, photo_predictions
 from harness.evaluation.photo_predictions import Predictor
 from harness.evaluation.saved_weights import SavedWeights
+from harness.options.keyword_form import in_python
 from harness.options.sections import flag
-from harness.planning import plan_options
+from harness.planning import plan_options, planned_config
 from harness.reports import chart, training_chart
 from harness.run.run import Run
 from harness.training.run_dir import Listener
@@ -50,6 +61,16 @@ if not commands.in_checkout():  # hints in messages then show the installed comm
     commands.begin(commands.Call(prog="cnn", command=""))
 RunPath = str | PathLike  # the path of a run directory, checkpoint or .npz file, or the name of included weights
 _WHOLE = ("step", "iteration", "val_size")  # CSV columns that hold whole numbers
+_RUN = "the path of a run directory, a checkpoint or a weight file, or efficientnet-lite0"
+_FOLDER = "the path of a folder that contains a folder of images for each class"
+
+
+class _Weights(NamedTuple):
+    """The run as `cnn predict` loads it, its checkpoint, and the checkpoint's tensors."""
+
+    run: Run
+    checkpoint: Checkpoint
+    values: Tensors
 
 
 class TrainedNetwork:
@@ -60,8 +81,15 @@ class TrainedNetwork:
 
     def __init__(self, path: RunPath) -> None:
         """Locate the run or file; the weights are read on first use."""
-        self.path = Path(path)
+        self.path = Path(_path(path, "run", _RUN))
         self.folder = find.run_folder(self.path)
+        self._weights: _Weights | None = None
+        self._predictor: Predictor | None = None
+        self._lock = threading.RLock()  # protects the weights and the predictor
+        _NETWORKS.add(self)
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.path,)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -69,8 +97,8 @@ class TrainedNetwork:
     @property
     def class_names(self) -> tuple[str, ...]:
         """Return the class names, in the order of the columns of `predict`; () if they are unknown."""
-        run, checkpoint, _ = self._loaded
-        return inference_record.names(run, checkpoint)
+        weights = self._loaded()
+        return inference_record.names(weights.run, weights.checkpoint)
 
     @property
     def history(self) -> Rows:
@@ -80,33 +108,40 @@ class TrainedNetwork:
     @property
     def accuracy(self) -> float | None:
         """Return the validation accuracy of these weights (top-1, in per cent); None if they were not validated."""
-        name = self._loaded[1].name if find.numbered(self.folder) else UNSAVED
+        name = self._loaded().checkpoint.name if find.numbered(self.folder) else UNSAVED
         return {row["name"]: row["val_acc"] for row in _rows(self.folder, "validation.csv")}.get(name)
 
-    def predict(self, images: np.ndarray | RunPath | Sequence[RunPath]) -> np.ndarray:
+    def predict(self, images: Any) -> np.ndarray:
         """Return the probability of each class for each image, float32 [n, classes].
 
-        `images` is an array, uint8 [n, height, width, 3], or one or more image files of any size. Images are
-        preprocessed as in validation.
+        `images` is an image file, a folder, a PIL image, an array of uint8 [height, width, 3] or [n, height, width, 3], or
+        a list of these. Objects with `__array__` are arrays. Images are preprocessed as in validation. A folder means all
+        images below it, sorted by path.
         """
         import numpy as np
 
-        if not isinstance(images, np.ndarray):
-            images = [str(each) for each in ([images] if isinstance(images, RunPath) else images)]
-        elif images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise DataError(
-                f"images have the type {images.dtype} and the shape {[*images.shape]}; give an array of uint8 "
-                "[n, height, width, 3], or image files"
-            )
-        try:
-            with _errors():
-                found = [*self._predictor.probabilities(self._predictor.prepare(images))] if len(images) else []
-        except BaseException:
-            self.close()  # an interrupted program cannot be used again
-            raise
-        if not found:
-            return np.zeros([0, self._loaded[0].data_source.spec.num_classes], np.float32)
+        from harness.evaluation import given_images
+
+        found: list[np.ndarray] = []
+        with _errors(), _tensorflow():
+            sources = given_images.sources(images)
+            while together := [*islice(sources, photo_predictions.TOGETHER)]:
+                found += self._probabilities(together, len(found))
+            if not found:
+                return np.zeros([0, self._loaded().run.data_source.spec.num_classes], np.float32)
         return np.asarray(found, np.float32)
+
+    def _probabilities(self, images: list, first: int) -> list[np.ndarray]:
+        with self._lock:
+            if not self._predictor:
+                weights = self._loaded()
+                self._predictor = Predictor(*weights)
+            prepared = self._predictor.prepare(images, first)  # a wrong image leaves the predictor intact
+            try:
+                return [*self._predictor.probabilities(prepared)]
+            except BaseException:
+                self.close()  # an interrupted program cannot be used again
+                raise
 
     def evaluate(self, data: RunPath | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
         """Validate the weights; return a row of validation.csv as a dict.
@@ -115,52 +150,69 @@ class TrainedNetwork:
         folder of images per class, or the files of the network's data set. None means the run's own validation set.
         `options` are the options of `cnn validate`.
         """
-        run, checkpoint, _ = self._loaded
+        weights = self._loaded()
         if data is not None:
-            options["data_dir"] = data
-            if run.data_source.spec.name == "imagefolder":  # validate on all images of the folder
-                options |= {"validation_dir": Path(data).resolve(), "validation_split": 0}
+            options["data_dir"] = folder = _path(data, "data", _FOLDER)
+            if weights.run.data_source.spec.name == "imagefolder":  # validate on all images of the folder
+                options |= {"validation_dir": Path(folder).resolve(), "validation_split": 0}
         rows: list[Mapping[str, Any]] = []
-        with _errors(quiet):
-            validation.main(["--restore-path", checkpoint.prefix, "--no-logs", *_words(options)], rows.append)
-        return dict(rows[-1])
+        words = ["--restore-path", weights.checkpoint.prefix, "--no-logs", *_words(options)]
+
+        def validated() -> dict[str, Any]:
+            with self._lock:
+                validation.main(words, rows.append)
+            return dict(rows[-1])
+
+        return _result(validated, quiet)
 
     def close(self) -> None:
         """Free the memory of the compiled network. The next call of `predict` compiles it again."""
-        predictor = self.__dict__.pop("_predictor", None)
-        if predictor:
-            predictor.close()
+        with self._lock:
+            predictor, self._predictor = self._predictor, None
+            if predictor:
+                predictor.close()
 
-    @cached_property
-    def _loaded(self) -> tuple[Run, Checkpoint, Tensors]:
-        """Return the run as `cnn predict` loads it, its checkpoint, and the checkpoint's tensors."""
+    def _loaded(self) -> _Weights:
+        with self._lock:
+            if not self._weights:
+                self._weights = self._load()
+            return self._weights
+
+    def _load(self) -> _Weights:
         words = ["--restore-path", str(self.path), "--predict", "images"]
-        with _errors():
+        with _errors(unnamed="--restore-path "):
             found = validation.saved_weights(words)
             run = entry.checked_run(
-                words, "validation", _Weights(found.checkpoints, found.folder, found.recorded), training=False
+                words, "validation", _Saved(found.checkpoints, found.folder, found.recorded), training=False
             )
             checkpoint, values, warnings = photo_predictions.load_weights(run, found.checkpoints)
         for line in (*run.notes, *warnings):
             print(line)
-        return run, checkpoint, values
+        return _Weights(run, checkpoint, values)
 
-    @cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(*self._loaded)
+    def _after_fork(self) -> None:
+        """Forget what belongs to the parent process: a lock that another thread may hold, and the predictor."""
+        self._lock = threading.RLock()
+        if self._predictor:  # freeing its session would crash, because the threads of the session are missing
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._predictor))
+            self._predictor = None
 
 
-class _Weights(SavedWeights):
+class _Saved(SavedWeights):
     """Saved weights, checked without the images, which `predict` receives later."""
 
     def check_run(self, run: Run) -> list[str]:
         return compatibility.check_model(run, self.checkpoints)
 
 
+_NETWORKS: WeakSet[TrainedNetwork] = WeakSet()
+os.register_at_fork(after_in_child=lambda: [network._after_fork() for network in _NETWORKS])
+
+
 def load(run: RunPath) -> TrainedNetwork:
     """Return the network in a run directory, a checkpoint or a .npz file, or the included efficientnet-lite0."""
     network = TrainedNetwork(run)
-    network._loaded  # noqa: B018 - read the weights now, so that errors are raised here
+    network._loaded()  # read the weights now, so that errors are raised here
     return network
 
 
@@ -171,7 +223,7 @@ def train(
     on_validation: Callable[[Mapping[str, Any]], None] | None = None,
     quiet: bool = False,
     **options: Any,
-) -> TrainedNetwork:
+) -> TrainedNetwork | str:
     """Train like `cnn train`, or resume the run in `restore_path`; return the trained network.
 
     `on_step` is called once for each weight update, with {"iteration": int, "epoch", "lr", "loss", "accuracy": float}. The
@@ -180,20 +232,25 @@ def train(
     If a callback raises an error, the run saves a checkpoint and ends.
     """
     given = {"on_step": on_step, "on_validation": on_validation}
-    listener = Listener(**{name: function for name, function in given.items() if function})
-    with _errors(quiet):
-        return TrainedNetwork(training.start_or_resume(_words({"config": config, **options}), listener=listener))
+    listener = Listener(**{name: _callback(name, each) for name, each in given.items() if each is not None})
+    words = _words({"config": config, **options})
+    return _result(lambda: TrainedNetwork(training.start_or_resume(words, listener=listener)), quiet)
 
 
-def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork:
+def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork | str:
     """Fine-tune published weights on your photos; return the network with its best weights.
 
     `folder` contains one folder of images per class. `options` are the options of `cnn finetune`.
     """
-    options = {"logs_path": finetuning.default_run(folder), **options}
-    with _errors(quiet):
-        finetuning.main([str(folder), *_words(options)])
+    place = _path(folder, "folder", _FOLDER)
+    options = {"logs_path": finetuning.default_run(place), **options}
+    words = [command_line.as_value(Path(place)), *_words(options)]
+
+    def finetuned() -> TrainedNetwork:
+        finetuning.main(words)
         return load(options["logs_path"])
+
+    return _result(finetuned, quiet)
 
 
 def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:
@@ -203,7 +260,12 @@ def plan(config: str | None = None, system: str | None = None, **options: Any) -
     """
     with _errors():
         request = plan_options.parse(_words({"config": config, "system": system, **options}))
-        return planning.plan(request)[0].values(None)
+        if request.json or request.html or request.help:
+            raise OptionError("plan returns the prediction as a dictionary; leave out json, html and help")
+        found = planned_config.fastest(request) if request.search else planning.plan(request)
+        if len(found) > 1:
+            raise OptionError(f"plan returns one prediction, but {len(found)} are asked for; call it once for each")
+        return found[0].values(None)
 
 
 def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
@@ -236,13 +298,17 @@ def compare(runs: Mapping[str, RunPath | TrainedNetwork], title: str = "") -> Sv
 
     `runs` maps the label of each curve to a run.
     """
-    rows = [(label, *training_chart.tables(_folder(run))) for label, run in runs.items()]
-    return Svg(chart.figure(training_chart.comparison_panels(rows), title))
+    if not isinstance(runs, Mapping):
+        raise OptionError(f"runs is {short(repr(runs))} but must be a dictionary {{label: run}}")
+    rows = [(str(label), *training_chart.tables(_folder(run))) for label, run in runs.items()]
+    return Svg(chart.figure(training_chart.comparison_panels(rows), str(title)))
 
 
 def _folder(run: RunPath | TrainedNetwork) -> Path:
-    folder = run.folder if isinstance(run, TrainedNetwork) else Path(run)
+    folder = run.folder if isinstance(run, TrainedNetwork) else Path(_path(run, "run", _RUN))
     find.check_run_folder(folder, "run")
+    if not any((folder / name).exists() for name in (*TABLES, *ARGUMENTS)):
+        raise CheckpointError(f"run {folder} has no training.csv; give a run directory{find.runs_in(folder)}")
     return folder
 
 
@@ -254,34 +320,106 @@ def _rows(folder: Path, table: str) -> list[dict[str, Any]]:
     return [{column: value(column, cell) for column, cell in row.items()} for row in rows]
 
 
+def _path(value: Any, name: str, meaning: str) -> str:
+    """Return a path as text. Raise OptionError for an object that is no path."""
+    if isinstance(value, TrainedNetwork):
+        value = value.path
+    if not isinstance(value, (str, PathLike)) or not isinstance(os.fspath(value), str) or not os.fspath(value):
+        raise OptionError(f"{name} is {short(repr(value))} but must be {meaning}")
+    return os.fspath(value)
+
+
+def _callback(name: str, function: Any) -> Callable[[Mapping[str, Any]], None]:
+    """Return a callback that prints as usual, and whose errors reach the caller unchanged."""
+    if not callable(function):
+        raise OptionError(f"{name} is {short(repr(function))} but must be a function of one argument")
+
+    def call(values: Mapping[str, Any]) -> None:
+        try:
+            printed.aloud(function)(values)
+        except Exception as error:
+            with suppress(AttributeError):
+                error._of_callback = True
+            raise
+
+    return call
+
+
 def _words(options: Mapping[str, Any]) -> list[str]:
     """Return options as command-line arguments."""
     words: list[str] = []
     for name, value in options.items():
+        value = value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of NumPy
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         elif isinstance(value, (list, tuple)):
-            words += [flag(name), *map(str, value)]
+            words += [flag(name), *(_word(name, each) for each in value)]
         elif value is not None:
-            words.append(f"{flag(name)}={value}")
+            words.append(f"{flag(name)}={_word(name, value)}")
     return words
 
 
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, TrainedNetwork):
+        return str(value.path)
+    if not isinstance(value, (str, PathLike, Number)):
+        raise OptionError(f"{name} is {short(repr(value))} but must be text, a number, True, False or a list of these")
+    return str(value)
+
+
+def _result(call: Callable[[], Any], quiet: bool) -> Any:
+    """Return the result of a call, or the text that it prints if that is all it does."""
+    with printed.heard(quiet) as text, _errors(), _tensorflow():
+        try:
+            return call()
+        except (Answered, SystemExit):  # argparse exits after help
+            return text.getvalue()
+
+
 @contextmanager
-def _errors(quiet: bool = False) -> Iterator[None]:
-    """Inside, replace TensorFlow's errors by the project's errors, and a stop request by KeyboardInterrupt."""
+def _tensorflow() -> Iterator[None]:
+    """Inside, TensorFlow may run. Raise WrongInput at once if it cannot run in this process."""
+    tf_runtime.check_not_forked()
+    tf_runtime.mark_used()
     try:
-        with redirect_stdout(io.StringIO()) if quiet else nullcontext():
-            yield
-    except Answered:
-        raise OptionError(
-            "options that only print information, such as dry_run, need the command cnn; leave them out"
-        ) from None
+        yield
+    finally:
+        tf_runtime.mark_used()  # the first call has imported it
+
+
+@contextmanager
+def _errors(unnamed: str = "") -> Iterator[None]:
+    """Inside, replace errors by those of the package, with messages for Python. A stop request raises KeyboardInterrupt.
+
+    Messages do not begin with `unnamed`.
+    """
+    try:
+        yield
     except StopRequest as request:
         signal.raise_signal(request.number)  # the signal handlers of the calling program run too
         raise KeyboardInterrupt from None
     except Exception as error:
-        if not tf_runtime.is_of_tensorflow(error):
+        if getattr(error, "_of_callback", False):
             raise
+        if isinstance(error, HarnessError):
+            error.args = tuple(in_python(each.removeprefix(unnamed)) for each in error.args)
+            if isinstance(error, UserError):
+                error.message, error.listed = (*error.args, "")[:2]
+            raise
+        replaced = _replaced(error)
+        if replaced is None:
+            raise
+        raise replaced from error
+
+
+def _replaced(error: Exception) -> HarnessError | None:
+    """Return the package's error for an error of another package; None for an unexpected error."""
+    if isinstance(error, command_line.UsageError):
+        return OptionError(in_python(str(error)))
+    if tf_runtime.is_of_tensorflow(error):
         message = tf_runtime.data_error(error)
-        raise (DataError(message) if message else Failure(tf_runtime.device_error(error))) from error
+        return DataError(in_python(message)) if message else Failure(in_python(tf_runtime.device_error(error)))
+    if isinstance(error, OSError):
+        return Failure(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    message = str(error) if isinstance(error, FloatingPointError) else tf_runtime.starved_message(error)
+    return Failure(in_python(message)) if message else None

@@ -6,11 +6,15 @@ Messages may quote values as given, because commands escape control characters w
 from __future__ import annotations
 
 
-class WrongInput(Exception):
+class HarnessError(Exception):
+    """The base of WrongInput and Failure, for programs that use the Python API."""
+
+
+class WrongInput(HarnessError):
     """Wrong input: exit code 2."""
 
 
-class Failure(Exception):
+class Failure(HarnessError):
     """Failure at run time: exit code 1."""
 
 

@@ -5,6 +5,7 @@ XLA can compile traced functions in another thread while the graph is built.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
 _OUTSIDE = tf.Graph()  # the empty graph in which functions are traced
-_compiler: ThreadPoolExecutor | None = None  # set inside `compiling_ahead`
+_ahead = threading.local()  # `compiler` is set inside `compiling_ahead`, for this thread
 TensorFunction = Callable[..., Any]
 
 
@@ -27,18 +28,17 @@ def compiling_ahead(wanted: bool = True) -> Iterator[None]:
     The exit waits for the last function. Building a graph keeps only one core busy, so the thread uses a second core. If
     `wanted` is false, nothing is compiled ahead.
     """
-    global _compiler
-    if not wanted or _compiler:
+    if not wanted or getattr(_ahead, "compiler", None):
         yield
         return
-    _compiler = compiler = ThreadPoolExecutor(1)
+    _ahead.compiler = compiler = ThreadPoolExecutor(1)
     try:
         yield
     except BaseException:
         compiler.shutdown(cancel_futures=True)
         raise
     finally:
-        _compiler = None
+        _ahead.compiler = None
         compiler.shutdown()
 
 
@@ -75,8 +75,9 @@ def _called(function: TensorFunction, traceable: Any, by_xla: bool) -> TensorFun
         with _OUTSIDE.as_default(), context.eager_mode():
             traced_before = traceable.experimental_get_tracing_count()
             concrete = traceable.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
-        if _compiler and by_xla and traceable.experimental_get_tracing_count() > traced_before:
-            _compiler.submit(_run_once, concrete)
+        compiler = getattr(_ahead, "compiler", None)
+        if compiler and by_xla and traceable.experimental_get_tracing_count() > traced_before:
+            compiler.submit(_run_once, concrete)
         return concrete(*tensors)
 
     return call

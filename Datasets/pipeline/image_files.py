@@ -13,10 +13,10 @@ from Datasets.formats import image_headers
 from Datasets.pipeline import augmentation, decoding, normalisation
 
 
-def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadRequest) -> np.ndarray:
+def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadRequest, first: int = 0) -> np.ndarray:
     """Return images [n, side, side, 3] as in the validation stream: float32, or uint8 with `eight_bit_io`.
 
-    `images` are paths, or decoded images, uint8 [height, width, 3].
+    `images` are paths, or decoded images, uint8 [height, width, 3]. `first` is the number of the first image in messages.
 
     For data sets of photos, take the central crop. For data sets of small images, take the largest central square and add
     the data set's frame of zeros, unless the image already has the size of the stored images.
@@ -32,7 +32,7 @@ def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadReques
             ready = decoding.central_crop(pixels, request.image_size)
         ready = tf.cast(ready, tf.uint8) if request.eight_bit_io else ready
         prepared = []
-        for k, given in enumerate(images):
+        for k, given in enumerate(images, first):
             name, decoded = f"image {k}", given
             if isinstance(given, str):
                 name, content = f"photo {given}", image_headers.read(given)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+from base.process import printed
+
 _WIDTH = 30  # width of the bar in characters
 _REDRAWN = 0.1  # seconds between two updates of the bar
 _LINE_EVERY = 10.0  # seconds between two lines if there is no terminal
@@ -66,7 +68,7 @@ def waiting(what: str) -> Iterator[None]:
         if not over.wait(_LINE_EVERY):
             show(f"{what} ...\n")
 
-    thread = threading.Thread(target=count, daemon=True)
+    thread = threading.Thread(target=printed.for_thread(count), daemon=True)
     thread.start()
     try:
         yield

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from base.errors import OptionError
+from base.errors import OptionError, WrongInput
 
 _HEADINGS = (
     "Graph execution error",
@@ -49,6 +50,25 @@ _NO_MATTER = (
 _USUAL = {
     "TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0", "TF_DETERMINISTIC_OPS": "0",
 }  # fmt: skip
+_importing = threading.Lock()  # without it, a second thread would find TensorFlow half imported
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
+_used_by = 0  # the process in which TensorFlow runs, or 0
+
+
+def mark_used() -> None:
+    """Record that TensorFlow, if it is imported, may have started its threads in this process."""
+    global _used_by
+    if "tensorflow" in sys.modules:
+        _used_by = os.getpid()
+
+
+def check_not_forked() -> None:
+    """Raise WrongInput if TensorFlow ran before this process was forked: its threads are missing here, so it would hang."""
+    if _used_by not in (0, os.getpid()):
+        raise WrongInput(
+            "this process was forked after TensorFlow had run, so TensorFlow cannot run in it; fork earlier, or start "
+            "processes with multiprocessing.get_context('spawn')"
+        )
 
 
 def settings() -> dict[str, str]:
@@ -69,8 +89,12 @@ def import_tensorflow(level: str = "2") -> None:
 
     `level` "2" hides TensorFlow's warnings and information, "3" also its errors.
     """
-    if "tensorflow" in sys.modules:
-        return
+    with _importing:
+        if "tensorflow" not in sys.modules:
+            _import_first(level)
+
+
+def _import_first(level: str) -> None:
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         if os.environ.get(name, "").strip().startswith("-"):
             raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts if the number of threads is negative; unset it")

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
+from base.process import printed
 from emulator.plan.checkpoint_tensors import LOSS_SCALE
 from emulator.plan.schedules import Action
 from emulator.plan.timings import CellTiming
@@ -107,7 +108,8 @@ class TrainingProgram(Program):
             options.MergeFrom(self._call_options or tf.RunOptions())
         outfeed: list[OutfeedRow] = []
         failed: list[Exception] = []
-        reader = threading.Thread(target=self._drain, args=(len(learning_rates), outfeed, report, failed), daemon=True)
+        drain = printed.for_thread(self._drain)
+        reader = threading.Thread(target=drain, args=(len(learning_rates), outfeed, report, failed), daemon=True)
         reader.start()
         try:
             with named_faults(lambda: f"update {self.updates() + 1}"):

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from base.errors import Failure
-from base.process import tf_runtime
+from base.process import printed, tf_runtime
 from base.storage import files, locks
 from harness.checkpoints import find, manifest, run_record
 from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
@@ -173,7 +173,7 @@ class Writer:
     def submit(self, task: Callable[[], None]) -> None:
         """Wait for the previous task, then start this task."""
         self.wait_until_finished()
-        self._task = self._thread.submit(task)
+        self._task = self._thread.submit(printed.for_thread(task))
 
     def wait_until_finished(self) -> None:
         """Wait for the current task, and raise its error."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
 
 MOST = 5  # This number of classes is reported for each photo.
-_TOGETHER = 64  # At most this number of photos is in memory.
+TOGETHER = 64  # At most this number of photos is in memory.
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Predictor:
             self.close()
             raise
 
-    def prepare(self, images: Sequence[str | np.ndarray]) -> np.ndarray:
+    def prepare(self, images: Sequence[str | np.ndarray], first: int = 0) -> np.ndarray:
         """Return the input of the network, [n, side, side, 3], for images given as paths or as uint8 [height, width, 3].
-        Raise DataError if an image cannot be decoded."""
+        Raise DataError if an image cannot be decoded. `first` is the number of the first image in messages."""
         from Datasets.pipeline import image_files
 
-        return image_files.load(images, self._run.data_source.spec, self._request)
+        return image_files.load(images, self._run.data_source.spec, self._request, first)
 
     def probabilities(self, prepared: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield the probabilities [classes] of each prepared image."""
@@ -164,8 +164,8 @@ def _answers(predictor: Predictor, listed: Photos, log: RunLog) -> dict[str, tup
             return {}
 
     answers = {}
-    for first in range(0, len(listed.paths), _TOGETHER):
-        loaded = load(listed.paths[first : first + _TOGETHER])
+    for first in range(0, len(listed.paths), TOGETHER):
+        loaded = load(listed.paths[first : first + TOGETHER])
         for path, probabilities in zip(loaded, predictor.probabilities([*loaded.values()])):
             answers[path] = best(probabilities, predictor.class_names)
     return answers

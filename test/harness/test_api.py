@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+import os
 import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import clothing
 import numpy as np
@@ -14,6 +19,7 @@ from PIL import Image
 
 import api
 from base.errors import DataError, WrongInput
+from base.plugins import ROOT
 from harness.checkpoints import find, read
 
 TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1, "quiet": True}
@@ -123,21 +129,115 @@ def test_plan_matches_command(capsys):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: api.train("quickstart", modle="resnet"), "unknown option --modle; did you mean --model"),
+        (lambda: api.train("quickstart", modle="resnet"), "unknown option modle=; did you mean model="),
         (lambda: api.train("quikstart"), "did you mean quickstart"),
         (lambda: api.train("quickstart", epochs="many"), "epochs is 'many' but must be"),
-        (lambda: api.train("quickstart", dry_run=True), "dry_run"),
+        (lambda: api.train("quickstart", name_suffix=object()), "name_suffix"),
+        (lambda: api.train("quickstart", on_step="print"), "on_step"),
+        (lambda: api.plan("quickstart", html="page.html"), "html"),
+        (lambda: api.plan("quickstart", ["POD4", "POD16"]), "2"),
         (lambda: api.plan("quickstart", system="POD5"), "POD5"),
         (lambda: api.load("nowhere"), "nowhere"),
         (lambda: api.history("nowhere"), "nowhere"),
         (lambda: api.finetune("nowhere"), "nowhere"),
+        (lambda: api.finetune(None), "None"),
+        (lambda: api.load(3), "run is 3"),
+        (lambda: api.load(b"run"), "run is b'run'"),
+        (lambda: api.history(3), "run is 3"),
+        (lambda: api.history(ROOT / "docs"), "docs has no training.csv"),
+        (lambda: api.compare(["run"]), "runs is"),
     ],
 )
 def test_errors_are_project_errors(call, message):
-    with pytest.raises(WrongInput, match=message):
+    with pytest.raises(WrongInput, match=message) as raised:
         call()
+    assert "--" not in str(raised.value)
 
 
-def test_images_of_another_kind_are_rejected(trained):
-    with pytest.raises(DataError, match="uint8"):
-        trained[0].predict(np.zeros((2, 8, 8, 3)))
+def test_printed_answer_is_returned(capsys):
+    options = {"micro_batch_size": np.int64(16), "pipeline": np.False_, "dry_run": True}
+    text = api.train("quickstart", **options)
+    assert "Batch Size: 16" in text and capsys.readouterr().out == text
+    assert api.train("quickstart", quiet=True, **options) == text and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "images",
+    [np.zeros((2, 8, 8, 3)), np.zeros((8, 8, 4), np.uint8), np.zeros((3, 8, 8), np.uint8), b"image", None, 3, {"a": 1},
+     {"a.png"}, io.BytesIO(b"image"), [None], [np.zeros((8, 8), np.uint8)], Image.new("F", (8, 8)), "nowhere.png",
+     [np.zeros((8, 8, 3), np.uint8)] * 65 + ["nowhere.png"]],
+    ids=lambda images: type(images).__name__,
+)  # fmt: skip
+def test_wrong_images_are_rejected_and_network_stays_built(images, trained):
+    network, image = trained[0], np.zeros((8, 8, 3), np.uint8)
+    network.predict(image)
+    built = network._predictor
+    with pytest.raises(DataError) as raised:
+        network.predict(images)
+    assert "\n" not in str(raised.value)
+    assert built and network._predictor is built and network.predict(image).shape == (1, 10)
+
+
+def test_every_kind_of_images_gives_same_answers(trained, tmp_path):
+    network = trained[0]
+    pixels = np.random.default_rng(1).integers(0, 256, (2, 40, 28, 3), np.uint8)
+    files = [tmp_path / "a.png", tmp_path / "b" / "c.png"]
+    files[1].parent.mkdir()
+    for image, file in zip(pixels, files):
+        Image.fromarray(image).save(file)
+    turned = Image.fromarray(np.rot90(pixels[0]))
+    turned.getexif()[0x0112] = 6  # EXIF's orientation: turn by 90 degrees clockwise
+    tensor = type("Tensor", (), {"__array__": lambda self, *_, **__: pixels})()
+    expected = network.predict(pixels)
+    mixed = [Image.fromarray(pixels[0]), files[1]]
+    named = np.array([*map(str, files)])
+    for given in (tmp_path, files, map(str, files), named, [*pixels], tensor, mixed, [turned, pixels[1]]):
+        assert network.predict(given).tobytes() == expected.tobytes()
+    assert network.predict(pixels[0]).tobytes() == network.predict(Image.open(files[0])).tobytes() == expected[:1].tobytes()
+
+
+def test_threads_get_their_own_answers(trained):
+    networks = [trained[0], *(api.load(trained[0].path) for _ in range(2)), copy.deepcopy(trained[0])]
+    images = np.random.default_rng(2).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    expected = trained[0].predict(images)
+
+    def ask(k):
+        for shift in range(4):
+            found = networks[(k + shift) % 4].predict(images[k])
+            if shift == k == 1:
+                networks[2].close()
+            if found.tobytes() != expected[k : k + 1].tobytes():
+                return False
+        return trained[0].evaluate(quiet=True)["val_size"] == 2000
+
+    stdout = sys.stdout
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(ask, range(4))] == [True] * 4
+    assert sys.stdout is stdout
+
+
+def test_forked_process_raises_error_instead_of_hanging(trained):
+    image = np.zeros((8, 8, 3), np.uint8)
+    trained[0].predict(image)
+    child = os.fork()
+    if not child:
+        try:
+            trained[0].predict(image)
+        except WrongInput:
+            trained[0].close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    end = time.monotonic() + 30
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
+    assert trained[0].predict(image).shape == (1, 10)
+
+
+def test_quiet_training_prints_what_callbacks_print(tmp_path, capfd):
+    api.train("quickstart", iterations=2, logs_path=tmp_path / "run", on_step=lambda step: print(step["iteration"]), **TINY)
+    assert capfd.readouterr() == ("1\n2\n", "")
