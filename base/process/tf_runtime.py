@@ -50,7 +50,7 @@ _NO_MATTER = (
 _USUAL = {
     "TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0", "TF_DETERMINISTIC_OPS": "0",
 }  # fmt: skip
-_importing = threading.Lock()  # without it, a second thread would find TensorFlow half imported
+_importing = threading.RLock()  # without it, a second thread would find TensorFlow half imported
 os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
 _used_by = 0  # the process in which TensorFlow runs, or 0
 
