@@ -164,7 +164,7 @@ def test_api_imports_package_names_only(site, elsewhere):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "[] True TrainedNetwork('api_run')",
-        "command line: unknown option --modle; did you mean --model, --model-size or --profile?",
+        "unknown option modle=; did you mean model=, model_size= or profile=?",
     ]
 
 
