@@ -41,6 +41,20 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(unique if None in values.values() else sorted(unique, key=values.__getitem__))
 
 
+def alike(names: Iterable[str]) -> list[str]:
+    """Return a line for each two names that differ only in capitals, blanks or underscores: one may be a misprint."""
+    first: dict[str, str] = {}
+    lines = []
+    for name in names:
+        # Between digits, blanks matter: 1 1 is not 11.
+        key = re.sub(r"(?<!\d)[\s_]+|[\s_]+(?!\d)", "", name).casefold()
+        if (other := first.setdefault(key, name)) != name:
+            lines.append(
+                f"classes {other!r} and {name!r} differ only in capitals or blanks; if they are one class, merge them"
+            )
+    return lines
+
+
 def _number(name: str) -> float | None:
     """Return the value of a name that is a number without exponent; None for other names."""
     with suppress(ValueError):

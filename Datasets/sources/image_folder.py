@@ -18,7 +18,7 @@ from base.errors import DataError
 from base.storage import input_files
 from Datasets.formats import class_names, image_headers, split_names
 from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.sources import image_tree, split_folders
+from Datasets.sources import class_set, image_tree, split_folders
 from Datasets.sources.split_folders import Splits, listed
 
 _TESTED_TOGETHER = 16  # number of files opened at once, because most of the time is spent waiting for the disk
@@ -66,15 +66,20 @@ def tree(top: Path, train: Path | None = None, validation: Path | None = None) -
     found = _class_folders(splits.train, splits.class_folders)
     per_class = {name: _class_files(folders) for name, folders in found.items()}
     classes = _ordered([name for name, (images, _) in per_class.items() if images], splits.train)
+    doubts = class_set.check({name: per_class[name][0] for name in classes}, splits.train, top, bool(train))
     images = [ImageFile(file, label) for label, name in enumerate(classes, 1) for file in per_class[name][0]]
     others = [file for name in classes for file in per_class[name][1]]
     held_out, more = images_by_class(splits.validation, classes) if splits.validation else (None, [])
     notes = [f"images directly in {folder} are ignored: they are not in a class folder" for folder in _loose(top, splits)]
     if empty := [name for name in sorted(per_class) if name not in classes]:
         notes.append(f"warning: folders without images are ignored: {listed(empty)}")
-    if others := [*others, *more]:
+    others = [*others, *more]
+    raw = [file for file in (*others, *(file for name in empty for file in per_class[name][1])) if image_tree.is_raw(file)]
+    if raw:
+        notes.append(f"warning: raw camera files are ignored: {len(raw)}, for example {raw[0]}; save them as JPEG or PNG")
+    if others := [file for file in others if not image_tree.is_raw(file)]:
         notes.append(f"files that are not images are ignored: {len(others)}, for example {others[0]}")
-    return Listing(classes, images, held_out, (*splits.notes, *notes))
+    return Listing(classes, images, held_out, (*splits.notes, *doubts, *notes))
 
 
 def classes_of(top: Path, train: Path | None = None, validation: Path | None = None) -> tuple[str, ...]:

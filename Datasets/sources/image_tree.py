@@ -18,6 +18,10 @@ _SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".heic", ".heif", ".avif",
     ".jxl", ".jp2", ".ppm", ".pgm", ".tga",
 )  # fmt: skip
+_RAW_SUFFIXES = (  # files of cameras that contain the values of the sensor
+    ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".iiq", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw",
+    ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
+)  # fmt: skip
 _SYSTEM_FOLDERS = frozenset(  # folders with copies, thumbnails or deleted files
     ("__macosx", "@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "lost+found",
      "__pycache__")
@@ -80,6 +84,17 @@ def files(folder: Path) -> Iterator[Path]:
 def is_image(file: Path) -> bool:
     """Return whether a file is an image, by its suffix or else by its header."""
     return has_suffix(file.name) or image_headers.file_fault(file) is None
+
+
+def is_raw(file: Path) -> bool:
+    """Return whether a file is named like a raw file of a camera."""
+    return file.suffix.lower() in _RAW_SUFFIXES
+
+
+def file_type(name: str) -> str:
+    """Return the suffix of a file in lower case; .jpeg and .jpg are the same."""
+    suffix = os.path.splitext(name)[1].lower()
+    return ".jpg" if suffix in (".jpeg", ".jpe", ".jfif") else suffix
 
 
 def has_suffix(name: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from base.errors import DataError
+from Datasets.formats import part_names
 from Datasets.formats.class_names import normal
 from Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
 from Datasets.sources import image_tree
@@ -139,6 +140,7 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
             )
     widest = max(map(set, inner.values()), key=len, default=set())
     alike = len(inner) > 1 and len(widest) > 1 and all(len(widest & {*each}) > 1 for each in inner.values())
+    alike = alike and not all(map(part_names.is_part, widest))  # images and masks of each class
     if alike and not any(image_tree.has_loose(here / name) for name in inner):
         raise DataError(
             f"{listed([*inner])} in {here} have folders of the same names ({listed(sorted(widest))}); if these are splits, "

@@ -49,7 +49,17 @@ def places(top: Path, names: str) -> Path:
         ("images/trainset/a,images/trainset/b,images/test/x", "a b", "", "class x!"),
         ("seg_train/seg_train/a,seg_train/seg_train/b,seg_test/seg_test/b,pred", "a b", "seg_test/seg_test", "pred"),
         ("test,cat,dog", "cat dog test", "", ""),
-        ("validation,train,dog", "dog train validation", "", ""),
+        ("validation,train,dog", "dog train validation", "", "train, validation"),
+        ("train,test1", "", "", "no class folders!"),
+        ("coco/train2017,coco/val2017,coco/test2017", "", "", "no class folders!"),
+        ("train/images,valid/images", "", "", "no class folders!"),
+        ("train/train,test1/test1", "", "", "no class folders!"),
+        ("a/images,a/masks,b/images,b/masks", "a b", "", "a/masks/1.png and 1 more may be masks"),
+        ("JPEGImages,SegmentationClass", "JPEGImages SegmentationClass", "", "JPEGImages, SegmentationClass"),
+        ("cat,dog,labels", "cat dog labels", "", "labels in"),
+        ("mask,no_mask", "mask no_mask", "", ""),
+        ("with mask,without mask,incorrect mask", "incorrect mask|with mask|without mask", "", ""),
+        ("Hot dog,hot_dog,1 1,11", "1 1|11|Hot dog|hot_dog", "", "'Hot dog' and 'hot_dog'"),
         ("test/deep/far,cat,dog", "cat dog test", "", ""),
         ("pets/cat,pets/dog,__MACOSX/pets/cat,@eaDir/x,.git/x", "cat dog", "", "pets"),
         ("train/a,train/b,late/a,late/b", "", "", "late!"),
@@ -68,10 +78,39 @@ def test_splits_are_found_by_structure_and_name(names, classes, validation, note
             image_folder.tree(tmp_path)
         return
     tree = image_folder.tree(tmp_path)
-    assert tree.classes == tuple(classes.split()) == image_folder.classes_of(tmp_path)
+    assert tree.classes == tuple(classes.split("|" if "|" in classes else None)) == image_folder.classes_of(tmp_path)
     held_out = {str(image.file.parent.parent.relative_to(tmp_path)) for image in tree.validation or ()}
     assert held_out == ({validation} if validation else set())
     assert any(note in line for line in tree.notes) if note else not tree.notes
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "paired"),
+    [
+        ("{}.jpg", "{}.jpg", False), ("one_{}.jpg", "other_{}.jpg", False), ("man{}.jpg", "woman{}.jpg", False),
+        ("{}.jpg", "{}.png", True), ("{}.png", "{}_cut.png", True), ("{1}.jpg", "{1}.jpg", True),
+        ("x (1)/{}.jpg", "x (1)/{}.jpg", False),
+    ],
+)  # fmt: skip
+def test_folders_whose_files_pair_up_are_named(one, other, paired, tmp_path):
+    """Images and their outlines have the same names; but numbers are the names of files in many classes."""
+    for top, name in (("one", one), ("other", other)):
+        for k in (3, 4, 5, 6):
+            file = tmp_path / top / name.format(k, 7**k)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(PNG)
+    assert any("one" in note and "other" in note for note in image_folder.tree(tmp_path).notes) == paired
+
+
+def test_lists_and_raw_files_are_named(tmp_path):
+    places(tmp_path, "d/train/cat,d/train/dog,d/val/cat")
+    (tmp_path / "d/README.txt").write_text("about")
+    assert not any("warning" in note for note in image_folder.tree(tmp_path).notes)
+    for name in ("labels.csv", "d/train.json", "d/train/cat/1.CR2", "d/val/bee/1.nef"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    said = "\n".join(note for note in image_folder.tree(tmp_path).notes if "warning" in note)
+    assert "labels.csv" in said and "d/train.json" in said and "raw camera files are ignored: 2" in said
 
 
 def test_given_splits_are_used_unchanged(tmp_path):
