@@ -14,13 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from base import bounds
 from base.errors import DataError
+from base.fields import short
 from base.storage import input_files
-from Datasets.formats import class_names, image_headers, split_names
+from Datasets.formats import class_names, image_headers, part_names, split_names
 from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources import class_set, image_tree, split_folders
 from Datasets.sources.split_folders import Splits, listed
 
+_ANNOTATIONS = "_annotations.txt"  # end of the name of a list of validation images, as in Tiny ImageNet.
+_MAX_LIST = 1 << 26  # bytes of such a list; this is enough for a million images.
 _TESTED_TOGETHER = 16  # number of files opened at once, because most of the time is spent waiting for the disk
 
 
@@ -112,12 +116,37 @@ def _ordered(names: list[str], train: Path) -> tuple[str, ...]:
 def images_by_class(folder: Path, classes: tuple[str, ...]) -> tuple[list[ImageFile], list[Path]]:
     """Return the images of a split, sorted by label and name, and the files that are not images."""
     folders = _class_folders(folder, image_tree.names(folder, folders=True))
+    lists = [name for name in image_tree.names(folder, folders=False) if name.endswith(_ANNOTATIONS)]
+    if lists and folders.keys().isdisjoint(classes):
+        return _annotated_images(folder, folder / lists[0], classes)
     found = {name: _class_files(there) for name, there in folders.items()}
     unknown = sorted(name for name, (images, _) in found.items() if images and name not in classes)
     if unknown:
-        raise DataError(f"class {unknown[0]} in {folder} is not a training class; the training classes: {listed(classes)}")
+        remedy = "; the validation images need such folders, too" if part_names.is_part(unknown[0]) else ""
+        known = f"the training classes: {listed(classes)}"
+        raise DataError(f"class {unknown[0]} in {folder} is not a training class; {known}{remedy}")
     images = [ImageFile(file, label) for label, name in enumerate(classes, 1) if name in found for file in found[name][0]]
     return images, [file for name in sorted(found) for file in found[name][1]]
+
+
+def _annotated_images(folder: Path, file: Path, classes: tuple[str, ...]) -> tuple[list[ImageFile], list[Path]]:
+    """Return the images of a split without class folders, whose list has the name and the class of an image per line."""
+    labels = {name: label for label, name in enumerate(classes, 1)}
+    label_of: dict[str, int] = {}
+    try:
+        lines = input_files.text(file, _MAX_LIST).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {bounds.reason(error)}") from None
+    for number, line in enumerate(lines, 1):
+        name, _, rest = line.partition("\t")
+        wanted = class_names.normal(rest.partition("\t")[0])
+        if wanted not in labels:
+            raise DataError(f"{file}, line {number}: class {short(wanted)} is not a training class ({listed(classes)})")
+        label_of[name] = labels[wanted]
+    images = image_tree.images_below(folder)
+    if missing := next((image for image in images if image.name not in label_of), None):
+        raise DataError(f"{file} does not list {missing}; add its class, or remove the image")
+    return sorted((ImageFile(image, label_of[image.name]) for image in images), key=lambda image: image.label), []
 
 
 def _class_files(folders: list[Path]) -> tuple[list[Path], list[Path]]:

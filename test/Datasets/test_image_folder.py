@@ -84,6 +84,23 @@ def test_splits_are_found_by_structure_and_name(names, classes, validation, note
     assert any(note in line for line in tree.notes) if note else not tree.notes
 
 
+def test_validation_list_of_tiny_imagenet_is_read(tmp_path):
+    places(tmp_path, "train/n02/images,train/n01/images,val/images")
+    for k in (2, 3):
+        shutil.copy(tmp_path / "val/images/1.png", tmp_path / f"val/images/{k}.png")
+    file = tmp_path / "val" / "val_annotations.txt"
+    file.write_text("1.png\tn02\t0\t0\t9\t9\n3.png\tn01\t0\t0\t9\t9\n2.png\tn02\t0\t0\t9\t9\n")
+    found = image_folder.tree(tmp_path).validation
+    assert [(image.file.name, image.label) for image in found] == [("3.png", 1), ("1.png", 2), ("2.png", 2)]
+    for text, said in (("1.png\tn02\n2.png\tn03\n", "val_annotations.txt, line 2: class n03"), ("1.png\tn01", "2.png")):
+        file.write_text(text)
+        with pytest.raises(DataError, match=said):
+            image_folder.tree(tmp_path)
+    file.unlink()
+    with pytest.raises(DataError, match="class images in .* need such folders"):
+        image_folder.tree(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "paired"),
     [
