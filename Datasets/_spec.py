@@ -111,7 +111,7 @@ class ReadRequest:
     dataset_cache: bool = True
 
 
-_SAMPLED = 64  # number of records per split that `digest` reads
+_SAMPLED = 64  # number of records per split that are read before a run
 
 # An input pipeline consists of stages. A stage has a name, a function that returns the stream after this stage, and the
 # number of images per element.
@@ -165,13 +165,18 @@ def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
     """
     hasher = hashlib.blake2b(digest_size=6)
     for count, read in splits:
-        for i in sorted({k * (count - 1) // (_SAMPLED - 1) for k in range(_SAMPLED)} if count else ()):
+        for i in sampled(count):
             try:
                 record = read(i)
             except DataError:
                 record = b"damaged"  # training reports the damage later
             hasher.update(f"{count} {i} {len(record)} ".encode() + record)
     return hasher.hexdigest()
+
+
+def sampled(count: int) -> list[int]:
+    """Return at most _SAMPLED numbers below `count`, evenly spaced."""
+    return sorted({k * (count - 1) // (_SAMPLED - 1) for k in range(_SAMPLED)} if count else ())
 
 
 def whole_stream(source: DataSource, request: ReadRequest, training: bool) -> list[InputStage]:

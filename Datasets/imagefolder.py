@@ -56,13 +56,15 @@ def open_imagefolder(request: OpenRequest) -> PhotoSource:
             "has shards; leave it out, or convert the original folders again: cnn convert FOLDER SHARDS --validation 0.1"
         )
     validation = part(shards(top, "validation"), request.percentage, least=1)
-    index, held_out, tolerance, notes = open_shards("imagefolder", train, validation, top, request)
+    first = class_names.first_label(top)
+    labels = range(first, first + len(classes))
+    index, held_out, tolerance, notes = open_shards("imagefolder", train, validation, top, request, classes, labels)
     return _source(
         classes, index, held_out,
         f"no validation-?????-of-????? with records in {top}; convert the original folders again: cnn convert FOLDER SHARDS "
         "--validation 0.1",
         tolerance,
-        notes, class_names.first_label(top),
+        notes, first,
     )  # fmt: skip
 
 

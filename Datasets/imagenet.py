@@ -60,11 +60,14 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     classes, file = class_names.beside(train, folder)
     if classes:
         class_names.agree(classes, request.num_classes, str(file))
-    index, held_out, tolerance, notes = open_shards("imagenet", train, validation, folder, request)
     spec = SPECS["imagenet"]
-    counted = replace(
+    spec = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
         first_label=class_names.first_label(file.parent),
+    )  # fmt: skip
+    index, held_out, tolerance, notes = open_shards("imagenet", train, validation, folder, request, classes, spec.labels)
+    counted = replace(
+        spec,
         train_images=len(index), validation_images=len(held_out or ()),
         notes=notes,
     )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
+    from google.protobuf.message import Message
 
 ENCODED = "image/encoded"
 LABEL = "image/class/label"
@@ -22,10 +24,14 @@ LABEL_REMEDY = (
 
 
 class Example(NamedTuple):
-    """All values of two features of a record: encoded images, and labels. A good record has one image and one label."""
+    """All values of three features of a record. A good record has one encoded image and one label.
+
+    The text, if there is one, is the name of the class.
+    """
 
     encoded: list[bytes]
     labels: list[int]
+    texts: list[str]
 
 
 def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
@@ -33,7 +39,11 @@ def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | No
 
     A record needs one label, which is in `labels`, and one image for which `image_fault` returns None.
     """
-    example = parse(payload)
+    return example_fault(parse(payload), labels, image_fault)
+
+
+def example_fault(example: Example | None, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
+    """Return the reason why a parsed record cannot be used, or None."""
     if example is None:
         return UNPARSED
     for name, values in ((ENCODED, example.encoded), (LABEL, example.labels)):
@@ -81,17 +91,55 @@ def parse(payload: bytes) -> Example | None:
     Repeated fields are invalid: protobuf merges them, but TensorFlow's parser rejects them. If a payload has repeated
     fields, it is longer than the parsed message.
     """
-    import tensorflow.compat.v1 as tf
     from google.protobuf.message import DecodeError
 
     try:
-        message = tf.train.Example.FromString(payload)
+        message = _message_class().FromString(payload)
     except DecodeError:
         return None
     features = message.features.feature
     encoded = features[ENCODED].bytes_list.value if ENCODED in features else ()
     labels = features[LABEL].int64_list.value if LABEL in features else ()
-    return None if message.ByteSize() < len(payload) else Example(list(encoded), list(labels))
+    texts = features[TEXT].bytes_list.value if TEXT in features else ()
+    if message.ByteSize() < len(payload):
+        return None
+    return Example(list(encoded), list(labels), [text.decode("utf-8", "replace") for text in texts])
+
+
+@cache
+def _message_class() -> type[Message]:
+    """Return the class of the message tf.train.Example. TensorFlow has the same class, but its import takes seconds."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
+
+    def add(owner: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int | str, many: bool = False) -> None:
+        label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
+        field = owner.field.add(name=name, number=number, label=label)
+        if isinstance(kind, str):
+            field.type, field.type_name = kinds.TYPE_MESSAGE, f".records.{kind}"
+        else:
+            field.type = kind
+
+    lists = (("BytesList", kinds.TYPE_BYTES), ("FloatList", kinds.TYPE_FLOAT), ("Int64List", kinds.TYPE_INT64))
+    for name, kind in lists:
+        add(file.message_type.add(name=name), "value", 1, kind, many=True)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, name in enumerate(("bytes_list", "float_list", "int64_list"), 1):
+        add(feature, name, number, lists[number - 1][0])
+        feature.field[-1].oneof_index = 0
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    add(entry, "key", 1, kinds.TYPE_STRING)
+    add(entry, "value", 2, "Feature")
+    add(features, "feature", 1, "Features.FeatureEntry", many=True)
+    add(file.message_type.add(name="Example"), "features", 1, "Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("records.Example"))
 
 
 def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -207,6 +207,20 @@ class RecordIndex:
             raise DataError(f"{self.name(record)} cannot be used: {damage}")
         return content
 
+    def copy_of(self, payload: bytes, near: int, most: int) -> int | None:
+        """Return a record with this payload, or None. Read at most `most` stored checksums, nearest to number `near`."""
+        alike = np.flatnonzero(self._lengths == len(payload))
+        wanted = masked_checksum(payload)
+        for record in alike[np.argsort(np.abs(alike - near), kind="stable")][:most].tolist():
+            end = int(self._offsets[record]) + len(payload)
+            try:
+                with input_files.open_regular_file(self._place(record)[0]) as stream:
+                    if Slices(stream)[end : end + _FOOTER_BYTES] == wanted:
+                        return record
+            except OSError:  # a later read of the record reports the error
+                continue
+        return None
+
     def _place(self, record: int) -> tuple[Path, int]:
         k = int(np.searchsorted(self._ends, record, side="right"))
         return self._files[k], record - (int(self._ends[k - 1]) if k else 0)

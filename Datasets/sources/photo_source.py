@@ -13,17 +13,25 @@ from Datasets._spec import DataSpec, InputStage, OpenRequest, ReadRequest, Recor
 from Datasets.formats import conversion_info
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
+from Datasets.sources import record_sample
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
 
 def open_shards(
-    name: str, train: Sequence[Path], validation: Sequence[Path], folder: Path, request: OpenRequest
+    name: str,
+    train: Sequence[Path],
+    validation: Sequence[Path],
+    folder: Path,
+    request: OpenRequest,
+    classes: Sequence[str],
+    labels: range,
 ) -> tuple[RecordIndex, RecordIndex | None, Tolerance, tuple[str, ...]]:
-    """Return the training index, the validation index, the limit on bad records, and warnings about lost records.
+    """Return the training index, the validation index, the limit on bad records, and warnings about the records.
 
-    The validation index is None if there are no validation shards. Raise DataError if there are no training records.
+    `classes` are the names in labels.txt, if any. The validation index is None if there are no validation shards. Raise
+    DataError if there are no training records, or if a sampled record cannot be used.
     """
     tolerance = Tolerance(request.skip_bad)
     index = RecordIndex(train, tolerance, request.environ)
@@ -34,7 +42,9 @@ def open_shards(
     # compares them between instances, when the run is resumed, and in later validations.
     held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
     counts = index.counts() | (held_out.counts() if held_out else {})
-    return index, held_out, tolerance, conversion_info.check(train[0].parent, counts, bool(request.skip_bad))
+    lost = conversion_info.check(train[0].parent, counts, bool(request.skip_bad))
+    splits = {"train": index} | ({"validation": held_out} if held_out else {})
+    return index, held_out, tolerance, (*lost, *record_sample.check(splits, classes, labels, bool(request.skip_bad)))
 
 
 class PhotoSource:

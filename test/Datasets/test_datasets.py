@@ -23,7 +23,7 @@ from Datasets import cifar
 from Datasets._spec import OpenRequest
 from Datasets.formats import idx, tfrecord
 from Datasets.pipeline import augmentation
-from Datasets.sources import generated
+from Datasets.sources import generated, record_sample
 from Datasets.sources.registry import published_spec
 from harness.run.recorded_arguments import changed_data, data_identity
 from tools.datasets import rebuild_fashion_mnist
@@ -428,7 +428,7 @@ def test_missing_imagenet_shards_are_named(spoil, named, imagenet_dir, tmp_path)
 
 @pytest.mark.parametrize("spoilt", ["jpeg", "label", "bytes"])
 @pytest.mark.parametrize("where", [3, 5])  # 5 is alone in the last micro-batch of the validation
-def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where):
+def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where, monkeypatch):
     good = photos.jpegs(6)
     rows = [photos.example(image, 1) for image in good]
     rows[where] = photos.example(good[0][:3000], 1) if spoilt == "jpeg" else photos.example(good[0], 1001)
@@ -440,8 +440,12 @@ def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where):
             at = int(tfrecord.RecordIndex([file])._offsets[where - 3])
             data[at : at + 50] = b"\xff" * 50
             file.write_bytes(data)
-    source = opened("imagenet", tmp_path)
     reason = {"jpeg": "JPEG", "label": "outside 1 to 1000", "bytes": "checksum does not match"}[spoilt]
+    if spoilt == "label":
+        with pytest.raises(DataError, match=f"train-00001-of-00002: record {where - 3}.*{reason}"):
+            opened("imagenet", tmp_path)
+    monkeypatch.setattr(record_sample, "sampled", lambda count: [])  # as for a record that is not in the sample
+    source = opened("imagenet", tmp_path)
     for split in ("train", "validation"):
         with pytest.raises(tf.errors.OpError, match=f"(?s)DataError.*{split}-00001-of-00002: record {where - 3}.*{reason}"):
             take(lambda split=split: getattr(source, split)(small(batch_size=5)), 20)

@@ -21,7 +21,7 @@ from base.errors import DataError
 from Datasets import imagefolder
 from Datasets.formats import class_names, tf_example
 from Datasets.pipeline import decoding, photo_stream
-from Datasets.sources import generated, image_folder, locate
+from Datasets.sources import generated, image_folder, locate, record_sample
 from harness.commands import cli
 from harness.run import data
 
@@ -331,10 +331,38 @@ def test_ambiguous_class_names_are_rejected(text, fault, tmp_path):
         class_names.read(tmp_path)
 
 
+def test_contradictions_of_records_are_warnings(tmp_path):
+    """Class names in records are compared with labels.txt and between the splits, and equal records are found."""
+    images = photos.jpegs(12)
+
+    def write(split: str, names: str, shift: int) -> None:
+        rows = [tf_example.serialised(images[k + shift], k + 1, name) for k, name in enumerate(names.split("|"))]
+        photos.write_shards(tmp_path, split, rows, 2)
+
+    def warned(labels: str) -> str:
+        (tmp_path / "labels.txt").write_text(labels.replace("|", "\n") + "\n")
+        return "\n".join(opened("imagenet", tmp_path).spec.notes)
+
+    write("train", "red fox|owl|crane", 0)
+    write("validation", "Red_fox|owl, Bubo|crane", 3)
+    assert not warned("red fox|owl|crane")
+    assert "label 2 is owl in train records, but crane in labels.txt (and 1 more); the order" in warned("red fox|crane|owl")
+    assert "label 1 is red fox in train records, but cat in labels.txt" in warned("cat|owl|crane")
+    assert not warned("n01|n02|n03")
+    write("validation", "owl|crane|red fox", 3)
+    assert "label 1 is red fox in train records, but owl in validation records (and 2 more)" in warned("n01|n02|n03")
+    write("validation", "red fox|owl|crane", 0)
+    assert "3 of 3 sampled validation records are training records" in warned("red fox|owl|crane")
+    assert "'owl' and 'Owl'" in warned("owl|Owl|crane")
+
+
 @pytest.mark.parametrize("skipped", [0, 3])
-def test_labels_from_zero_cannot_be_skipped(tmp_path, skipped):
+def test_labels_from_zero_cannot_be_skipped(tmp_path, skipped, monkeypatch):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, k) for k in (1, 0, 1)], 1)
     (tmp_path / "labels.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match=r"record 1 cannot be used: its label is 0, .*0:NAME"):
+        opened("imagefolder", tmp_path, skip_bad=skipped)
+    monkeypatch.setattr(record_sample, "sampled", lambda count: [])
     with pytest.raises(tf.errors.OpError, match=r"record 1 cannot be used: its label is 0, .*0:NAME") as caught:
         take(lambda: opened("imagefolder", tmp_path, skip_bad=skipped).train(request(batch_size=3)), 1)
     assert "--skip" not in str(caught.value)
