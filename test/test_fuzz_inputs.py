@@ -297,7 +297,7 @@ INPUTS: dict[str, tuple[Maker, Reader, int, int, int | None]] = {
     "headers": (image_of, refusing(image_headers.fault), 1000, 10_000, MEMORY),
     "images": (image_of, refusing(decoded), 200, 3000, None),
     "examples": (
-        damages(*EXAMPLES), refusing(lambda content: tf_example.fault(content, range(1, 4), image_headers.fault)), 1000, 10_000, None
+        damages(*EXAMPLES), refusing(lambda content: tf_example.fault(tf_example.parse(content), range(1, 4), image_headers.fault)), 1000, 10_000, None
     ),
     "records": (damages(SHARD), read_shard, 150, 2000, MEMORY),
     "CIFAR": (damages(CIFAR), read_cifar, 150, 2000, MEMORY),

@@ -136,7 +136,7 @@ def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
     if num_classes is not None and num_classes != len(names):
         raise DataError(
             f"{num_classes} classes are expected (by --num-classes, or by the run), but {where} names {len(names)}; "
-            "leave out --num-classes, give the data folder of the run, or start a new run"
+            "leave out --num-classes, give the data folder of the run, or start a new run with another --logs-path"
         )
 
 

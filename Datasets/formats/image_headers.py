@@ -83,6 +83,28 @@ def file_fault(file: Path) -> str | None:
     return None
 
 
+def has_transparent_pixels(encoded: bytes) -> bool:
+    """Return whether a readable image has fully transparent pixels. Training sees the colours that are stored there."""
+    if encoded.startswith(b"\xff\xd8"):  # a JPEG has no transparency
+        return False
+    try:
+        with _pillow().open(io.BytesIO(encoded), formats=[form.upper() for form in FORMATS]) as image:
+            if not image.has_transparency_data:
+                return False
+            return image.convert("RGBA").getchannel("A").getextrema()[0] == 0
+    except Exception:  # Pillow raises many types of errors for damaged files, which are reported elsewhere
+        return False
+
+
+def hidden_colours(count: int, first: Path | str) -> str:
+    """Return the text of a warning about `count` images with transparent pixels."""
+    images = f"{count} images have" if count > 1 else "1 image has"
+    return (
+        f"{images} transparent pixels, for example {first}. Transparency is ignored, so training sees the colours stored "
+        "there; paint a background to hide them"
+    )
+
+
 def read(path: str) -> bytes:
     """Return the bytes of a photo file; raise DataError if it cannot be read or is not an image by its header."""
     try:

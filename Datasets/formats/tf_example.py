@@ -34,16 +34,11 @@ class Example(NamedTuple):
     texts: list[str]
 
 
-def fault(payload: bytes, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
-    """Return the reason why a record cannot be used, or None.
+def fault(example: Example | None, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
+    """Return the reason why a record cannot be used, or None. `example` is None if it could not be parsed.
 
     A record needs one label, which is in `labels`, and one image for which `image_fault` returns None.
     """
-    return example_fault(parse(payload), labels, image_fault)
-
-
-def example_fault(example: Example | None, labels: range, image_fault: Callable[[bytes], str | None]) -> str | None:
-    """Return the reason why a parsed record cannot be used, or None."""
     if example is None:
         return UNPARSED
     for name, values in ((ENCODED, example.encoded), (LABEL, example.labels)):

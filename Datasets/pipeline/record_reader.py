@@ -71,7 +71,7 @@ def fault(index: Records, record: int, prepare: Prepare, labels: range) -> str |
         payload = index.payload(record)
     except DataError as error:
         return str(error).removeprefix(f"{index.name(record)} ").removeprefix("cannot be used: ")
-    return tf_example.fault(payload, labels, _decoder().fault) or _reason(payload, prepare)
+    return tf_example.fault(tf_example.parse(payload), labels, _decoder().fault) or _reason(payload, prepare)
 
 
 def fail(index: Records, record: int, prepare: Prepare, labels: range) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +69,8 @@ def tree(top: Path, train: Path | None = None, validation: Path | None = None) -
     splits = split_folders.find(top, train, validation)
     found = _class_folders(splits.train, splits.class_folders)
     per_class = {name: _class_files(folders) for name, folders in found.items()}
-    classes = _ordered([name for name, (images, _) in per_class.items() if images], splits.train)
+    raw = [file for _, others in per_class.values() for file in others if image_tree.is_raw(file)]
+    classes = _ordered([name for name, (images, _) in per_class.items() if images], splits.train, raw)
     doubts = class_set.check({name: per_class[name][0] for name in classes}, splits.train, top, bool(train))
     images = [ImageFile(file, label) for label, name in enumerate(classes, 1) for file in per_class[name][0]]
     others = [file for name in classes for file in per_class[name][1]]
@@ -78,7 +79,7 @@ def tree(top: Path, train: Path | None = None, validation: Path | None = None) -
     if empty := [name for name in sorted(per_class) if name not in classes]:
         notes.append(f"warning: folders without images are ignored: {listed(empty)}")
     others = [*others, *more]
-    raw = [file for file in (*others, *(file for name in empty for file in per_class[name][1])) if image_tree.is_raw(file)]
+    raw += filter(image_tree.is_raw, more)
     if raw:
         notes.append(f"warning: raw camera files are ignored: {len(raw)}, for example {raw[0]}; save them as JPEG or PNG")
     if others := [file for file in others if not image_tree.is_raw(file)]:
@@ -104,7 +105,9 @@ def _class_folders(split: Path, folders: list[str]) -> dict[str, list[Path]]:
     return found
 
 
-def _ordered(names: list[str], train: Path) -> tuple[str, ...]:
+def _ordered(names: list[str], train: Path, raw: Sequence[Path] = ()) -> tuple[str, ...]:
+    if raw and not names:
+        raise DataError(f"{train} has only raw camera files, for example {raw[0]}; save them as JPEG or PNG")
     if not names:
         raise DataError(
             f"no classes in {train}; put the images into one folder per class there, or in train/ and val/ there; or "

@@ -32,7 +32,7 @@ def check(splits: Mapping[str, RecordIndex], names: Sequence[str], labels: range
             except DataError:
                 continue
             example = tf_example.parse(payload)
-            reason = tf_example.example_fault(example, labels, lambda _: None)
+            reason = tf_example.fault(example, labels, lambda _: None)
             from_zero = reason is not None and reason.startswith(f"{tf_example.WRONG_LABEL} 0,")
             if reason and split == "train" and (from_zero or not skip_bad):
                 remedy = tf_example.LABEL_REMEDY if reason.startswith(tf_example.WRONG_LABEL) else REMEDY

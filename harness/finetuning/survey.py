@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_READ = 20_000  # Only this number of images is read, so that the check takes seconds.
 FEW = 10  # Classes with fewer images cause a warning, because so few images give a poor estimate of the accuracy.
+SMALL = 16  # Images with a shorter side, in pixels, cause a warning: they are icons or the remains of damaged files.
 _READ_TOGETHER = 16
 
 
@@ -35,7 +36,8 @@ class Survey:
 
     `read` is the number of images that were read. `sides` has the stored (width, height) of the smallest and the largest
     image, in pixels. `turned` is the number of images whose EXIF or XMP data request a rotation. `copies` are groups of
-    identical files. `bad` are files that cannot be decoded.
+    identical files. `bad` are files that cannot be decoded. `small` are images with a side below SMALL, and `hidden` are
+    those with transparent pixels.
     """
 
     top: Path
@@ -45,16 +47,18 @@ class Survey:
     turned: int
     copies: tuple[tuple[Path, ...], ...]
     bad: tuple[BadFile, ...]
+    small: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
 
     @property
     def lines(self) -> list[str]:
         """The lines to print before training, including the warnings."""
-        listing, count = self.listing, len(self.listing.train)
-        per_class = Counter(each.label for each in listing.train).values()
-        held_out = f", and {len(listing.validation):,} for validation" if listing.validation else ""
+        listing, per_class = self.listing, self._usable(self.listing.train).values()
+        held_out = f", and {self._usable(listing.validation).total():,} for validation" if listing.validation else ""
+        skipped = f", without {_counted(self.bad, 'damaged file')}" if self.bad else ""
         lines = [
-            f"{self.top}: {count:,} images in {len(listing.classes)} classes, {_range(min(per_class), max(per_class))} "
-            f"each{held_out}",
+            f"{self.top}: {sum(per_class):,} images in {len(listing.classes)} classes, "
+            f"{_range(min(per_class), max(per_class))} each{held_out}{skipped}",
             f"classes: {short(', '.join(listing.classes))}",
         ]
         if self.sides:
@@ -62,30 +66,43 @@ class Survey:
             lines.append(f"image sizes: {w} x {h}" + (f" to {wide} x {high}" if (w, h) != (wide, high) else "") + " pixels")
         if self.turned:
             lines.append(f"rotated, because EXIF or XMP data say so: {self.turned} image{'s' * (self.turned > 1)}")
-        if self.read < count:
+        if self.read < len(self._images):
             lines.append(f"only the first {self.read:,} images were checked")
         return lines + self.warnings
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about skipped files, and about images that make the accuracy unreliable."""
-        counts = Counter(each.label for each in self.listing.train)
+        counts = self._usable(self.listing.train)
         lines = list(self.listing.notes)
         few = [f"{name} ({counts[k]})" for k, name in enumerate(self.listing.classes, 1) if counts[k] < FEW]
         if few:
             lines.append(f"warning: classes with fewer than {FEW} images: {short(', '.join(few))}")
         if self.copies:
             number = sum(len(group) - 1 for group in self.copies)
-            first, second = (os.path.relpath(path, self.top) for path in self.copies[0][:2])
+            first, second = map(self._short, self.copies[0][:2])
             copies = f"{number} images are copies of others" if number > 1 else "1 image is a copy of another"
             lines.append(
-                f"warning: {copies} (for example, {short(second)} of {short(first)}). Delete the copies: in the validation "
+                f"warning: {copies} (for example, {second} of {first}). Delete the copies: in the validation "
                 "set, they make the accuracy look better than it is"
             )
         across = self._in_several_classes()
         if across:
             lines.append(f"warning: {short(across)} is in more than one class; keep it in the right class only")
+        if self.small:
+            images = _counted(self.small, "image")
+            lines.append(f"warning: {images} with a side below {SMALL} pixels, for example {self._short(self.small[0])}")
+        if self.hidden:
+            lines.append(f"warning: {image_headers.hidden_colours(len(self.hidden), self._short(self.hidden[0]))}")
         return lines
+
+    def _short(self, file: Path) -> str:
+        return short(os.path.relpath(file, self.top))
+
+    def _usable(self, images: Sequence[ImageFile]) -> Counter[int]:
+        """Return the number of images of each label, without the damaged ones."""
+        bad = {each.file for each in self.bad}
+        return Counter(each.label for each in images if each.file not in bad)
 
     def _in_several_classes(self) -> Path | None:
         labels = {each.file: each.label for each in self._images}
@@ -107,7 +124,8 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
         raise DataError(f"{top} is not a folder; give a folder that contains a folder of images for each class")
     listing = image_folder.tree(top, train, validation)
     if len(listing.classes) < 2:
-        raise DataError(f"{top} has only one class, {listing.classes[0]}; add a folder for another class")
+        notes = "\n".join(note for note in listing.notes if note.startswith("warning"))
+        raise DataError(f"{top} has only one class, {listing.classes[0]}; add a folder for another class", notes)
     images = [*listing.train, *(listing.validation or ())][:MAX_READ]
     bad = image_folder.damaged(images)
     tf_runtime.import_tensorflow("3")
@@ -127,17 +145,21 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
         )
     sizes = sorted((facts.size for facts in examined), key=lambda size: size[0] * size[1])
     turned = sum(facts.turned for facts in examined)
-    return Survey(top, listing, len(images), (sizes[0], sizes[-1]) if sizes else None, turned, copies, tuple(bad))
+    small = tuple(facts.file for facts in examined if min(facts.size) < SMALL)
+    hidden = tuple(facts.file for facts in examined if facts.hidden)
+    ends = (sizes[0], sizes[-1]) if sizes else None
+    return Survey(top, listing, len(images), ends, turned, copies, tuple(bad), small, hidden)
 
 
 class _Facts(NamedTuple):
     """Facts about an image. `size` is the stored (width, height) in pixels. `turned` is true if EXIF or XMP data request a
-    rotation. `fault` is the reason if the image cannot be decoded."""
+    rotation, and `hidden` if it has transparent pixels. `fault` is the reason if the image cannot be decoded."""
 
     file: Path
     digest: bytes
     size: tuple[int, int]
     turned: bool
+    hidden: bool
     fault: str | None
 
 
@@ -145,9 +167,10 @@ def _facts(file: Path, decoder: decoding.Decoder) -> _Facts:
     content = input_files.content(file, MAX_BYTES)
     digest, fault = hashlib.blake2b(content, digest_size=16).digest(), decoder.fault(content)
     if fault:
-        return _Facts(file, digest, (0, 0), False, fault)
+        return _Facts(file, digest, (0, 0), False, False, fault)
     header = image_headers.header(content)
-    return _Facts(file, digest, (header.width, header.height), header.orientation > 1, None)
+    hidden = image_headers.has_transparent_pixels(content)
+    return _Facts(file, digest, (header.width, header.height), header.orientation > 1, hidden, None)
 
 
 def _check_sound(listing: Listing, bad: Mapping[Path, str]) -> None:
@@ -169,6 +192,10 @@ def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]
     for key, file in keyed:
         by_key[key].append(file)
     return tuple(tuple(files) for files in by_key.values() if len(files) > 1)
+
+
+def _counted(files: Sequence[object], noun: str) -> str:
+    return f"{len(files)} {noun}{'s' * (len(files) > 1)}"
 
 
 def _range(least: int, most: int) -> str:

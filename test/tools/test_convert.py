@@ -317,6 +317,27 @@ def test_written_lists_are_read(tmp_path, rows, with_split, with_headings):
 
 
 @pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        (",path,label\n0,p/1.jpg,a\n1,p/2.png,b\n", "utf-8"),
+        ("Unnamed: 0;id;filename;label;width\n0;7;p/1.jpg;a;9\n1;8;p/2.png;b;9\n", "utf-8-sig"),
+        ("path,label\np/1.jpg,a\np/2.png,b\n", "utf-16"),
+        ("sep=;\r\np/1.jpg;a\r\np/2.png;b\r\n", "utf-8"),
+        ("p\\1.jpg\ta\np\\2\tb\n", "utf-8"),
+        ("image_id,breed\np/1,a\np/2,b\n", "utf-8"),
+    ],
+)
+def test_lists_of_other_programs_are_read(text, encoding, tmp_path):
+    (tmp_path / "p").mkdir()
+    for name in ("1.jpg", "2.png"):
+        (tmp_path / "p" / name).write_bytes(PNG)
+    (tmp_path / "list.csv").write_bytes(text.encode(encoding))
+    found = listings.read(tmp_path / "list.csv")
+    assert found.classes == ("a", "b")
+    assert [(image.file, image.label) for image in found.train] == [(tmp_path / "p/1.jpg", 1), (tmp_path / "p/2.png", 2)]
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("a.jpg,1\nb.jpg\n", "line 2"),
@@ -324,13 +345,13 @@ def test_written_lists_are_read(tmp_path, rows, with_split, with_headings):
         ("a.jpg,1,train\nb.jpg,1,later\n", "line 2: the split 'later'"),
         ("a.jpg,1\na.jpg,2\n", "line 2: a.jpg is already in line 1"),
         ("a.jpg,1\n./x/../a.jpg,2\n", "line 2: ./x/../a.jpg is already in line 1"),
-        ("path,colour\na.jpg,1\n", "line 1: the columns"),
+        ("path,colour,size\na.jpg,1,2\n", "line 1: the columns"),
         ("path,label,path\n", "line 1: the columns"),
         ('a.jpg,"1\n', "line 1"),
         ("path,label\n", "no rows"),
         ("a.jpg\n", "line 1: the columns"),
         (f"a.jpg,1,{'a' * 9999}\n", "(9999 characters)"),
-        (f"path,{'a' * 9999}\n", "characters)"),
+        (f"path,b,{'a' * 9999}\n", "characters)"),
     ],
 )
 def test_bad_row_is_named(tmp_path, text, named):
@@ -438,6 +459,26 @@ def test_damage_to_trees_is_named(tmp_path):
     assert code == 1 and last == "tree of images: 10 files, 10 records, 5 damaged or missing"
     files = ["ant/0.JPEG", "ant/1.JPEG", "ant/2.tif", "bee/0.JPEG", "bee/1.JPEG"]
     assert [line.partition(": ")[0] for line in found] == files
+
+
+def test_contradictions_are_named(tmp_path):
+    """In shards, class names and copies; in trees, copies and hidden colours. They are no damage."""
+    for split, names in (("train", "owl fox"), ("validation", "fox owl")):
+        rows = [tf_example.serialised(PNG, label, name) for label, name in enumerate(names.split(), 1)]
+        photos.write_shards(tmp_path / "shards", split, rows, 1)
+    (tmp_path / "shards" / "labels.txt").write_text("owl\nfox\n")
+    code, found, _ = verified(tmp_path / "shards")
+    assert code == 0 and len(found) == 3
+    assert "label 1 is fox in validation records, but owl in labels.txt (and 1 more)" in found[0]
+    assert "2 of 2 validation images are training images" in found[2]
+    for name in ("train/a/1.png", "train/b/1.png", "val/a/2.png"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True)
+        (tmp_path / "tree" / name).write_bytes(PNG)
+    Image.new("RGBA", (9, 9), (200, 0, 0, 0)).save(tmp_path / "tree" / "val" / "a" / "3.png")
+    code, found, _ = verified(tmp_path / "tree")
+    assert code == 0 and len(found) == 2
+    assert "1 of 2 validation images are training images, too" in found[0] and "val/a/2.png" in found[0]
+    assert "1 image has transparent pixels" in found[1] and "val/a/3.png" in found[1]
 
 
 def test_damage_to_binary_files_is_named(tmp_path):

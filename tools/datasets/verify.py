@@ -16,9 +16,11 @@ if __name__ == "__main__":  # run this before the slow imports below
     early_exit.install("verify")
 
 import argparse
+import hashlib
 import os
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,7 +34,7 @@ from base.process import command_line, tf_runtime
 from base.process.progress import Progress
 from base.storage import input_files
 from base.storage.input_files import Slices
-from Datasets.formats import class_names, conversion_info, image_headers, tf_example, tfrecord
+from Datasets.formats import class_names, conversion_info, image_headers, record_texts, tf_example, tfrecord
 from Datasets.formats.binary_records import RecordFile, RecordLayout
 from Datasets.sources import image_folder, locate, registry
 
@@ -43,14 +45,24 @@ _stop = threading.Event()  # set by a signal, because checking a file may take l
 
 
 class Checked(NamedTuple):
-    """The number of records of a file, including damaged records, and a message for each damage."""
+    """The number of records of a file, including damaged records, and a message for each damage.
+
+    `digests` has a digest of each image, uint64, and `texts` the pairs of label and class name in the records. `hidden` is
+    the number of images with transparent pixels.
+    """
 
     records: int
     findings: list[str]
+    digests: np.ndarray = np.zeros(0, np.uint64)
+    texts: frozenset[tuple[int, str]] = frozenset()
+    hidden: int = 0
 
 
 class Work(NamedTuple):
-    """The files of a data set, the check of a file, damage of the data set as a whole, and notes."""
+    """The files of a data set, the check of a file, damage of the data set as a whole, and notes.
+
+    `names` are the classes in labels.txt, if any, and `first_label` is the label of the first one.
+    """
 
     kind: str
     files: list[Path]
@@ -58,6 +70,9 @@ class Work(NamedTuple):
     findings: list[str]
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # folder with conversion.json
+    held_out: frozenset[Path] = frozenset()  # files of the validation set
+    names: tuple[str, ...] = ()
+    first_label: int = 1
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +81,7 @@ def main(argv: list[str]) -> int:
     work = find(Path(arguments.folder), arguments.num_classes, arguments.decode)
     for line in (*work.notes, *work.findings):
         print(line)
-    counts, damaged = {}, len(work.findings)
+    counts, damaged, checked = {}, len(work.findings), []
     _stop.clear()
     with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(arguments.jobs) as pool:
         try:
@@ -75,10 +90,13 @@ def main(argv: list[str]) -> int:
                     print(finding)
                 counts[file.name] = result.records + counts.get(file.name, 0)
                 damaged += len(result.findings)
+                checked.append(result)
                 progress.advance()
         finally:
             _stop.set()
             pool.shutdown(cancel_futures=True)
+    for line in _contradictions(work, checked):
+        print(f"warning: {line}")
     if work.folder:
         lost = conversion_info.differences(work.folder, counts)
         print("".join(f"{line}\n" for line in lost), end="")
@@ -88,6 +106,29 @@ def main(argv: list[str]) -> int:
     found = f"{records} record{'s' * (records != 1)}"
     print(f"{work.kind}: {files}, {found}, {damaged or 'nothing'} damaged or missing")
     return 1 if damaged else 0
+
+
+def _contradictions(work: Work, checked: list[Checked]) -> list[str]:
+    """Return a line for each contradiction between labels, class names and splits, and for images with hidden colours."""
+    splits: dict[str, list[tuple[Path, Checked]]] = {"train": [], "validation": []}
+    for file, result in zip(work.files, checked):
+        splits["validation" if file in work.held_out else "train"].append((file, result))
+    texts = {split: [pair for _, result in files for pair in result.texts] for split, files in splits.items()}
+    lines = record_texts.contradictions(texts, work.names, work.first_label)
+    train, held_out = (
+        np.concatenate([np.zeros(0, np.uint64), *(result.digests for _, result in files)]) for files in splits.values()
+    )
+    copies = np.isin(held_out, train)
+    if copies.any():
+        first = next(file for file, result in splits["validation"] if np.isin(result.digests, train).any())
+        lines.append(
+            f"{copies.sum()} of {len(held_out)} validation images are training images, too, the first in {first}; the "
+            "accuracy looks better than it is"
+        )
+    if hidden := sum(result.hidden for result in checked):
+        first = next(file for file, result in zip(work.files, checked) if result.hidden)
+        lines.append(image_headers.hidden_colours(hidden, first))
+    return lines
 
 
 def find(folder: Path, num_classes: int | None, decode: bool) -> Work:
@@ -107,11 +148,13 @@ def find(folder: Path, num_classes: int | None, decode: bool) -> Work:
 
 
 def _shards(folder: Path, num_classes: int | None, decode: bool) -> Work | None:
-    files, findings = [], []
+    by_split: dict[str, list[Path]] = {"train": [], "validation": []}
+    findings = []
     for split, below in (("train", ("train",)), ("validation", ("validation", "val"))):
         for place in filter(Path.is_dir, (folder, *(folder / name for name in below))):
-            files += [place / match[0] for match in tfrecord.shard_names(place, split)]
+            by_split[split] += [place / match[0] for match in tfrecord.shard_names(place, split)]
             findings += _error_of(partial(tfrecord.shards, place, split))
+    files = [*by_split["train"], *by_split["validation"]]
     if not files:
         return None
     damaged = _error_of(partial(conversion_info.read, files[0].parent))
@@ -121,8 +164,12 @@ def _shards(folder: Path, num_classes: int | None, decode: bool) -> Work | None:
     first = class_names.first_label(named_in.parent)
     labels = range(first, first + (len(names) or num_classes or class_names.IMAGENET_CLASSES))
     decoder = _decoder()
-    check = partial(check_shard, labels=labels, image_fault=decoder.fault if decode else lambda _: None)
-    return Work("TFRecord shards", files, check, findings + damaged, folder=None if damaged else files[0].parent)
+    check = partial(check_shard, labels=labels, image_fault=decoder.fault if decode else lambda _: None, decode=decode)
+    notes = tuple(f"warning: {line}" for line in class_names.alike(names))
+    return Work(
+        "TFRecord shards", files, check, findings + damaged, notes, None if damaged else files[0].parent,
+        frozenset(by_split["validation"]), names, first,
+    )  # fmt: skip
 
 
 def _error_of(read: Callable[[], object]) -> list[str]:
@@ -133,10 +180,14 @@ def _error_of(read: Callable[[], object]) -> list[str]:
     return []
 
 
-def check_shard(file: Path, labels: range, image_fault: Callable[[bytes], str | None]) -> Checked:
-    """Return the damage in a shard. The check ends at the first damaged length."""
+def check_shard(file: Path, labels: range, image_fault: Callable[[bytes], str | None], decode: bool = True) -> Checked:
+    """Return the damage in a shard, and facts about its records. The check ends at the first damaged length.
+
+    Transparent pixels are searched if `decode` is true.
+    """
     findings: list[str] = []
-    count = 0
+    digests, texts = array("Q"), set()
+    count = hidden = 0
     try:
         with input_files.open_regular_file(file) as stream:
             content = Slices(stream)
@@ -144,8 +195,13 @@ def check_shard(file: Path, labels: range, image_fault: Callable[[bytes], str | 
                 if _stop.is_set():
                     break
                 payload, damage = tfrecord.payload(content, offset, length)
-                if reason := damage or tf_example.fault(payload, labels, image_fault):
+                example = None if damage else tf_example.parse(payload)
+                if reason := damage or tf_example.fault(example, labels, image_fault):
                     findings.append(f"{file}: record {count}: {reason}")
+                else:
+                    digests.append(_digest(example.encoded[0]))
+                    texts.update((example.labels[0], text) for text in example.texts[:1])
+                    hidden += decode and image_headers.has_transparent_pixels(example.encoded[0])
                 count += 1
     except tfrecord.LostRecords as lost:
         findings.append(f"{lost.place}: {lost.reason}")
@@ -154,7 +210,11 @@ def check_shard(file: Path, labels: range, image_fault: Callable[[bytes], str | 
         findings.append(f"{file} cannot be read: {error.strerror}")
     except DataError as error:
         findings.append(str(error))
-    return Checked(count, findings)
+    return Checked(count, findings, np.array(digests, np.uint64), frozenset(texts), hidden)
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def _binaries(folder: Path) -> Work | None:
@@ -191,14 +251,22 @@ def _tree(folder: Path, decode: bool) -> Work | None:
     if not image_folder.is_tree(folder):
         return None
     tree = image_folder.tree(folder)
-    fault = _decoder().file_fault if decode else image_headers.file_fault
+    image_fault = _decoder().fault if decode else image_headers.fault
 
     def check(file: Path) -> Checked:
-        reason = fault(file)
-        return Checked(1, [f"{file}: {reason}"] if reason else [])
+        reason = image_headers.file_fault(file)
+        try:
+            content = b"" if reason else input_files.content(file, image_headers.MAX_BYTES)
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+        if reason := reason or image_fault(content):
+            return Checked(1, [f"{file}: {reason}"])
+        digests = np.array([_digest(content)], np.uint64)
+        return Checked(1, [], digests, hidden=int(decode and image_headers.has_transparent_pixels(content)))
 
-    files = [image.file for image in (*tree.train, *(tree.validation or ()))]
-    return Work("tree of images", files, check, [], tree.notes)
+    held_out = [image.file for image in tree.validation or ()]
+    files = [*(image.file for image in tree.train), *held_out]
+    return Work("tree of images", files, check, [], tree.notes, held_out=frozenset(held_out))
 
 
 def _decoder() -> decoding.Decoder:

@@ -46,13 +46,14 @@ def test_survey_describes_folder(tmp_path):
     shutil.copy(top / "blue" / "3.png", top / "blue" / "again.png")
     shutil.copy(top / "blue" / "3.png", top / "green" / "other.png")
     (top / "blue" / "notes.txt").write_text("no image")
+    Image.new("RGBA", (3, 3), (9, 9, 9, 0)).save(top / "green" / "clear.png")
     (top / "green" / "broken.png").write_bytes(b"")
     (top / "green" / "cut.png").write_bytes((top / "green" / "3.png").read_bytes()[:-40])
     found = survey.scan_folder(top)
     assert found.lines[:3] == [
-        f"{top}: 29 images in 2 classes, 14 to 15 each",
+        f"{top}: 28 images in 2 classes, 14 each, without 2 damaged files",
         "classes: blue, green",
-        "image sizes: 40 x 36 to 300 x 100 pixels",
+        "image sizes: 3 x 3 to 300 x 100 pixels",
     ]
     assert found.lines[3].startswith("rotated") and found.lines[3].endswith(": 1 image")
     rest = "\n".join(found.lines[4:])
@@ -60,6 +61,8 @@ def test_survey_describes_folder(tmp_path):
         str(top / "blue" / "notes.txt") in rest and "2 images are copies of others" in rest and "blue/again.png of" in rest
     )
     assert "more than one class" in rest and "fewer than" not in rest
+    assert "1 image with a side below 16 pixels, for example green/clear.png" in rest
+    assert "1 image has transparent pixels, for example green/clear.png" in rest
     assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
     few = "\n".join(survey.scan_folder(write_images(tmp_path / "few", 3)).lines)
     assert "fewer than 10 images: blue (3), green (3)" in few
