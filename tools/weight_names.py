@@ -169,6 +169,9 @@ class Match:
     notes: tuple[str, ...] = ()
 
 
+_FOREIGN = "it has no "  # beginning of the description of a variable that only the file has
+
+
 def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN, average: bool = True) -> Match:
     """Return the network to which these arrays belong; raise ImportFailure if there is none.
 
@@ -187,7 +190,10 @@ def identify(arrays: Mapping[str, np.ndarray], described: Description = UNKNOWN,
             except ValueError as error:
                 raise ImportFailure(str(error)) from None
             return replace(attempt, constants=constants, notes=notes)
-    differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
+    differing, name, what, extra = min(attempt for attempt in attempts if not isinstance(attempt, Match))
+    if differing == extra:
+        tensors = f"{extra} variable{'s' * (extra > 1)} more than it: {what.removeprefix(_FOREIGN)}{', ...' * (extra > 1)}"
+        raise ImportFailure(f"it has all variables of {name}, but {tensors}; delete what this network does not use")
     raise ImportFailure(
         f"it looks like {layout.title}, but no supported size matches; the closest is {name}, but {what}"
         + (f" (and {differing - 1} more {'differs' if differing == 2 else 'differ'})" if differing > 1 else "")
@@ -254,21 +260,21 @@ def _one_network(arrays: Mapping[str, np.ndarray], average: bool) -> tuple[Layou
 
 def _attempt(
     layout: Layout, network: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
-) -> Match | tuple[int, str, str]:
+) -> Match | tuple[int, str, str, int]:
     """Return the match with this network. If it does not match, return the number of differing variables, the name of the
-    network, and the first difference."""
+    network, the first difference, and the number of variables that only the file has."""
     options, wanted = _network(tuple(network.items()), classes)
-    values, problems = {}, []
+    values, names, problems = {}, {}, []
     for name, array in theirs.items():
         try:
             ours = layout.ours(name, options)
         except (LookupError, ValueError):
-            problems.append(f"it has no {short(name)}")
+            problems.append(f"{_FOREIGN}{short(name)}")
             continue
         if ours in values:
             problems.append(f"two variables are {ours}, one of them {short(name)}")
         elif ours is not None:
-            values[ours] = layout.value(name, array)
+            values[ours], names[ours] = layout.value(name, array), name
     added = identities(wanted, values) if network["model"] == "resnet" else {}
     values |= added
     head = layout.ours(layout.classifier, options).rsplit("/", 1)[0]
@@ -279,9 +285,10 @@ def _attempt(
             problems.append(f"{name} is missing")
         elif name in shapes and shapes[name] != tuple(wanted[name]):
             problems.append(f"{name} has shape {list(shapes[name])} instead of {list(wanted[name])}")
-    problems += [f"it has no {short(name)}" for name in shapes if name not in wanted]
+    problems += [f"{_FOREIGN}{short(names.get(name, name))}" for name in shapes if name not in wanted]
     if problems:
-        return len(problems), f"{network['model']} {network['model_size']}", problems[0]
+        extra = sum(problem.startswith(_FOREIGN) for problem in problems)
+        return len(problems), f"{network['model']} {network['model_size']}", problems[0], extra
     return Match(layout, network, values, without, tuple(added))
 
 

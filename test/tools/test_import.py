@@ -388,7 +388,8 @@ def without(name: str) -> dict[str, np.ndarray]:
 ARRAYS = {  # arrays of a .npz, options of the call, and what the error must name
     "other": (lambda: {"weight": np.zeros(3)}, (), "'weight'"),
     "one missing": (lambda: without("layer2.1.bn1.bias"), (), "all/b2/1/1/batch_norm/beta"),
-    "one too many": (lambda: state("resnet18") | {"layer4.1.se.weight": np.zeros(3)}, (), "resnet 18"),
+    "one too many": (lambda: state("resnet18") | {"layer4.1.se.weight": np.zeros(3)}, (),
+                     "all variables of resnet 18, but 1 variable more than it: layer4.1.se.weight;"),
     "one channel": (lambda: state("resnet18") | {"conv1.weight": np.zeros((64, 1, 7, 7))}, (), "[7, 7, 1, 64]"),
     "not finite": (lambda: state("resnet18") | {"bn1.bias": np.full(64, np.nan)}, (), "all/b0/batch_norm/beta"),
     "beyond FP16": (lambda: state("resnet18") | {"bn1.bias": np.full(64, 1e5)}, ("--half",), "--half"),
