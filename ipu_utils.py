@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from base.process import tf_runtime
+
+tf_runtime.prefer_onednn()  # before the first import of TensorFlow
+
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # for the plain loop, too
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np

@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from base.process import tf_runtime
+
+tf_runtime.prefer_onednn()  # test modules import TensorFlow directly
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if "TF_POPLAR_FLAGS" not in os.environ:  # the first process of this pytest call: its compiled programs serve all processes
     _kept = tempfile.mkdtemp(prefix="cnn-harness-tests-")

@@ -178,6 +178,8 @@ def test_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
         assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1. From now on" in succeed(*resumed).out
+        patch.delenv("TF_ENABLE_ONEDNN_OPTS")  # what TensorFlow chose by itself may be either
+        assert "was computed with TF_ENABLE_ONEDNN_OPTS=1" in succeed(*resumed).out
     monkeypatch.setattr(machine, "cores", lambda: 77)
     out = succeed(*resumed).out
     assert "ckpt-1 was computed with " in out and "77 cores. From now on" in out

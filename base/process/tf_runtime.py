@@ -1,4 +1,4 @@
-"""Import TensorFlow without the lines that its libraries print at start, and shorten TensorFlow's errors to one line.
+"""Import TensorFlow with oneDNN and without the lines that its libraries print, and shorten its errors to one line.
 
 If TF_CPP_MIN_LOG_LEVEL is set, TensorFlow's output is not suppressed.
 """
@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
 from base.errors import OptionError, WrongInput
@@ -47,9 +47,9 @@ _VARIABLES = (
 _NO_MATTER = (
     "TF_CONFIG", "TF_CLI_", "TF_CPP_", "TF_POPLAR_", "TF_GPU_ALLOCATOR", "TF_FORCE_GPU_", "CUDA_VISIBLE_", "NVIDIA_VISIBLE_",
 )  # fmt: skip
-_USUAL = {
-    "TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0", "TF_DETERMINISTIC_OPS": "0",
-}  # fmt: skip
+_USUAL = {"TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0", "TF_DETERMINISTIC_OPS": "0"}
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+
 _importing = threading.RLock()  # without it, a second thread would find TensorFlow half imported
 os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
 _used_by = 0  # the process in which TensorFlow runs, or 0
@@ -71,13 +71,25 @@ def check_not_forked() -> None:
         )
 
 
+def prefer_onednn(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let TensorFlow compute with oneDNN, unless the user has decided or TensorFlow is imported already.
+
+    By itself, TensorFlow uses oneDNN only on x86 processors with AVX512-VNNI, AVX512-BF16 or AMX. On the others, ResNets
+    train up to 1.75 times as fast with it. ARM processors keep TensorFlow's choice.
+    """
+    if "tensorflow" not in sys.modules and os.uname().machine == "x86_64":
+        environ.setdefault(ONEDNN, "1")
+
+
 def settings() -> dict[str, str]:
     """Return the environment variables that choose TensorFlow's kernels or threads, if they differ from the defaults.
 
-    The last digits of results depend on these variables.
+    The last digits of results depend on these variables. On x86 processors, the choice of oneDNN is always among them,
+    because TensorFlow's default differs between processors.
     """
-    chosen = {}
-    for name, value in sorted(os.environ.items()):
+    chosen, environ = {}, dict(os.environ)
+    prefer_onednn(environ)
+    for name, value in sorted(environ.items()):
         words = " ".join(word for word in value.split() if not word.startswith(KERNELS_FLAG))
         if name.startswith(_VARIABLES) and not name.startswith(_NO_MATTER) and words not in ("", _USUAL.get(name)):
             chosen[name] = words
@@ -95,6 +107,7 @@ def import_tensorflow(level: str = "2") -> None:
 
 
 def _import_first(level: str) -> None:
+    prefer_onednn()
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         if os.environ.get(name, "").strip().startswith("-"):
             raise OptionError(f"{name}={os.environ[name]}: TensorFlow aborts if the number of threads is negative; unset it")

@@ -1,0 +1,26 @@
+"""How TensorFlow is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COUNT = "from tensorflow.python.util import _pywrap_util_port; print(_pywrap_util_port.IsMklEnabled())"
+
+
+@pytest.mark.parametrize(
+    "first", ["from base.process import tf_runtime; tf_runtime.import_tensorflow()", "import ipu_utils"]
+)
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_tensorflow_uses_onednn_unless_user_forbids_it(first, chosen, monkeypatch):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    if chosen:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", chosen)
+    told = "import os; print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))"
+    code = f"{first}\n{COUNT}\n{told}"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.split() == [str(chosen != "0"), chosen or "1"]
