@@ -113,10 +113,11 @@ def test_resumed_run_keeps_and_reports_its_bf16(tmp_path, monkeypatch):
     words = (
         "--dataset fashion-mnist --model-size 8 --batch-size 4 --iterations 2 --no-validation --seed 3 --precision bf16.32"
     )
+    monkeypatch.setattr(library, "identity", lambda: "")  # the name of the kernels depends on the features, too
+    on(monkeypatch, PLAIN)
     succeed("train", *words.split(), "--logs-path", tmp_path / "emulated")
     assert arguments(tmp_path / "emulated")["native_arithmetic"] is False
     on(monkeypatch, AMX)
-    monkeypatch.setattr(library, "identity", lambda: "")  # the name of the kernels depends on the features, too
     succeed("train", *words.split(), "--logs-path", tmp_path / "whole")
     succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--stop-after", 1)
     assert arguments(tmp_path / "run")["native_arithmetic"] is True
