@@ -31,20 +31,24 @@ def check(classes: Images, train: Path, top: Path, chosen: bool) -> list[str]:
     Raise DataError if no folder can be a class, unless the user chose `train` with an option.
     """
     splits = [name for name in classes if split_of(name) and image_tree.has_loose(train / name)]
-    if not chosen and (len(splits) == len(classes) or [*map(part_names.is_part, classes)] == [True]):
+    several = len({*map(split_of, splits)}) > 1  # steam_train and diesel_train are classes of one kind
+    only_splits = len(splits) == len(classes) and (several or len(classes) == 1)
+    if not chosen and (only_splits or [*map(part_names.is_part, classes)] == [True]):
         raise DataError(
             f"{train} has images in {listed([*classes])}, but no class folders. Put each class into its own folder, or give "
             f"cnn convert a CSV file with the path and label of each image; {CLASSES_HINT}"
         )
     found = [*class_names.alike([*classes])]
-    if not chosen and len({*map(split_of, splits)}) > 1:
+    if not chosen and several:
         found.append(f"{listed(splits)} in {train} are classes, because they have images directly; move other images away")
     if parts := _parts(classes):
         found.append(f"{listed(parts)} in {train}: a folder of images or annotations may have become a class; move it away")
-    found += [
-        f"every image in {image} has a namesake in {mask}; if one folder has masks, move it out of {train}"
-        for image, mask in _pairs(classes)
-    ]
+    if pairs := [*_pairs(classes)]:
+        more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
+        one, other = pairs[0]
+        found.append(
+            f"every image in {one} has a namesake in {other}{more}; if one folder has masks, move it out of {train}"
+        )
     if annotations := [file for files in classes.values() for file in _annotations(files, train)]:
         more = f" and {len(annotations) - 1} more" if len(annotations) > 1 else ""
         found.append(f"{annotations[0]}{more} may be masks or annotations of other images; move them away")
@@ -66,7 +70,7 @@ def _pairs(classes: Images) -> Iterator[tuple[str, str]]:
     """Yield pairs of classes whose files have the same names, as images and masks have.
 
     Classes whose files are only numbered have the same names, too. They are a pair if the types of the files differ, or if
-    one name extends the other, as in 1.png and 1_mask.png.
+    one name continues the other, as in 1.png and 1_mask.png. In crack_1.png and no_crack_1.png, it does not.
     """
     alike: dict[frozenset[str], list[str]] = defaultdict(list)
     stems = {name: {file.stem for file in files} for name, files in classes.items() if len(classes) <= _FEW}
@@ -77,7 +81,7 @@ def _pairs(classes: Images) -> Iterator[tuple[str, str]]:
         for one, other in itertools.combinations(names, 2):
             types = [{image_tree.file_type(file.name) for file in classes[name]} for name in (one, other)]
             shorter, longer = sorted((min(stems[one]), min(stems[other])), key=len)
-            extended = re.search(rf"(?:^|[ _.-]){re.escape(shorter)}(?:[ _.-]|$)", longer) and shorter != longer
+            extended = re.match(rf"{re.escape(shorter)}[ _.-]", longer)
             if types[0].isdisjoint(types[1]) or extended or (len(names) == len(classes) and not _numbered(differing)):
                 yield one, other
 
@@ -97,12 +101,12 @@ def _shared(names: Collection[str]) -> int:
 
 
 def _numbered(names: Collection[str]) -> bool:
-    """Return whether the first numbers in the names have no large gaps."""
+    """Return whether the first numbers in the names have equal distances, as have numbered files and frames of a film."""
     matches = [re.search(r"\d+", name) for name in names]
     if None in matches:
         return False
-    numbers = [int(match[0]) for match in matches]
-    return max(numbers) - min(numbers) < len(numbers)
+    numbers = sorted({int(match[0]) for match in matches})
+    return len({b - a for a, b in itertools.pairwise(numbers)}) <= 1
 
 
 def _annotations(files: Sequence[Path], train: Path) -> Iterator[Path]:

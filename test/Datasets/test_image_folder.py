@@ -50,6 +50,7 @@ def places(top: Path, names: str) -> Path:
         ("seg_train/seg_train/a,seg_train/seg_train/b,seg_test/seg_test/b,pred", "a b", "seg_test/seg_test", "pred"),
         ("test,cat,dog", "cat dog test", "", ""),
         ("validation,train,dog", "dog train validation", "", "train, validation"),
+        ("steam_train,diesel_train", "diesel_train steam_train", "", ""),
         ("train,test1", "", "", "no class folders!"),
         ("coco/train2017,coco/val2017,coco/test2017", "", "", "no class folders!"),
         ("train/images,valid/images", "", "", "no class folders!"),
@@ -106,14 +107,14 @@ def test_validation_list_of_tiny_imagenet_is_read(tmp_path):
     [
         ("{}.jpg", "{}.jpg", False), ("one_{}.jpg", "other_{}.jpg", False), ("man{}.jpg", "woman{}.jpg", False),
         ("{}.jpg", "{}.png", True), ("{}.png", "{}_cut.png", True), ("{1}.jpg", "{1}.jpg", True),
-        ("x (1)/{}.jpg", "x (1)/{}.jpg", False),
+        ("x (1)/{}.jpg", "x (1)/{}.jpg", False), ("crack_{}.png", "no_crack_{}.png", False), ("s{2}.jpg", "s{2}.jpg", False),
     ],
 )  # fmt: skip
 def test_folders_whose_files_pair_up_are_named(one, other, paired, tmp_path):
     """Images and their outlines have the same names; but numbers are the names of files in many classes."""
     for top, name in (("one", one), ("other", other)):
         for k in (3, 4, 5, 6):
-            file = tmp_path / top / name.format(k, 7**k)
+            file = tmp_path / top / name.format(k, 7**k, 15 * k)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(PNG)
     assert any("one" in note and "other" in note for note in image_folder.tree(tmp_path).notes) == paired
