@@ -141,8 +141,12 @@ def _annotated_images(folder: Path, file: Path, classes: tuple[str, ...]) -> tup
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {bounds.reason(error)}") from None
     for number, line in enumerate(lines, 1):
-        name, _, rest = line.partition("\t")
+        if not line.strip():
+            continue
+        name, tab, rest = line.partition("\t")
         wanted = class_names.normal(rest.partition("\t")[0])
+        if not tab:
+            raise DataError(f"{file}, line {number}: no tab between the name of an image and its class")
         if wanted not in labels:
             raise DataError(f"{file}, line {number}: class {short(wanted)} is not a training class ({listed(classes)})")
         label_of[name] = labels[wanted]

@@ -90,12 +90,13 @@ def test_validation_list_of_tiny_imagenet_is_read(tmp_path):
     for k in (2, 3):
         shutil.copy(tmp_path / "val/images/1.png", tmp_path / f"val/images/{k}.png")
     file = tmp_path / "val" / "val_annotations.txt"
-    file.write_text("1.png\tn02\t0\t0\t9\t9\n3.png\tn01\t0\t0\t9\t9\n2.png\tn02\t0\t0\t9\t9\n")
+    file.write_text("1.png\tn02\t0\t0\t9\t9\n3.png\tn01\t0\t0\t9\t9\n2.png\tn02\t0\t0\t9\t9\n\n")
     found = image_folder.tree(tmp_path).validation
     assert [(image.file.name, image.label) for image in found] == [("3.png", 1), ("1.png", 2), ("2.png", 2)]
-    for text, said in (("1.png\tn02\n2.png\tn03\n", "val_annotations.txt, line 2: class n03"), ("1.png\tn01", "2.png")):
+    wrong = {"1.png\tn02\n2.png\tn03\n": "line 2: class n03", "1.png n02": "line 1: no tab", "1.png\tn01": "2.png"}
+    for text, said in wrong.items():
         file.write_text(text)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=f"val_annotations.txt.*{said}"):
             image_folder.tree(tmp_path)
     file.unlink()
     with pytest.raises(DataError, match="class images in .* need such folders"):
@@ -355,6 +356,9 @@ def test_contradictions_of_records_are_warnings(tmp_path):
     write("validation", "red fox|owl|crane", 0)
     assert "3 of 3 sampled validation records are training records" in warned("red fox|owl|crane")
     assert "'owl' and 'Owl'" in warned("owl|Owl|crane")
+    write("train", "Cafe\u0301|T-shirt|hot dog", 0)
+    write("validation", "caf\u00e9|t shirt|hotdog", 3)
+    assert not warned("caf\u00e9|T-Shirt|Hot Dog")
 
 
 @pytest.mark.parametrize("skipped", [0, 3])
