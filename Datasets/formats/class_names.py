@@ -46,13 +46,16 @@ def alike(names: Iterable[str]) -> list[str]:
     first: dict[str, str] = {}
     lines = []
     for name in names:
-        # Between digits, blanks matter: 1 1 is not 11.
-        key = re.sub(r"(?<!\d)[\s_]+|[\s_]+(?!\d)", "", name).casefold()
-        if (other := first.setdefault(key, name)) != name:
+        if (other := first.setdefault(spelling(name), name)) != name:
             lines.append(
                 f"classes {other!r} and {name!r} differ only in capitals or blanks; if they are one class, merge them"
             )
     return lines
+
+
+def spelling(name: str) -> str:
+    """Return a name without capitals, blanks and underscores. Between digits, blanks matter: 1 1 is not 11."""
+    return re.sub(r"(?<!\d)[\s_]+|[\s_]+(?!\d)", "", normal(name)).casefold()
 
 
 def _number(name: str) -> float | None:

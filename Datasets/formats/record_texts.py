@@ -63,7 +63,7 @@ def _same(one: str, other: str) -> bool:
 
 def _forms(name: str) -> set[str]:
     """Return the spellings of a name: the whole name, and each synonym if it is a list such as tench, Tinca tinca."""
-    return {" ".join(re.split(r"[\s_-]+", each)).strip().casefold() for each in (name, *name.split(","))}
+    return {class_names.spelling(each.replace("-", " ")) for each in (name, *name.split(","))}
 
 
 def _more(found: Sequence[object]) -> str:
