@@ -112,9 +112,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _joined(argv: list[str]) -> list[str]:
-    """Join an option whose name is split by a blank, as `--ipus-per replica=1` in a published command, and say so."""
+    """Join an option whose name is split by a blank, as `--ipus-per replica=1` in a published command, and say so.
+
+    The words of the program are unchanged.
+    """
     words, known = list(argv), flags()
-    for at in reversed(range(len(words) - 1)):
+    program = next((k for k, word in enumerate(words) if word.endswith(".py") or shutil.which(word)), len(words))
+    for at in reversed(range(program - 1)):
         joined = f"{words[at]}-{words[at + 1]}"
         if joined.partition("=")[0] in known and "=" not in words[at] and words[at] not in known:
             print(f"poprun: {words[at]} {words[at + 1]} is read as {joined}", file=sys.stderr)

@@ -107,8 +107,9 @@ def test_wrong_calls_are_one_line(words, parts, monkeypatch):
 
 def test_script_needs_no_python(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    result = called("--dry-run", "train.py", "--config", "x")
-    assert result.code == 0 and shlex.split(result.out) == [sys.executable, "train.py", "--config", "x"]
+    words = ["train.py", "--config", "x", "--vipu", "partition"]
+    result = called("--dry-run", *words)
+    assert result.code == 0 and shlex.split(result.out) == [sys.executable, *words] and not result.err
     monkeypatch.chdir(tmp_path)
     assert str(ROOT / "train.py") in called("train.py").err
 
