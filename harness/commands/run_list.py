@@ -88,14 +88,19 @@ def is_run(folder: Path) -> bool:
     """Return whether a folder has arguments.json or a numbered checkpoint. A link to a folder is not a run."""
     if folder.is_symlink() or not folder.is_dir():
         return False
+    return any((folder / record).is_file() for record in ARGUMENTS) or _has_checkpoints(folder)
+
+
+def _has_checkpoints(folder: Path) -> bool:
     with suppress(CheckpointError):
-        return any((folder / record).is_file() for record in ARGUMENTS) or bool(find.numbered(folder))
+        return bool(find.numbered(folder))
     return False
 
 
 def listed() -> str:
-    """Return a line with the newest runs in LOGS, for a message to a user who gave none."""
-    folders = sorted(_folders(Path(LOGS), lambda error: None), key=lambda folder: -folder.stat().st_mtime)
+    """Return a line with the newest runs in LOGS, for a message to a user who gave none. Validations are left out."""
+    folders = filter(_has_checkpoints, _folders(Path(LOGS), lambda error: None))
+    folders = sorted(folders, key=lambda folder: -folder.stat().st_mtime)
     if not folders:
         return f"There are no runs in {LOGS}"
     more = f", ... ({len(folders)} runs; cnn runs lists all)" if len(folders) > _LISTED else ""

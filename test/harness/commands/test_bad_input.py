@@ -123,13 +123,15 @@ def test_wrong_options_are_rejected(words, parts, tmp_path):
     ],
 )
 def test_hint_names_what_was_meant(call, parts, tmp_path):
-    (tmp_path / "logs/one").mkdir(parents=True)
-    (tmp_path / "logs/one/arguments.json").write_text("{}")
+    for folder, file in (("one", "ckpt-3.index"), ("validated", "arguments.json")):
+        (tmp_path / "logs" / folder).mkdir(parents=True)
+        (tmp_path / "logs" / folder / file).write_text("{}")
     (tmp_path / "configs.yml").write_text("first: {model: resnet}\nsecond: {model: resnet}\n")
     (tmp_path / "raw/train/n01440764").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "raw/train/n01440764/n01440764_1.JPEG")
     result = run(*call.split())
     assert result.code == 2 and all(part in result.err for part in parts.split(" ")), result.err
+    assert "validated" not in result.err  # it has no weights
 
 
 def test_values_may_look_like_assignments():
