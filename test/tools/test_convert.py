@@ -534,7 +534,7 @@ def test_folder_and_conversion_train_same_network(tmp_path):
         )  # fmt: skip
         assert f"Data set: imagefolder, 18 training and {unseen} validation images, 3 classes" in done.out
         # without validation images, validation is not suggested
-        assert ("Validate again: " in done.out) == ("warning: " not in done.out) == bool(unseen)
+        assert ("Validate again: " in done.out) == ("no validation images" not in done.out) == bool(unseen)
         assert "Train further: " in done.out
         folders.append(done.folder)
         assert arguments(done.folder)["num_classes"] == 3
