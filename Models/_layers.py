@@ -1,8 +1,7 @@
 """The operations from which models are built, as an interface without TensorFlow.
 
-`TensorLayers` (emulator/layers/tensor_layers.py) implements the interface to build the graph. `CountingLayers`
-(emulator/plan/trace.py) implements it to count parameters, multiply-adds and activations. Models do not choose the
-precision or the device.
+A model runs once: `Recorder` (emulator/network/recorder.py) implements the interface and records the operations. Training,
+inference, exports and the planner use this record. Models do not choose the precision or the device.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ GLOROT = Initial(1.0, "fan_avg", "uniform")
 
 
 class Tensor(Protocol):
-    """A value that models pass between layers: a tensor [batch, height, width, channels], or only its shape if
-    `CountingLayers` counts the network."""
+    """A value [batch, height, width, channels] that models pass between layers. The value has a shape, but no numbers."""
 
 
 class Layers(ABC):
@@ -104,9 +102,6 @@ class Layers(ABC):
     def path(self, *names: str) -> str:
         """Return a full name in the current scope."""
         return "/".join([*self._scopes, *names])
-
-    def begin_segment(self, name: str) -> None:  # noqa: B027 - most implementations do not need it
-        """Mark the beginning of a segment of the model."""
 
     @abstractmethod
     def channels(self, x: Tensor) -> int:
@@ -165,7 +160,8 @@ class Layers(ABC):
     def sigmoid(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x + y. Both have the same shape."""
 
     @abstractmethod
     def gate(self, x: Tensor, factor: Tensor) -> Tensor:

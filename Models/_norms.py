@@ -1,6 +1,6 @@
 """The norms that networks can use. Each class defines a norm's option, constants, variables and name.
 
-The arithmetic is in emulator/layers/tensor_layers.py, where `NORMS` maps each class to a method.
+The arithmetic is in emulator/lowering/tensorflow.py, where `NORMS` maps each class to a function.
 """
 
 from __future__ import annotations

@@ -18,12 +18,3 @@ class Segment:
 
     name: str
     apply: Callable[[Layers, Tensor], Tensor]
-
-
-def run(segments: list[Segment], layers: Layers, x: Tensor) -> Tensor:
-    """Apply all segments in order, inside the scope "all"."""
-    with layers.scope("all"):
-        for segment in segments:
-            layers.begin_segment(segment.name)
-            x = segment.apply(layers, x)
-    return x

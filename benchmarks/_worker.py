@@ -45,7 +45,7 @@ def _answer(run: Run, team: Team, updates: int) -> None:
         {"alive": lambda: program.profile(1e-4, operations=True).most_alive / 1e6},
         built=time.perf_counter() - started,
         version=version(),
-        multiply_adds=run.trace.multiply_adds,
+        multiply_adds=run.network.multiply_adds,
     )
 
 

@@ -113,7 +113,7 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
     instances.end()
     free = seconds[None]
     for link in LINKS[1:]:
-        sent = 2 * (size - 1) / size * gradient_bytes * run.trace.trainable_parameters
+        sent = 2 * (size - 1) / size * gradient_bytes * run.network.trainable_parameters
         estimate = sent * 8 / (link * 1e9)
         shares = [a / b for a, b in zip(free, seconds[link])]
         c, t = statistics.median(free), statistics.median(seconds[link])

@@ -20,19 +20,23 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import _paired
 from emulator.layers.proxy_norm import initial
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.recorder import record_layers
+from emulator.plan.precision import SINGLE
 from emulator.program.runtime import new_graph, session_config
-from Models._layers import ProxyRule
+from Models._layers import Layers, ProxyRule, Tensor
 from Models._norms import BatchNorm, GroupNorm
 
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
 GROUP = GroupNorm(groups=4, epsilon=1e-3, two_pass=True)
 RULE = ProxyRule("swish", 0.03)
 CALLS = 5  # calls in one round
-Network = Callable[[TensorLayers, tf.Tensor], tf.Tensor]
+Weights = dict[str, tf.Tensor]
+Network = Callable[[Weights, tf.Tensor], tf.Tensor]
 
 
-def weights(channels: int) -> dict[str, tf.Tensor]:
+def weights(channels: int) -> Weights:
     """Return the variables that the norms read, by name."""
     ones, zeros = tf.ones([channels]), tf.zeros([channels])
     scopes = ("batch_norm", "GroupNorm")
@@ -40,25 +44,32 @@ def weights(channels: int) -> dict[str, tf.Tensor]:
     return {**found, "act/proxy": initial(RULE, channels, tf.float32)}
 
 
-def batch_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+def trained(build: Callable[[Layers, Tensor], Tensor], held: Weights, x: tf.Tensor) -> tf.Tensor:
+    """Return the result of build(layers, x) in training in FP32."""
+    network, policy = record_layers(build, tuple(x.shape[1:])), PrecisionPolicy(SINGLE)
+    target = policy.target("/cpu:0")
+    return policy.lowering(held, target).run(prepared(network, SINGLE, target), x)
+
+
+def batch_norm(held: Weights, x: tf.Tensor) -> tf.Tensor:
     """Apply batch norm in training mode, then TensorFlow's swish."""
-    return tf.nn.silu(layers.norm(x, BatchNorm(epsilon=1e-3)))
+    return tf.nn.silu(trained(lambda layers, x: layers.norm(x, BatchNorm(epsilon=1e-3)), held, x))
 
 
-def group_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+def group_norm(held: Weights, x: tf.Tensor) -> tf.Tensor:
     """Apply group norm and swish."""
-    return layers.norm_activation(x, GROUP, "swish")
+    return trained(lambda layers, x: layers.norm_activation(x, GROUP, "swish"), held, x)
 
 
-def proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+def proxy_norm(held: Weights, x: tf.Tensor) -> tf.Tensor:
     """Apply group norm and proxy-normalised swish. Leave the scaling to the following gate, as after spatial
     convolutions."""
-    return layers.proxy_norm_activation(x, GROUP, RULE, scaled=False)[0]
+    return trained(lambda layers, x: layers.proxy_norm_activation(x, GROUP, RULE, scaled=False)[0], held, x)
 
 
-def scaled_proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+def scaled_proxy_norm(held: Weights, x: tf.Tensor) -> tf.Tensor:
     """Apply group norm and proxy-normalised swish, including the scaling, as after expansions."""
-    return layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0]
+    return trained(lambda layers, x: layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0], held, x)
 
 
 def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
@@ -66,7 +77,7 @@ def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
     fetch."""
     x, dy = (_held(f"{network.__name__}_{name}", shape, seed) for seed, name in enumerate(("x", "dy")))
     held = {name: _held(f"{network.__name__}_{name.replace('/', '_')}", v) for name, v in weights(shape[-1]).items()}
-    y = network(TensorLayers(held, training=True), x)
+    y = network(held, x)
     return [value for value in tf.gradients(y, [x, *held.values()], dy) if value is not None]
 
 

@@ -139,6 +139,6 @@ def test_finetuning_with_one_shard_uses_one_ipu(places):
     assert run.plan.schedule == "Sequential" and run.plan.options.shards == 1 and run.plan.global_batch == 512
     assert run.peak_rate == 0.25 and run.options.training.optimiser == "RMSprop" and run.image_size == 224
     assert run.options.training.weight_avg_exp == (0.97,) and run.options.dataset.mixup_alpha == 0.1
-    assert {v.name for v in run.trace.variables if run.is_trained(v.name)} == {
-        v.name for v in run.trace.variables if "Top" in v.name
+    assert {v.name for v in run.network.variables if run.is_trained(v.name)} == {
+        v.name for v in run.network.variables if "Top" in v.name
     }

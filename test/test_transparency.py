@@ -18,7 +18,8 @@ from commands import Row, assert_same_bits, covering, moved
 
 import ipu_utils
 from base.errors import OptionError
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.lowering.tensorflow import OPERATIONS, Lowering
+from emulator.network.network import Node
 from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan
 from emulator.program import update
@@ -235,12 +236,12 @@ def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, calls = TensorLayers._keep, itertools.count()
+    drawn, calls = OPERATIONS[kind], itertools.count()
 
-    def keep(self: Any, x: tf.Tensor, p: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
-        return drawn(self, x, p, f"{what}/{next(calls)}" if what == kind else what, *counters)
+    def again(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
+        return drawn(low, dataclasses.replace(node, label=f"{kind}/{next(calls)}"), x)
 
-    monkeypatch.setattr(TensorLayers, "_keep", keep)
+    monkeypatch.setitem(OPERATIONS, kind, again)
 
 
 @pytest.mark.parametrize(

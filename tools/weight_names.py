@@ -16,7 +16,7 @@ import numpy as np
 
 from base import plugins
 from base.fields import short
-from emulator.plan.trace import trace
+from emulator.network.recorder import record
 from tools import keras_layers
 from tools.architectures import UNKNOWN, Description, ImportFailure
 
@@ -299,8 +299,8 @@ def _network(items: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dic
     module = plugins.load("Models", network["model"])
     options = module.Options(**{key: value for key, value in network.items() if key != "model"})
     segments = module.build(options, "imagenet", classes, False)
-    traced = trace(segments, module.image_size(options, "imagenet"))
-    return options, {variable.name: variable.shape for variable in traced.variables}
+    recorded = record(segments, module.image_size(options, "imagenet"))
+    return options, {variable.name: variable.shape for variable in recorded.variables}
 
 
 def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ def balanced(workload: Workload) -> Workload:
     options = workload.plan.options
     filters = options.sharding_include_filter, options.sharding_exclude_filter
     costs = SegmentCosts(workload, MK2, FITTED)
-    by_time = partition.automatic(workload.trace, len(workload.plan.stages), *filters, costs.totals(workload.proportion(0)))
+    seconds = costs.totals(workload.proportion(0))
+    by_time = partition.automatic(workload.network, len(workload.plan.stages), *filters, seconds)
     best = predict(restaged(workload, by_time), _ENOUGH, FITTED, costs)
     while not best.fits:
         moved = [each for each in neighbours(best.workload.plan.stages) if partition.allowed(each, *filters)]

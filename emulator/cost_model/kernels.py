@@ -19,7 +19,7 @@ from functools import cache
 from emulator.cost_model.constants import Constants
 from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
-from emulator.plan.trace import Operation
+from emulator.network.network import Node
 from Models._norms import GroupNorm
 
 MATRIX_CHANNELS = 16  # 16 channels of a group fill the matrix units.
@@ -124,52 +124,52 @@ class Kernels:
             exchange_time=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][0],
         )
 
-    def forward(self, operation: Operation) -> Work:
+    def forward(self, operation: Node) -> Work:
         """Return the work of an operation's forward pass for one micro-batch."""
-        if operation.kind in ("conv", "dense"):
+        if operation.op in ("conv", "dense"):
             return self._product(operation, _CONV_LAUNCHES, weights=False)
         reads, _, launches, _ = self._counts(operation)
-        return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
+        return self._elements(operation, reads + (self.two_pass and operation.op == "norm"), launches)
 
-    def backward(self, operation: Operation, first: bool = False) -> Work:
+    def backward(self, operation: Node, first: bool = False) -> Work:
         """Return the work of an operation's backward pass for one micro-batch. If it is the network's `first` operation,
         it computes no gradient of its input."""
-        if operation.kind in ("conv", "dense"):
+        if operation.op in ("conv", "dense"):
             work = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return work if first else work + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
         _, reads, _, launches = self._counts(operation)
         return self._elements(operation, reads, launches)
 
-    def _counts(self, operation: Operation) -> tuple[float, float, int, int]:
-        if operation.kind.startswith("proxy"):
+    def _counts(self, operation: Node) -> tuple[float, float, int, int]:
+        if operation.op == "proxy":
             return _PROXY
-        kind = "group norm" if isinstance(operation.norm, GroupNorm) else operation.kind
+        kind = "group norm" if isinstance(operation.norm, GroupNorm) else operation.op
         return _ACCESSES.get(kind, _ELEMENTWISE)
 
-    def _elements(self, operation: Operation, accesses: float, launches: int) -> Work:
-        elements = math.ceil(self.batch * max(operation.source.elements, operation.result.elements) / self.tiles)
-        functions = elements if operation.kind.removeprefix("proxy ") in _FUNCTIONS else 0
+    def _elements(self, operation: Node, accesses: float, launches: int) -> Work:
+        elements = math.ceil(self.batch * max(operation.source.elements, operation.shape.elements) / self.tiles)
+        functions = elements if (operation.op if operation.op != "proxy" else operation.activation) in _FUNCTIONS else 0
         accessed = accesses * elements * self.bytes_per_element * self._loads(operation)
         return Work(accessed=accessed, functions=functions, launches=launches)
 
-    def _loads(self, operation: Operation) -> float:
+    def _loads(self, operation: Node) -> float:
         """Return the factor by which a norm's groups multiply its loads. A load takes neighbouring values of one group.
         Neighbours in memory are blocks of 16 channels, in which a group of 32 has at most one channel."""
         norm, full = operation.norm, LOAD_BYTES / self.bytes_per_element
         if not isinstance(norm, GroupNorm):
             return 1.0
-        together = operation.result.channels / norm.groups if norm.contiguous else MATRIX_CHANNELS / norm.groups
+        together = operation.shape.channels / norm.groups if norm.contiguous else MATRIX_CHANNELS / norm.groups
         return full / min(full, max(1.0, together))
 
-    def _product(self, operation: Operation, launches: int, *, weights: bool) -> Work:
+    def _product(self, operation: Node, launches: int, *, weights: bool) -> Work:
         """Return the work of one product of a convolution or dense layer: the forward product or a gradient. `weights` is
         True for the gradient of the weights."""
         kernel = operation.kernel or 1
         groups = operation.groups
-        ins, outs = operation.source.channels // groups, operation.result.channels // groups
-        if operation.kind == "dense":
+        ins, outs = operation.source.channels // groups, operation.shape.channels // groups
+        if operation.op == "dense":
             ins = operation.source.elements
-        positions = self.batch * operation.result.height * operation.result.width * groups
+        positions = self.batch * operation.shape.height * operation.shape.width * groups
         block = _block((positions, ins, outs), self.tiles)
         macs = math.prod(block) * kernel**2
         moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
@@ -196,7 +196,7 @@ class SegmentCosts:
     proportion."""
 
     def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
-        self._trace, self._training = workload.trace, workload.training
+        self._network, self._training = workload.network, workload.training
         self._kernels, self._constants = Kernels.of(workload, ipu), constants
         self._counted: dict[str, tuple[Work, Work]] = {}
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
@@ -219,16 +219,16 @@ class SegmentCosts:
     def _work(self, segment: str) -> tuple[Work, Work]:
         if segment not in self._counted:
             forward, backward = Work(), Work()
-            for operation in self._trace.by_segment[segment]:
+            for operation in self._network.by_segment[segment]:
                 forward += self._kernels.forward(operation)
                 if self._training:
-                    backward += self._kernels.backward(operation, operation is self._trace.operations[0])
+                    backward += self._kernels.backward(operation, operation is self._network.operations[0])
             self._counted[segment] = forward, backward
         return self._counted[segment]
 
     def totals(self, proportion: float) -> list[float]:
         """Return the sum of forward and backward cycles for each segment."""
-        return [sum(each.total for each in self.of(name, proportion)) for name in self._trace.segments]
+        return [sum(each.total for each in self.of(name, proportion)) for name in self._network.segments]
 
 
 def _filled(channels: int) -> float:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
-from emulator.plan.trace import Operation
+from emulator.network.network import Node
 
 CODE = 45  # each launched operation takes 45 bytes of code in every tile.
 CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take 24,000 bytes in every tile.
@@ -78,7 +78,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass.
-    launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
+    launched = sum(4 if o.op in ("conv", "dense", "norm") or o.op == "proxy" else 1 for o in operations)
     state = masters if workload.training else 0  # weights stay on the IPU, because every pass reads them.
     if workload.training and not workload.offloads:
         state += workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1)
@@ -122,35 +122,35 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
         return entering * live + (live - 1) * read.total(), read.total(), largest
     if len(workload.plan.stages) > 1:
         return entering * live, read.total(), largest
-    inputs = sum(workload.trace.by_segment[name][0].source.elements for name in read)
+    inputs = sum(workload.network.by_segment[name][0].source.elements for name in read)
     return inputs, max(read.values()), largest
 
 
-def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:
+def _of_one_operation(operations: Sequence[Node], batch: int) -> tuple[int, int, int]:
     """Return the three numbers of `_activations` for inference. No activation waits, and the largest operation gives the
     other two numbers."""
     largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
     return 0, _alive(largest), _product_elements(largest, batch)
 
 
-def _kept(operation: Operation, next_operation: Operation | None) -> int:
+def _kept(operation: Node, next_operation: Node | None) -> int:
     """Return the number of elements of an operation's result that the backward pass reads. If the next operation overwrites
     the result, it is 0."""
-    if operation.kind in ("norm", "add") and next_operation is not None and next_operation.kind in _IPU_IN_PLACE:
+    if operation.op in ("norm", "add") and next_operation is not None and next_operation.op in _IPU_IN_PLACE:
         return 0
-    return operation.result.elements
+    return operation.shape.elements
 
 
-def _alive(operation: Operation) -> int:
+def _alive(operation: Node) -> int:
     """Return the number of elements in memory while an operation runs: its input and output. If the output overwrites the
     input, count a parallel shortcut connection of the same size instead."""
-    return operation.source.elements + (operation.source if operation.kind in _IPU_IN_PLACE else operation.result).elements
+    return operation.source.elements + (operation.source if operation.op in _IPU_IN_PLACE else operation.shape).elements
 
 
-def _product_elements(operation: Operation, batch: int) -> int:
+def _product_elements(operation: Node, batch: int) -> int:
     """Return the number of elements in input, output and weights of a product. Return 0 for other operations, which have no
     temporaries."""
-    if operation.kind not in ("conv", "dense"):
+    if operation.op not in ("conv", "dense"):
         return 0
     weights = sum(variable.elements for variable in operation.variables)
-    return batch * (operation.source.elements + operation.result.elements) + weights
+    return batch * (operation.source.elements + operation.shape.elements) + weights

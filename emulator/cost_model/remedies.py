@@ -68,7 +68,7 @@ def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
         return
     costs = prediction.timing.costs
     try:
-        stages = partition.automatic(workload.trace, count, costs=costs.totals(workload.proportion(0)))
+        stages = partition.automatic(workload.network, count, costs=costs.totals(workload.proportion(0)))
     except PartitionError:
         return
     yield f"--pipeline --shards {count} --pipeline-splits auto", variants.staged(

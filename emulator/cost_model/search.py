@@ -97,7 +97,7 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
             replicas = _replicas(plan, micro_batch_size, system.ipus // count)
             if replicas:
                 try:
-                    stages = partition.automatic(workload.trace, count, costs=costs.totals(sized.proportion(0)))
+                    stages = partition.automatic(workload.network, count, costs=costs.totals(sized.proportion(0)))
                 except PartitionError:
                     break
                 for recomputation in (False, True):
@@ -127,7 +127,7 @@ def _schedules(stages: int) -> list[str]:
 
 def keeps_micro_batch(workload: Workload) -> bool:
     """Return whether the micro-batch size must stay, because batch norm computes statistics over a micro-batch."""
-    return any(not variable.trainable for variable in workload.trace.variables)
+    return any(not variable.trainable for variable in workload.network.variables)
 
 
 def _micro_batches(workload: Workload) -> list[int]:

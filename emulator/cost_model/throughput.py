@@ -79,7 +79,7 @@ class Timing:
             costs = self.costs.of(segment, workload.proportion(stage))
             forward, backward = forward + costs[0], backward + costs[1]
         if plan.options.BN_span > 1:
-            norms = sum(operation.kind == "norm" for operation in workload.operations(stage))
+            norms = sum(operation.op == "norm" for operation in workload.operations(stage))
             sync = Cycles(launches=2 * norms * self._hops(plan.options.BN_span) * self.system.ipu.clock)
             forward, backward = forward + sync, backward + sync
         return forward, backward
@@ -213,7 +213,7 @@ class Timing:
     def peak_share(self) -> float:
         """The network's operations per second, divided by the IPUs' FP16 peak. Recomputed operations do not count."""
         passes = 3 if self.workload.training else 1
-        operations = 2 * passes * self.workload.trace.multiply_adds * self.images_per_second
+        operations = 2 * passes * self.workload.network.multiply_adds * self.images_per_second
         return operations / (self.system.ipu.peak * self.workload.plan.ipus)
 
     @property

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from emulator.network.network import Network, Node
 from emulator.plan import schedules
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
 # The fraction of tile memory for temporaries is 0.6 by default, as in Graphcore's SDK. Every plan needs at least 0.01.
@@ -37,7 +37,7 @@ class Workload:
       published runs.
     """
 
-    trace: Trace
+    network: Network
     plan: ExecutionPlan
     slots: int
     image_numbers: int
@@ -57,9 +57,9 @@ class Workload:
         """The bytes of one value in an activation."""
         return self.plan.precision.compute.bytes
 
-    def operations(self, stage: int) -> tuple[Operation, ...]:
+    def operations(self, stage: int) -> tuple[Node, ...]:
         """Return the operations of a stage."""
-        return tuple(chain.from_iterable(self.trace.by_segment[name] for name in self.plan.stages[stage]))
+        return tuple(chain.from_iterable(self.network.by_segment[name] for name in self.plan.stages[stage]))
 
     def moved(self, stage: int) -> Iterator[Variable]:
         """Yield the variables of a stage that gradients change."""

@@ -11,13 +11,12 @@ import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
 from emulator.inference.inference_program import logits_of
-from emulator.layers.portable_layers import PortableLayers
+from emulator.lowering import portable
+from emulator.network.network import Network
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.runtime import named_faults, new_graph, session_config
 from emulator.program.variables import ProgramVariables, VariableHandles
-from Models import _segments
 from Models._layers import Variable
-from Models._segments import Segment
 
 # The prefix avoids conflicts with the names of the network's operations.
 _IMAGES, _LOGITS, _LOGIT, _CLASS, _IDENTITY = (
@@ -28,8 +27,7 @@ IMAGE, PROBABILITIES = "image", "probabilities"  # a portable graph has tensors 
 
 
 def freeze(
-    segments: list[Segment],
-    variables: tuple[Variable, ...],
+    network: Network,
     *,
     shape: tuple[int, int, int, int],
     prepare: Callable[[tf.Tensor], tf.Tensor],
@@ -44,11 +42,11 @@ def freeze(
     weights of `seed`. `identity` describes the source of the program; `FrozenProgram` rejects a program with another
     identity.
     """
-    constants = _weights(variables, values, seed, precision)
+    constants = _weights(network.variables, values, seed, precision)
     with new_graph().as_default() as graph:
         images = tf.placeholder(tf.uint8, shape, _IMAGES)
         read = {name: tf.constant(value) for name, value in constants.items()}
-        logits = tf.identity(logits_of(segments, read, prepare(images), precision), _LOGITS)
+        logits = tf.identity(logits_of(network, read, prepare(images), precision), _LOGITS)
         tf.reduce_max(logits, axis=1, name=_LOGIT)
         tf.argmax(logits, 1, name=_CLASS)
         tf.constant(identity, name=_IDENTITY)
@@ -56,8 +54,7 @@ def freeze(
 
 
 def portable_graph(
-    segments: list[Segment],
-    variables: tuple[Variable, ...],
+    network: Network,
     *,
     side: int,
     prepare: Callable[[tf.Tensor], tf.Tensor],
@@ -68,11 +65,11 @@ def portable_graph(
     The batch may have any size. The graph computes in FP32 and uses only plain TensorFlow operations. `prepare` and `values`
     are the same as in `freeze`.
     """
-    constants = _weights(variables, values, 0, SINGLE)
+    constants = _weights(network.variables, values, 0, SINGLE)
     with tf.Graph().as_default() as graph:
         images = tf.placeholder(tf.uint8, [None, side, side, 3], IMAGE)
-        layers = PortableLayers({name: tf.constant(value, name=name) for name, value in constants.items()}, training=False)
-        tf.nn.softmax(_segments.run(segments, layers, prepare(images)), name=PROBABILITIES)
+        read = {name: tf.constant(value, name=name) for name, value in constants.items()}
+        tf.nn.softmax(portable.logits(network, read, prepare(images)), name=PROBABILITIES)
     return graph.as_graph_def()
 
 

@@ -13,15 +13,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.inference.fused_layers import FusedLayers
-from emulator.layers.policy import PrecisionPolicy
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.network import Network
 from emulator.plan.precision import SINGLE, Precision
-from emulator.plan.trace import Trace
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
 from emulator.program.variables import ProgramVariables, VariableHandles
-from Models import _segments
-from Models._segments import Segment
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class InferenceSpec:
     are averaged over each image and its mirror image.
     """
 
-    segments: list[Segment]
-    trace: Trace
+    network: Network
     score: Score
     device: str = "/cpu:0"
     precision: Precision = SINGLE
@@ -106,29 +103,27 @@ class InferenceProgram(Program):
         return operation_events(trace)
 
 
-def logits_of(
-    segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
-) -> tf.Tensor:
+def logits_of(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision) -> tf.Tensor:
     """Return the logits, float32 [batch, classes], for prepared images, float32 [batch, side, side, channels]."""
     policy = PrecisionPolicy(precision)
-    exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
-    layers = FusedLayers(weights) if exact else policy.layers(weights, training=False)
-    return policy.widen(_segments.run(segments, layers, policy.cast_input(image)))
+    target = policy.target(image.device, training=False)
+    lowering = policy.lowering(weights, target)
+    return policy.widen(lowering.run(prepared(network, precision, target), policy.cast_input(image)))
 
 
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
     """Return the logits [batch, classes]. If `mirrored`, return the logarithms of the mean probabilities instead, which can
     be used like logits."""
     if not inference.mirrored:
-        return logits_of(inference.segments, weights, image, inference.precision)
-    both = logits_of(inference.segments, weights, tf.concat([image, tf.reverse(image, [2])], 0), inference.precision)
+        return logits_of(inference.network, weights, image, inference.precision)
+    both = logits_of(inference.network, weights, tf.concat([image, tf.reverse(image, [2])], 0), inference.precision)
     logarithms = tf.nn.log_softmax(tf.cast(both, tf.float32))
     return tf.reduce_logsumexp(tf.stack(tf.split(logarithms, 2)), 0) - math.log(2)
 
 
 def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
     """Write a validation program into the current graph. Only the stream uses the seed."""
-    weights = ProgramVariables(inference.trace.variables, 0, {}, precision=inference.precision)
+    weights = ProgramVariables(inference.network.variables, 0, {}, precision=inference.precision)
     fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
     stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
     names = {

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import by_rule, with_gradient
 from base.tracing import TensorFunction, compiled
-from emulator.layers.rounding import Rounding, again, recomputed, widened
+from emulator.layers.rounding import Rounding, recomputed, widened
 from emulator.native import library
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
@@ -55,15 +55,15 @@ def _swish_kernels(rounding: Rounding | None) -> tuple[TensorFunction, TensorFun
 def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> tf.Tensor:
     """Return x * sigmoid(x). The backward pass keeps only x."""
     value, slope = _swish_kernels(rounding)
-
-    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(again(x), widened(dy), *noise))
+    rule = lambda dy: slope(widened(x, again=True), widened(dy), *noise)  # noqa: E731
+    return by_rule("PartitionedCall", value, widened(x), *noise, rule=rule)
 
 
 def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
     """Round x [batch, ...], apply the activation, and round the result. The gradients are rounded too."""
     value, slope = _rounded_activation_kernels(activation, rounding)
 
-    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(again(x), widened(dy), *noise))
+    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, widened(dy), *noise))
 
 
 @cache

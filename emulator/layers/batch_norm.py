@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
 from emulator.layers.activations import ACTIVATIONS, LINEAR, activation_gradient
-from emulator.layers.rounding import Rounding, again, kernel_attributes, narrow_source
+from emulator.layers.rounding import Rounding, kernel_attributes, widened
 from emulator.native import library
 
 
@@ -36,17 +36,15 @@ def native_batch_norm(
     rounding: Rounding | None = None,
     noise: tuple[tf.Tensor, ...] = (),
     shortcuts: tuple[tf.Tensor, ...] = (),
-) -> Normed | None:
-    """Return batch norm and activation, with separate statistics for each of `parts` equal parts of the batch. Return None
-    if the native kernels are not built.
+) -> Normed:
+    """Return batch norm and activation by the native kernels, with separate statistics for each of `parts` equal parts of
+    the batch.
 
     With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return
-    relu(norm + shortcut). All bits are the same as with separate operations for norm, sum and activation. If x was widened
-    from 16 bits, the result has 16 bits, too.
+    relu(norm + shortcut). All bits are the same as with separate operations for norm, sum and activation. If x has 16
+    bits, the result has 16 bits, too.
     """
-    kernels = library.load_for(x)
-    if kernels is None:
-        return None
+    kernels = library.load()
     attributes = {"parts": parts, "epsilon": epsilon, **kernel_attributes(rounding, noise)}
     moments: list[tf.Tensor] = []
 
@@ -68,7 +66,7 @@ def native_batch_norm(
 
         return y, gradient
 
-    y = apply(narrow_source(x) if rounding else x, gamma, beta, *shortcuts)
+    y = apply(x, gamma, beta, *shortcuts)
     return Normed(y, *(tf.reduce_mean(each, 0) for each in moments))
 
 
@@ -133,9 +131,11 @@ def frozen_batch_norm(
     gradient."""
 
     @with_gradient
-    def apply(x: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+    def apply(source: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+        x = widened(source)
+
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            linear = inference(again(x), gamma, beta, moving, epsilon)
+            linear = inference(widened(source, again=True), gamma, beta, moving, epsilon)
             return activation_gradient(activation, linear, dy) * (gamma * tf.math.rsqrt(moving[1] + epsilon))
 
         done = native_inference(x, gamma, beta, moving, epsilon, activation)

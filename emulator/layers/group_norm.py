@@ -22,11 +22,11 @@ import tensorflow.compat.v1 as tf
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction, compiled
 from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
-from emulator.layers.rounding import Rounding, again, kernel_attributes, narrow_source, widened
+from emulator.layers.rounding import Rounding, kernel_attributes, widened
 from emulator.native import library
 from Models._norms import GroupNorm
 
-Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+Proxy = tuple[tf.Tensor, tf.Tensor]
 
 
 def group_norm(
@@ -37,96 +37,63 @@ def group_norm(
     activation: str = LINEAR,
     rounding: Rounding | None = None,
     noise: Noise = (),
+    *,
+    proxy: Proxy = (),
+    scaled: bool = False,
 ) -> tf.Tensor:
     """Return group normalisation (Wu and He, arXiv 1803.08494) of x [batch, height, width, channels], with an activation.
 
     `gamma` and `beta` have the shape [channels]. Groups are strided as on the IPU, group(c) = c mod groups, or contiguous,
-    as `norm` specifies. With a rounding, the results of norm and activation and their gradients are rounded. If x was
-    widened from 16 bits, the result may have 16 bits, too. Raise ValueError if the groups do not divide the channels.
+    as `norm` specifies. With a rounding, the results of norm and activation and their gradients are rounded. If x has
+    16 bits, the result may have 16 bits, too. `proxy` has the mean and inverse deviation of proxy norm [channels]; the
+    deviation is used only if `scaled`. Raise ValueError if the groups do not divide the channels.
     """
     fault = norm.fault(x.shape[-1])
     if fault:
         raise ValueError(fault)
-    kernels = library.load_for(x)
+    kernels = library.load_for(x, library.STORED)
     if kernels:
-        return _by_kernels(kernels, norm, activation, rounding, noise)(narrow_source(x) if rounding else x, gamma, beta)
+        return _by_kernels(kernels, norm, activation, rounding, noise, scaled)(x, gamma, beta, *proxy)
 
     @with_gradient
-    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+    def apply(source: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+        x = widened(source)
         mean, r = statistics(x, norm)
         factor = r * gamma
         shift = beta - mean * factor
-        value, slope = _kernels(activation, rounding)
+        inverse = proxy[1] if proxy else None
+        scale = [inverse if scaled else tf.ones_like(inverse)] if proxy else []
+        value, slope = _kernels(activation, rounding, bool(proxy))
+        y = value(x, factor, shift, *proxy[:1], *scale, *noise)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            own, dy = again(x), widened(dy)
-            dz, product = slope(own, factor, shift, mean, dy, *noise)
-            return _gradients(own, gamma, mean, r, dz, product, norm, rounding, noise)
-
-        return value(x, factor, shift, *noise), gradient
-
-    return apply(x, gamma, beta)
-
-
-def proxy_norm(
-    x: tf.Tensor,
-    proxy: Rows,
-    norm: GroupNorm,
-    activation: str,
-    *,
-    scaled: bool,
-    rounding: Rounding | None = None,
-    noise: Noise = (),
-) -> tf.Tensor:
-    """Return proxy norm: activation(gamma * xhat + beta) - proxy mean, multiplied by the inverse proxy deviation if
-    `scaled`.
-
-    `proxy` has four tensors [channels]: beta, gamma, proxy mean, inverse proxy deviation.
-    """
-    kernels = library.load_for(x)
-    if kernels:
-        beta, gamma, proxy_mean, inverse = proxy
-        by_kernels = _by_kernels(kernels, norm, activation, rounding, noise, scaled)
-        return by_kernels(narrow_source(x) if rounding else x, gamma, beta, proxy_mean, inverse)
-
-    @with_gradient
-    def apply(
-        x: tf.Tensor, beta: tf.Tensor, gamma: tf.Tensor, proxy_mean: tf.Tensor, inverse: tf.Tensor
-    ) -> tuple[tf.Tensor, TensorFunction]:
-        mean, r = statistics(x, norm)
-        factor = r * gamma
-        shift = beta - mean * factor
-        scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_kernels(activation, rounding)
-        y = value(x, factor, shift, proxy_mean, scale, *noise)
-
-        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            own, dy = again(x), widened(dy)
-            dz, product = slope(own, factor, shift, mean, dy, scale, *noise)
-            dx, dgamma, dbeta = _gradients(own, gamma, mean, r, dz, product, norm, rounding, noise)
+            own, dy = widened(source, again=True), widened(dy)
+            dz, product = slope(own, factor, shift, mean, dy, *scale, *noise)
+            rows = _gradients(own, gamma, mean, r, dz, product, norm, rounding, noise)
+            if not proxy:
+                return rows
             of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)
-            return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
+            return *rows, -scale[0] * _channel_sum(dy), of_scale
 
         return y, gradient
 
-    return apply(x, *proxy)
+    return apply(x, gamma, beta, *proxy)
 
 
 def _by_kernels(
-    kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
-    scaled: bool | None = None,
-) -> TensorFunction:  # fmt: skip
-    """Return native group norm and activation as a function of (x, gamma, beta). With `scaled`, return native proxy norm as
-    a function of (x, gamma, beta, proxy mean, inverse proxy deviation)."""
+    kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise, scaled: bool
+) -> TensorFunction:
+    """Return native group norm and activation as a function of (x, gamma, beta), or native proxy norm as a function of
+    (x, gamma, beta, proxy mean, inverse proxy deviation)."""
     attributes = {
-        "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, "proxy": scaled is not None,
-        **kernel_attributes(rounding, noise),
+        "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, **kernel_attributes(rounding, noise)
     }  # fmt: skip
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
         centre, outer = proxy or ([], [])
-        inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": tf.ones_like(outer) if scaled is False else outer}
+        outer_used = outer if scaled or not proxy else tf.ones_like(outer)
+        inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": outer_used, "proxy": bool(proxy)}
         y, mean, r = kernels.emulator_group_norm(x=x, epsilon=norm.epsilon, two_pass=norm.two_pass, **inputs, **attributes)
 
         def gradient(dy: tf.Tensor) -> list[tf.Tensor]:
@@ -134,7 +101,7 @@ def _by_kernels(
                 x=x, dy=dy, mean=mean, inverse_deviation=r, V=x.dtype, **inputs, **attributes
             )
             rows = [tf.reduce_sum(each, 0) for each in per_sample[: 2 + len(proxy)]]
-            return [dx, *rows[:3], tf.zeros_like(outer)] if scaled is False else [dx, *rows]
+            return [dx, *rows[:3], tf.zeros_like(outer)] if proxy and not scaled else [dx, *rows]
 
         return y, gradient
 
@@ -166,47 +133,27 @@ def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @cache
-def _kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
+def _kernels(activation: str, rounding: Rounding | None, proxy: bool) -> tuple[TensorFunction, TensorFunction]:
     """Return two compiled functions: (x, factor, shift, *noise) -> y = activation(x * factor + shift), and (x, factor,
-    shift, mean, dy, *noise) -> dz, dz * (x - mean). The results of norm and activation are each rounded."""
+    shift, mean, dy, *noise) -> dz, dz * (x - mean). The results of norm and activation are each rounded.
+
+    For proxy norm, y is (activation - proxy mean) * scale. Then noise comes after (proxy mean, scale), or after scale.
+    """
     rounded = rounding or exact
 
-    def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
-        return activated(activation, rounded(x * factor + shift, noise, 0), rounded, noise)
+    def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
+        noise = rest[2 * proxy :]
+        z = rounded(x * factor + shift, noise, 0)
+        if proxy:
+            return rounded((ACTIVATIONS[activation](z) - rest[0]) * rest[1], noise, 1)
+        return activated(activation, z, rounded, noise)
 
     def slope(
-        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor
+        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *rest: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        z = rounded(x * factor + shift, noise, 0)
-        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2)), noise, 3)
-        return dz, dz * (x - mean)
-
-    return compiled(value), compiled(slope)
-
-
-@cache
-def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
-    """Return the functions of `_kernels` for proxy norm: (x, factor, shift, proxy mean, scale, *noise) -> y, and (x, factor,
-    shift, mean, dy, scale, *noise) -> dz, dz * (x - mean)."""
-    rounded = rounding or exact
-
-    def value(
-        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor, *noise: tf.Tensor
-    ) -> tf.Tensor:
-        z = rounded(x * factor + shift, noise, 0)
-        return rounded((ACTIVATIONS[activation](z) - proxy_mean) * scale, noise, 1)
-
-    def slope(
-        x: tf.Tensor,
-        factor: tf.Tensor,
-        shift: tf.Tensor,
-        mean: tf.Tensor,
-        dy: tf.Tensor,
-        scale: tf.Tensor,
-        *noise: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        z = rounded(x * factor + shift, noise, 0)
-        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2) * scale), noise, 3)
+        noise = rest[proxy:]
+        z, dy = rounded(x * factor + shift, noise, 0), rounded(dy, noise, 2)
+        dz = rounded(activation_gradient(activation, z, dy * rest[0] if proxy else dy), noise, 3)
         return dz, dz * (x - mean)
 
     return compiled(value), compiled(slope)

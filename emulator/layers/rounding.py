@@ -9,7 +9,6 @@ overflow becomes NaN in FP16, as on the IPU. With saturation, it becomes the lar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from base.gradient_rules import by_rule, gradients, with_gradient
+from base.gradient_rules import Rule, by_rule, gradients, with_gradient
 from base.tracing import TensorFunction, compiled
 from emulator.native import library
 from emulator.plan.number_formats import BF16, FP16, UNSIGNED_ZERO, Format
@@ -26,18 +25,12 @@ from emulator.plan.number_formats import BF16, FP16, UNSIGNED_ZERO, Format
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # the layout of FP32
 MOST_MOVED = BIAS - 1  # the largest exponent of a scale: the scale and its reciprocal must be normal FP32 numbers.
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # native kernels use the same names.
-Predicate = Callable[[], bool]
 _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 
 def storage_dtype(number_format: Format, otherwise: tf.DType = tf.float32) -> tf.DType:
     """Return the 16-bit dtype that holds all numbers of a format, or `otherwise` if there is none."""
     return next((dtype for each, dtype in _STORAGE_DTYPES.items() if each.contains(number_format)), otherwise)
-
-
-def always() -> bool:
-    """Return True: by default, gradients are rounded."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,8 @@ def rounded(
 
 
 def widened(x: tf.Tensor, again: bool = False) -> tf.Tensor:
-    """Return x, whose gradient may be FP32, in FP32. `again` distinguishes the operations of gradient rules."""
+    """Return x, whose gradient may be FP32, in FP32. Gradient rules widen `again`, so that only the 16-bit tensor stays in
+    memory until the backward pass."""
     if x.dtype not in _STORAGE_DTYPES.values():
         return x
     kernels = library.load_for(x, library.STORED)
@@ -157,22 +151,10 @@ def widened(x: tf.Tensor, again: bool = False) -> tf.Tensor:
     return by_rule("EmulatorWidening", lambda x: kernels.emulator_widening(x=x, again=again), x, rule=lambda dy: dy)
 
 
-def narrow_source(x: tf.Tensor) -> tf.Tensor:
-    """Return the 16-bit tensor that was widened to x, or x."""
-    is_widened = x.op.type in ("EmulatorWidening", "Cast") and x.op.inputs[0].dtype in _STORAGE_DTYPES.values()
-    return x.op.inputs[0] if is_widened and x.dtype == tf.float32 else x
-
-
-def again(x: tf.Tensor) -> tf.Tensor:
-    """Return x for a gradient rule. If x was widened, widen it again, so that only the 16-bit tensor stays in memory until
-    the backward pass."""
-    source = narrow_source(x)
-    return x if source is x else widened(source, again=True)
-
-
 def recomputed(function: TensorFunction) -> TensorFunction:
-    """Return the function. If its first argument was widened, its gradient rule widens the argument and computes the
-    function again. TensorFlow does not run those operations whose results the gradient does not need."""
+    """Return the function, for a first argument of FP32 or 16 bits. The function gets it in FP32. If it has 16 bits, the
+    gradient rule widens it and computes the function again. TensorFlow does not run those operations whose results the
+    gradient does not need."""
 
     @with_gradient
     def apply(source: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
@@ -182,11 +164,7 @@ def recomputed(function: TensorFunction) -> TensorFunction:
 
         return function(widened(source), *others), rule
 
-    def call(x: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
-        source = narrow_source(x)
-        return function(x, *others) if source is x else apply(source, *others)
-
-    return call
+    return lambda x, *others: (apply if x.dtype in _STORAGE_DTYPES.values() else function)(x, *others)
 
 
 def kernel_attributes(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
@@ -210,41 +188,16 @@ def _attributes(rounding: Rounding) -> dict[str, Any]:
 def rounded_gradient(
     dy: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32
 ) -> tf.Tensor:
-    """Return a gradient rounded, in the given dtype. A native convolution rounds the gradient that it computes."""
-    if dy.op.type != "EmulatorConvolutionInputGradient" or dy.op.get_attr("rounding") != b"none":
-        return rounded(widened(dy), rounding, noise, BACKWARD, dtype)
-    # TensorFlow does not run the operation that does not round, because nothing reads its result.
-    arriving, weights = dy.op.inputs
-    sizes = {name: dy.op.get_attr(name) for name in ("stride", "groups", "rows", "columns")}
-    with tf.device(dy.op.device):
-        return library.load().emulator_convolution_input_gradient(
-            dy=arriving, weights=weights, salt=BACKWARD, V=dtype, **sizes, **kernel_attributes(rounding, noise)
-        )
-
-
-def value_and_gradient_rounded(
-    x: tf.Tensor,
-    rounding: Rounding,
-    noise: tuple[tf.Tensor, ...] = (),
-    needs_rounding: Predicate = always,
-    dtype: tf.DType = tf.float32,
-) -> tf.Tensor:
-    """Return x rounded, in the given dtype, and round its FP32 gradient in the backward pass. The gradient is not rounded if
-    `needs_rounding`, which is called in the backward pass, returns False."""
-    kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
-
-    def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded_gradient(dy, rounding, noise) if needs_rounding() else widened(dy)
-
-    return by_rule(kind, lambda x: rounded(x, rounding, noise, dtype=dtype), x, rule=gradient)
+    """Return a gradient rounded, in the given dtype."""
+    return rounded(widened(dy), rounding, noise, BACKWARD, dtype)
 
 
 def value_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32, rule: Rule = widened
 ) -> tf.Tensor:
-    """Return x rounded, in the given dtype, but do not change its gradient."""
+    """Return x rounded, in the given dtype, but do not round its gradient: it is rule(gradient of the result)."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
-    return by_rule(kind, lambda x: rounded(x, rounding, noise, dtype=dtype), x, rule=widened)
+    return by_rule(kind, lambda x: rounded(x, rounding, noise, dtype=dtype), x, rule=rule)
 
 
 def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
@@ -287,12 +240,12 @@ def scaled_gradient_rounded(
 
 
 def gradient_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Predicate = always
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), rounds_gradient: bool = True
 ) -> tf.Tensor:
-    """Return x. In the backward pass, round the gradient unless `needs_rounding` returns False."""
+    """Return x. In the backward pass, round the gradient if `rounds_gradient`."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded_gradient(dy, rounding, noise, x.dtype) if needs_rounding() else dy
+        return rounded_gradient(dy, rounding, noise, x.dtype) if rounds_gradient else dy
 
     return by_rule("Identity", tf.identity, x, rule=gradient)
 

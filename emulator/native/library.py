@@ -117,6 +117,11 @@ def load() -> ModuleType | None:
     return _loaded(path()) if identity() else None
 
 
+def operations() -> frozenset[str]:
+    """Return the names of the native operations, which this function loads."""
+    return frozenset(name for name in dir(load()) if name.startswith("emulator_"))
+
+
 def load_for(x: tf.Tensor, dtypes: Collection[str] = ("float32",)) -> ModuleType | None:
     """Return the native operations for a tensor, or None. They support tensors of these dtypes on a CPU."""
     return load() if x.dtype.name in dtypes and "GPU" not in x.device.upper() else None

@@ -10,25 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from base.gradient_rules import by_rule, gradients
+from base.gradient_rules import gradients
 from emulator.layers.rounding import Rounding, range_factor, round_without_gradient
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.lowering.lists import passes
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.network import Network
 from emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor
+from emulator.passes.checks import observed as with_looks
+from emulator.passes.target import Target
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
 from emulator.program.forward_backward import Features
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
 from emulator.program.variables import ProgramVariables, VariableHandles
-from Models import _segments
-from Models._layers import Variable
-from Models._segments import Segment
 
 _BIAS, _FRACTION = 127, 23  # FP32's
 
@@ -41,8 +42,7 @@ class ObservationSpec:
     statistics. Norms whose statistics `frozen` names use moving statistics.
     """
 
-    segments: list[Segment]
-    variables: tuple[Variable, ...]
+    network: Network
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     precision: Precision
     micro_batches: int = 1
@@ -92,42 +92,22 @@ class ObservingProgram(Program):
         return Observation(updates, scale, tuple(tensors))
 
 
-class _ObservedLayers(TensorLayers):
-    """FP32 layers that record the operands of each product and the gradient of its result, by the name of the kernel."""
-
-    def __init__(self, weights: Mapping[str, tf.Tensor], **context: Any) -> None:
-        super().__init__(weights, **context)
-        self.activations: dict[str, tf.Tensor] = {}
-        self.gradients: dict[str, tf.Tensor] = {}
-
-    def _round_operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
-        self.activations[kernel] = x
-        return x
-
-    def _round_product_gradient(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
-        def gradient(dy: tf.Tensor) -> tf.Tensor:
-            self.gradients[kernel] = dy
-            return dy
-
-        return by_rule("Identity", tf.identity, y, rule=gradient)
-
-
 def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> ProgramGraph:
     scaled = observed.precision.scaled_kernels
-    weights = ProgramVariables(observed.variables, 0, {}, precision=replace(SINGLE, scaled_kernels=scaled))
+    weights = ProgramVariables(observed.network.variables, 0, {}, precision=replace(SINGLE, scaled_kernels=scaled))
     scale = tf.placeholder(tf.float32, [], "loss_scale")
     values = weights.read()
     batch = features(tf.constant(0, tf.int64), tf.constant(0))
-    layers = _ObservedLayers(
-        values, training=True, seed=seed, positions=batch["position"], norm_parts=observed.norm_parts, frozen=observed.frozen
-    )
-    logits = _segments.run(observed.segments, layers, tf.cast(batch["image"], tf.float32))
+    policy = PrecisionPolicy(SINGLE, seed)
+    target = policy.target("/cpu:0", frozen=observed.frozen)
+    lowering = policy.lowering(values, target, positions=batch["position"], norm_parts=observed.norm_parts)
+    logits = lowering.run(_with_looks(observed.network, target), tf.cast(batch["image"], tf.float32))
     loss = tf.reduce_mean(observed.loss(logits, batch)) * observed.micro_batches * scale
     kernels = [name for name in values if is_kernel(name)]
     gradients(loss, [values[name] for name in kernels])
     rows = []
     for name in kernels:
-        tensors = values[name], layers.activations[name], layers.gradients[name]
+        tensors = values[name], *lowering.observed[name]
         so_far = tf.unstack(values[AMAX_HISTORY][scaled.index(name)]) if scaled else (None, None)
         largest = tf.reduce_max(tf.abs(values[name])), *so_far
         rows.append([_measured(x, operand, most) for x, operand, most in zip(tensors, _operands(observed, name), largest)])
@@ -138,10 +118,18 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
     return ProgramGraph(named, {"kernels": kernels}, VariableHandles.of(weights))
 
 
+def _with_looks(network: Network, target: Target) -> Network:
+    """Return the network in FP32, prepared, with looks at what each product multiplies."""
+    steps = passes(SINGLE, target)
+    for each in (steps["normal-form"], with_looks, steps["fuse"], steps["kernels"]):
+        network = each(network)
+    return network
+
+
 def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
     """Return for each kind of tensor in a layer the narrowest format to which it is rounded."""
     precision = observed.precision
-    stored = next(precision.stored_format(variable) for variable in observed.variables if variable.name == kernel)
+    stored = next(precision.stored_format(variable) for variable in observed.network.variables if variable.name == kernel)
     weight, *others = precision.operands_of(kernel)
     narrowest = (precision.compute if each.contains(precision.compute) else each for each in others)
     pairs = (weight, stored), *((each, precision.compute) for each in narrowest)

@@ -1,4 +1,4 @@
-"""Predict the peak memory of the host process from the plan and the trace. `emulator.cost_model.memory` predicts IPU memory.
+"""Predict the peak memory of the host process from plan and network. `emulator.cost_model.memory` predicts IPU memory.
 
 The constants were fitted to 36 measured processes with native kernels, with TensorFlow 2.21 on two cores of an AMD EPYC
 (Zen 5). They ran ResNet-8, 18, 20, 50 and EfficientNet-B0 with batch or group norm in 32.32, 16.16 and bf16.32, with
@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from base import host_limits
 from base.host_limits import Limit
+from emulator.network.network import Network, Node
 from emulator.plan.number_formats import FP32, storage_bytes
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.trace import Operation, Trace
 
 TENSORFLOW = 600_000_000  # Python, TensorFlow and the graph of a few layers take 600 MB.
 OPERATION = 500_000  # graph, kernels and executors take 0.5 MB for each layer.
@@ -89,7 +89,7 @@ def gigabytes(size: int) -> str:
 
 
 def training(
-    trace: Trace, plan: ExecutionPlan, *, slots: int, image: int, records: int = 0, validated: int = 0,
+    network: Network, plan: ExecutionPlan, *, slots: int, image: int, records: int = 0, validated: int = 0,
     trained: Callable[[str], bool],
 ) -> HostMemory:  # fmt: skip
     """Return the predicted peak memory of a training process.
@@ -98,38 +98,38 @@ def training(
     number of bytes of the data set that stay in memory. `validated` is the number of images in a validation micro-batch, or
     0 without validation. `trained` returns whether updates change the variable with a given name.
     """
-    moved = [v for v in trace.variables if v.trainable and trained(v.name)]
+    moved = [v for v in network.variables if v.trainable and trained(v.name)]
     changed = FP32.bytes * sum(v.elements for v in moved)
     copies = GRADIENTS + SLOWED * max(0, slots - 1)
-    weights = copies * changed + SAVED * (FP32.bytes * trace.parameters + slots * changed)
-    scoring = inference(trace, validated, image) if validated else None
+    weights = copies * changed + SAVED * (FP32.bytes * network.parameters + slots * changed)
+    scoring = inference(network, validated, image) if validated else None
     return HostMemory(
-        fixed=TENSORFLOW + OPERATION * len(trace.operations),
+        fixed=TENSORFLOW + OPERATION * len(network.operations),
         weights=int(weights) + (scoring.weights if scoring else 0),
-        activations=max(_activations(trace, plan), scoring.activations if scoring else 0),
+        activations=max(_activations(network, plan), scoring.activations if scoring else 0),
         images=FETCHED * max(plan.samples_per_pass, validated) * image * FP32.bytes,
         records=records,
     )
 
 
-def inference(trace: Trace, batch: int, image: int, records: int = 0) -> HostMemory:
+def inference(network: Network, batch: int, image: int, records: int = 0) -> HostMemory:
     """Return the predicted peak memory of a process that only validates, in micro-batches of `batch` images. Such a process
     keeps no activations."""
     return HostMemory(
-        fixed=TENSORFLOW + OPERATION * len(trace.operations) // 3,
-        weights=2 * FP32.bytes * trace.parameters,
-        activations=int(WORKED_ON * batch * _largest(trace.operations)),
+        fixed=TENSORFLOW + OPERATION * len(network.operations) // 3,
+        weights=2 * FP32.bytes * network.parameters,
+        activations=int(WORKED_ON * batch * _largest(network.operations)),
         images=FETCHED * batch * image * FP32.bytes,
         records=records,
     )
 
 
-def _activations(trace: Trace, plan: ExecutionPlan) -> int:
+def _activations(network: Network, plan: ExecutionPlan) -> int:
     """Return the bytes of activations that wait for a backward pass. With recomputation, these are the inputs of all
     segments (blocks of layers) and the activations of the largest segment. All stages of a pipeline work at once."""
-    activations = dict.fromkeys(trace.segments, 0)
+    activations = dict.fromkeys(network.segments, 0)
     inputs: dict[str, int] = {}
-    for operation, next_operation in pairwise([*trace.operations, None]):
+    for operation, next_operation in pairwise([*network.operations, None]):
         activations[operation.segment] += _kept_for_backward(operation, next_operation)
         inputs.setdefault(operation.segment, FP32.bytes * operation.source.elements)
     total = 0
@@ -141,30 +141,30 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
         else:
             total += most * sum(activations[name] for name in stage)
     total *= KEPT if storage_bytes(plan.precision.compute) == FP32.bytes else KEPT * HALVED
-    working = sum(_largest([o for name in stage for o in trace.by_segment[name]]) for stage in plan.stages)
+    working = sum(_largest([o for name in stage for o in network.by_segment[name]]) for stage in plan.stages)
     return int(plan.samples_per_pass * (total + WORKED_ON * working))
 
 
-def _kept_for_backward(operation: Operation, next_operation: Operation | None) -> int:
+def _kept_for_backward(operation: Node, next_operation: Node | None) -> int:
     """Return the bytes that an operation's result for one image keeps for the backward pass. The result of a norm or a sum
     is not kept if a ReLU overwrites it, or if a kernel computes the norm and the activation after it."""
-    behind = next_operation.kind.split()[0] if next_operation else ""
-    if operation.kind in _OVERWRITTEN and behind in (*_OVERWRITES, "swish", "proxy"):
+    behind = next_operation.op if next_operation else ""
+    if operation.op in _OVERWRITTEN and behind in (*_OVERWRITES, "swish", "proxy"):
         return 0
-    return FP32.bytes * operation.result.elements
+    return FP32.bytes * operation.shape.elements
 
 
-def _largest(operations: Iterable[Operation]) -> int:
+def _largest(operations: Iterable[Node]) -> int:
     """Return the bytes of the largest layer's input and output for one image. A layer inside a block with a shortcut also
     needs the block's input, which waits for the sum. Layers that can overwrite their input are left out."""
     operations = list(operations)
-    added, first = {o.segment for o in operations if o.kind == "add"}, {}
+    added, first = {o.segment for o in operations if o.op == "add"}, {}
     largest = 0
     for operation in operations:
         of_block = first.setdefault(operation.segment, operation)
         waits = operation.segment in added and operation is not of_block
-        if operation.kind not in (*_OVERWRITTEN, *_OVERWRITES):
-            values = operation.source.elements + operation.result.elements + waits * of_block.source.elements
+        if operation.op not in (*_OVERWRITTEN, *_OVERWRITES):
+            values = operation.source.elements + operation.shape.elements + waits * of_block.source.elements
             largest = max(largest, FP32.bytes * values)
     return largest
 

@@ -148,6 +148,12 @@ NAMES = tuple(_BY_NAME)
 TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")
 
 
+def storage(number_format: Format) -> str:
+    """Return the name of the narrowest dtype of tensors between layers that has all numbers of the format."""
+    narrow = {"float16": FP16, "bfloat16": BF16}
+    return next((name for name, each in narrow.items() if each.contains(number_format)), "float32")
+
+
 def storage_bytes(number_format: Format) -> int:
     """Return the bytes of a number in a tensor between layers: 2 if FP16 or BF16 has all numbers of the format, else 4."""
     return 2 if FP16.contains(number_format) or BF16.contains(number_format) else FP32.bytes

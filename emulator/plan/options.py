@@ -12,6 +12,14 @@ from emulator.plan.schedules import SCHEDULES
 
 ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
 FASTEST = "auto"  # this precision is resolved before the plan: the fastest here with the accuracy of FP32
+PASSES = (
+    "stages",
+    "normal-form",
+    "formats",
+    "checks",
+    "fuse",
+    "kernels",
+)  # over a network, in order: emulator/passes/lists.py
 
 
 def _fold(value: str) -> str | None:

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 from base.errors import UserError
 from base.plugins import nearest
-from emulator.plan.trace import Operation, Trace
+from emulator.network.network import Network, Node
 
 Stages = tuple[tuple[str, ...], ...]  # the names of the segments in each stage.
 
@@ -57,7 +57,7 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
 
 
 def automatic(
-    trace: Trace, parts: int, include: Sequence[str] = (), exclude: Sequence[str] = (), costs: Sequence[float] = (),
+    network: Network, parts: int, include: Sequence[str] = (), exclude: Sequence[str] = (), costs: Sequence[float] = (),
 ) -> Stages:  # fmt: skip
     """Return stages of about equal cost. Only segments whose names pass the filters can begin a stage. `costs` has the cost
     of each segment; the default is its multiply-adds.
@@ -66,7 +66,7 @@ def automatic(
     `include` that no name contains is an error. For `exclude` it is allowed, because the original's default `0/p` is inside
     a segment.
     """
-    names = trace.segments
+    names = network.segments
     places = [i for i in range(1, len(names)) if _passes(names[i], include, exclude)]
     lost = [text for text in include if not any(text in name for name in names[1:])]
     hint = f"no segment to cut at contains '{lost[0]}'{_did_you_mean(lost[0], names[1:])}" if lost else ""
@@ -75,7 +75,7 @@ def automatic(
         raise PartitionError(f"the model and the sharding filters {fewer}{hint and '; ' + hint}", names)
     if lost:
         raise PartitionError(f"--sharding-include-filter: {hint}", names)
-    costs = costs or segment_costs(trace)
+    costs = costs or segment_costs(network)
     pieces = [sum(costs[first:last]) for first, last in pairwise((0, *places, len(names)))]
     return cut(names, [places[piece - 1] for piece in balanced(pieces, parts)])
 
@@ -85,12 +85,12 @@ def allowed(stages: Stages, include: Sequence[str] = (), exclude: Sequence[str] 
     return all(_passes(stage[0], include, exclude) for stage in stages[1:])
 
 
-def segment_costs(trace: Trace) -> tuple[int, ...]:
+def segment_costs(network: Network) -> tuple[int, ...]:
     """Return the cost of each segment for one sample, forward and backward, in multiply-adds."""
     costs: Counter[str] = Counter()
-    for operation in trace.operations:
+    for operation in network.operations:
         costs[operation.segment] += _cost(operation)
-    return tuple(costs[name] for name in trace.segments)
+    return tuple(costs[name] for name in network.segments)
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
@@ -125,10 +125,10 @@ def _cheapest(
     return best[-1][ends[-1]][0], tuple(cuts[:-1])
 
 
-def _cost(operation: Operation) -> int:
-    if operation.kind in ("conv", "dense"):
+def _cost(operation: Node) -> int:
+    if operation.op in ("conv", "dense"):
         return PASSES * operation.multiply_adds
-    return ELEMENT_COST * max(operation.source.elements, operation.result.elements)
+    return ELEMENT_COST * max(operation.source.elements, operation.shape.elements)
 
 
 def cut(segments: tuple[str, ...], cuts: Sequence[int]) -> Stages:

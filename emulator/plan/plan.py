@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from base.errors import WrongInput
+from emulator.network.network import Network
 from emulator.plan import partition, schedules
 from emulator.plan.ipu_ids import Device, select
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import SINGLE, Precision
-from emulator.plan.trace import Trace
 from Models._layers import Variable
 from Models._norms import BatchNorm
 
@@ -176,7 +176,7 @@ class ExecutionPlan:
 
 
 def resolve(
-    options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch_size: int, accumulation: int = 1,
+    options: DeviceOptions, network: Network, machine: Machine, *, micro_batch_size: int, accumulation: int = 1,
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
 ) -> ExecutionPlan:  # fmt: skip
     """Return the complete plan. If `global_batch` is given, it determines the accumulation count.
@@ -184,9 +184,9 @@ def resolve(
     Raise PlanError, PartitionError, ScheduleError or DeviceError if the options do not fit together. Ignore --BN-span
     without batch norm, because it would change the size of the passes and so the rounding of gradient sums.
     """
-    if BatchNorm not in trace.norms:
+    if BatchNorm not in network.norms:
         options = replace(options, BN_span=1)
-    stages = _stages(options, trace)
+    stages = _stages(options, network)
     replicas = options.replicas * instances
     if global_batch is not None:
         accumulation = _accumulation(global_batch, micro_batch_size, replicas)
@@ -195,7 +195,7 @@ def resolve(
     schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
     # Batch norm treats the micro-batches of replicas that share statistics as one micro-batch.
     micro_batches_for_norm = accumulation * options.replicas // options.local_span
-    fold = _fold(options, trace, micro_batch_size, micro_batches_for_norm, len(stages) if schedule != "Sequential" else 1)
+    fold = _fold(options, network, micro_batch_size, micro_batches_for_norm, len(stages) if schedule != "Sequential" else 1)
     for_training, for_validation = (*options.select_ipu, "AUTO", "AUTO")[:2]
     return ExecutionPlan(
         options=options,
@@ -256,11 +256,11 @@ def cuts_automatically(options: DeviceOptions) -> bool:
     return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
 
 
-def _stages(options: DeviceOptions, trace: Trace) -> tuple[tuple[str, ...], ...]:
+def _stages(options: DeviceOptions, network: Network) -> tuple[tuple[str, ...], ...]:
     shards = options.shards
     if cuts_automatically(options):
-        return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter)
-    return partition.split(trace.segments, options.pipeline_splits, shards if shards > 1 else None)
+        return partition.automatic(network, shards, options.sharding_include_filter, options.sharding_exclude_filter)
+    return partition.split(network.segments, options.pipeline_splits, shards if shards > 1 else None)
 
 
 def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> int:
@@ -274,7 +274,7 @@ def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> in
     return global_batch // samples
 
 
-def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_batches_for_norm: int, stages: int) -> int:
+def _fold(options: DeviceOptions, network: Network, micro_batch_size: int, micro_batches_for_norm: int, stages: int) -> int:
     """Return the number of an update's `micro_batches_for_norm` that share a pass.
 
     `auto` returns the smallest number up to eight whose predicted time is near the shortest. The FP32 activations of a pass
@@ -291,19 +291,19 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_bat
         return fold
     samples = micro_batch_size * options.local_span
     seconds = {
-        fold: _seconds_per_batch(trace, samples, fold)
+        fold: _seconds_per_batch(network, samples, fold)
         for fold in range(1, min(micro_batches_for_norm, MAX_FOLDED) + 1)
         if micro_batches_for_norm % fold == 0
-        and fold * samples * trace.activation_bytes(4) <= options.fold_memory * 10**6
+        and fold * samples * network.activation_bytes(4) <= options.fold_memory * 10**6
         and (stages == 1 or micro_batches_for_norm // fold >= 4 * stages)
     }
     return next((fold for fold, each in seconds.items() if each <= WORTH_MEMORY * min(seconds.values())), 1)
 
 
-def _seconds_per_batch(trace: Trace, samples: int, fold: int) -> float:
+def _seconds_per_batch(network: Network, samples: int, fold: int) -> float:
     """Return the predicted host seconds, forward and backward, for one batch of `samples` if `fold` batches share a pass."""
-    of_pass = len(trace.operations) * SECONDS_PER_LAYER + trace.trainable_parameters * SECONDS_PER_PARAMETER
-    of_sample = trace.multiply_adds * SECONDS_PER_MULTIPLY_ADD + trace.activation_bytes(4) * SECONDS_PER_BYTE
+    of_pass = len(network.operations) * SECONDS_PER_LAYER + network.trainable_parameters * SECONDS_PER_PARAMETER
+    of_sample = network.multiply_adds * SECONDS_PER_MULTIPLY_ADD + network.activation_bytes(4) * SECONDS_PER_BYTE
     return samples * of_sample + of_pass / fold
 
 

@@ -1,6 +1,6 @@
 """The number formats of a run: for layer results, operands of products, weights, slots and gradient sums.
 
-`emulator.plan.number_formats` defines the formats; `emulator.layers.policy` casts tensors to them.
+`emulator.plan.number_formats` defines the formats; `emulator.lowering.policy` casts tensors to them.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
+from emulator.lowering.policy import PrecisionPolicy
 from emulator.program.cells import Cells, StageOrder, Tokens
 from emulator.program.forward_backward import (
     ACCURACY,
@@ -49,15 +49,17 @@ class AccumulationLoop:
         statistics. Results in `REDUCED_BY_MAX` are maxima over the passes."""
         training, plan = self.training, self.training.plan
         network = PassNetwork(
-            stages=stage_blocks(plan, training.segments, training.trained_by_segment()),
+            stages=stage_blocks(
+                plan, training.network, self.policy, training.trained_names, training.watched_layers.formats,
+                synced=self._sync_mean is not None, frozen=training.frozen,
+            ),
             plan=plan,
             policy=self.policy,
             loss=training.loss,
             correct=training.correct,
             scale_loss=self.loss_scale.scale_loss,
             sync_mean=self._sync_mean,
-            frozen=training.frozen,
-        )
+        )  # fmt: skip
 
         def one_pass(pass_index: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
             with tf.control_dependencies([pass_index]):

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import gradients
-from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.network import Network
+from emulator.passes import stages
+from emulator.passes.target import Target
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.program.cells import Cells
-from Models import _segments
-from Models._segments import Segment
 
 Features = Mapping[str, tf.Tensor]
 LOSS, ACCURACY, LOST_GRADIENTS, LARGEST_GRADIENT = "loss", "accuracy", "lost gradients", "largest gradient"
@@ -28,9 +31,10 @@ AMAX = "operand amax"
 
 @dataclass(frozen=True)
 class Block:
-    """Segments (blocks of layers) whose gradients are computed together, and the names of their trained variables."""
+    """A part of the network whose gradients are computed together, after the passes, and its trained variables."""
 
-    segments: list[Segment]
+    network: Network
+    target: Target
     variables: tuple[str, ...]
 
 
@@ -45,7 +49,6 @@ class PassNetwork:
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scale_loss: Callable[[tf.Tensor], tf.Tensor]
     sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # averages over the processes that share batch norm.
-    frozen: Collection[str] = ()  # norms use these moving statistics in training too.
 
     def needs_input_gradient(self, stage: int, block: int) -> bool:
         """Return whether the gradient of a block's input is needed: whether an earlier block has trained variables."""
@@ -54,18 +57,23 @@ class PassNetwork:
 
 
 def stage_blocks(
-    plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
+    plan: ExecutionPlan,
+    network: Network,
+    policy: PrecisionPolicy,
+    trained: Collection[str],
+    watched: Collection[str] = (),
+    **use: Any,
 ) -> tuple[tuple[Block, ...], ...]:
-    """Return the blocks of each stage: one block for each segment with recomputation, else one block for the whole stage.
-    `variables` has the names of each segment's trained variables."""
-    named = {segment.name: segment for segment in segments}
+    """Return the blocks of each stage. `trained` names the variables that gradients change, and `watched` the layers whose
+    lost gradients are counted. `use` has fields of the blocks' `Target`."""
 
-    def block(names: tuple[str, ...]) -> Block:
-        return Block([named[name] for name in names], tuple(v for name in names for v in variables.get(name, ())))
+    def block(part: Network, device: str) -> Block:
+        target = policy.target(device, **use)
+        variables = tuple(v.name for v in part.variables if v.name in trained)
+        return Block(prepared(part, policy.precision, target, watched), target, variables)
 
-    if plan.options.enable_recomputation:
-        return tuple(tuple(block((name,)) for name in names) for names in plan.stages)
-    return tuple((block(names),) for names in plan.stages)
+    parts = stages.blocks(network, plan)
+    return tuple(tuple(block(part, device) for part in own) for own, device in zip(parts, plan.stage_devices))
 
 
 @dataclass
@@ -83,11 +91,11 @@ class _Pass:
     def run(self, block: Block, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Return the output of a block and its batch statistics."""
         network = self.network
-        layers = network.policy.layers(
-            self.weights, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
-            sync_mean=network.sync_mean, frozen=network.frozen,
+        lowering = network.policy.lowering(
+            self.weights, block.target, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
+            sync_mean=network.sync_mean,
         )  # fmt: skip
-        return _segments.run(block.segments, layers, x), layers.statistics
+        return lowering.run(block.network, x), lowering.statistics
 
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the output of a stage and its batch statistics."""

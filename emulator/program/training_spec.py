@@ -12,17 +12,15 @@ from typing import NamedTuple, Protocol
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import WatchedLayers
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.network import PRODUCTS, Network, Node
 from emulator.plan.number_formats import FP32, Format
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.precision import layer_of
-from emulator.plan.trace import Operation, Trace
 from emulator.program.forward_backward import Features
 from emulator.program.loss_scale import LossScale
 from emulator.program.worker_group import WorkerGroup
 from Models._layers import Variable
-from Models._segments import Segment
 
 
 class Move(NamedTuple):
@@ -99,8 +97,7 @@ class TrainingSpec:
     * `group` has the processes that train together.
     """
 
-    segments: list[Segment]
-    trace: Trace
+    network: Network
     plan: ExecutionPlan
     seed: int
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
@@ -120,7 +117,7 @@ class TrainingSpec:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """Every variable of the model."""
-        return self.trace.variables
+        return self.network.variables
 
     @property
     def updated_variables(self) -> tuple[Variable, ...]:
@@ -130,10 +127,10 @@ class TrainingSpec:
     @property
     def watched_layers(self) -> WatchedLayers:
         """The layers with gradients in narrow formats, whose lost gradients are counted."""
-        next_kinds = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
-        products = [(o, after) for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")]
-        narrow = {_layer_name(o): self._gradients_of(o) for o, _ in products if self._gradients_of(o)}
-        before_norm = frozenset(_layer_name(o) for o, after in products if after == "norm")
+        read_by = {node.inputs[0]: node.op for node in self.network.operations}
+        products = [node for node in self.network.operations if node.op in PRODUCTS]
+        narrow = {node.path: self._gradients_of(node) for node in products if self._gradients_of(node)}
+        before_norm = frozenset(node.path for node in products if read_by.get(node.outputs[0], "norm") == "norm")
         return WatchedLayers(narrow, before_norm & narrow.keys())
 
     @property
@@ -141,9 +138,9 @@ class TrainingSpec:
         """The smallest gradient that overflows in the format of any gradient."""
         return min((each.overflow for formats in self.watched_layers.formats.values() for each in formats), default=math.inf)
 
-    def _gradients_of(self, operation: Operation) -> tuple[Format, ...]:
+    def _gradients_of(self, node: Node) -> tuple[Format, ...]:
         """Return the narrow formats to which the incoming gradient of a convolution or dense layer is rounded."""
-        return tuple(each for each in self.plan.precision.gradients_of(operation.variables[0].name) if each != FP32)
+        return tuple(each for each in self.plan.precision.gradients_of(node.variable("kernel")) if each != FP32)
 
     @cached_property
     def trained_names(self) -> frozenset[str]:
@@ -153,16 +150,3 @@ class TrainingSpec:
     def policy(self, seed: Seed) -> PrecisionPolicy:
         """Return the policy that casts values to their formats. `seed` is the seed of the run, or its keys in the graph."""
         return PrecisionPolicy(self.plan.precision, seed, self.dtype)
-
-    def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
-        """Return for each segment the names of the variables that gradients change."""
-        by_segment: dict[str, tuple[str, ...]] = {}
-        for operation in self.trace.operations:
-            names = tuple(v.name for v in operation.variables if v.name in self.trained_names)
-            by_segment[operation.segment] = by_segment.get(operation.segment, ()) + names
-        return by_segment
-
-
-def _layer_name(operation: Operation) -> str:
-    """Return the path of a convolution or dense layer."""
-    return layer_of(operation.variables[0].name)

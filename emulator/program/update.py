@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
-from emulator.layers.policy import PrecisionPolicy
+from emulator.lowering.policy import PrecisionPolicy
 from emulator.native import library
 from emulator.plan import number_formats
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY

@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.policy import PrecisionPolicy
-from emulator.layers.tensor_layers import initial_value
+from emulator.layers.initial_values import initial_value
+from emulator.lowering.policy import PrecisionPolicy
 from emulator.plan import number_formats
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
 from emulator.plan.precision import SINGLE, Precision

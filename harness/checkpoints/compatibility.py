@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:
     """Return the tensors that validation needs."""
-    return checkpoint_tensors.model(run.trace.variables, run.plan.precision)
+    return checkpoint_tensors.model(run.network.variables, run.plan.precision)
 
 
 def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
     """Return the tensors that a training saves and needs to resume."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
-    own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.is_trained)
+    own = checkpoint_tensors.slots(run.network.variables, run.plan.precision, names, run.is_trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
     averages = {f"{v.name}/{EMA}": CheckpointTensor(v.shape) for v in averaged_variables(run)}
     return {**expected_model_tensors(run), **own, **averages, **scale, STEP: CheckpointTensor(STEP_SHAPE)}
@@ -36,7 +36,7 @@ def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
 
 def averaged_variables(run: Run) -> list[Variable]:
     """Return the variables whose exponential averages (--ema) a training keeps."""
-    return [v for v in run.trace.variables if run.options.training.ema and run.is_trained(v.name)]
+    return [v for v in run.network.variables if run.options.training.ema and run.is_trained(v.name)]
 
 
 def evaluated_tensors(values: Mapping[str, np.ndarray]) -> Tensors:

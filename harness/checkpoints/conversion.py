@@ -200,7 +200,7 @@ def _with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
     If the run keeps a weight in FP32 and --init-path has an FP32 copy of it, the copy becomes the weight.
     """
     precision, new = run.plan.precision, dict(values)
-    for variable in run.trace.variables:
+    for variable in run.network.variables:
         name, copy = variable.name, f"{variable.name}/{FP32_COPY}"
         if name not in values or not variable.trainable:
             continue
@@ -251,18 +251,16 @@ def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint)
 
 def classifier(run: Run) -> str:
     """Return the name of the last layer with a kernel."""
-    return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
+    return next(v.name for v in reversed(run.network.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
 
 
 def check_fitting(run: Run) -> None:
     """Raise OptionError if a run cannot use --fit-classifier."""
     if not run.options.training.fit_classifier:
         return
-    images, last = run.data_source.spec.train_images, run.trace.operations[-1]
-    if last.kind != "dense":
-        raise OptionError(
-            f"--fit-classifier needs a network that ends with a dense layer, not with {last.kind}; leave it out"
-        )
+    images, last = run.data_source.spec.train_images, run.network.operations[-1]
+    if last.op != "dense":
+        raise OptionError(f"--fit-classifier needs a network that ends with a dense layer, not with {last.op}; leave it out")
     if run.options.dataset.random_data:
         raise OptionError("--fit-classifier needs real images, but the images of this run are random; leave it out")
     if images > MAX_FITTED:
@@ -273,7 +271,7 @@ def check_fitting(run: Run) -> None:
 
 def classifier_shape(run: Run) -> tuple[int, ...]:
     """Return the shape of the classifier's kernel; [features, classes] for a dense layer."""
-    return next(v.shape for v in run.trace.variables if v.name == f"{classifier(run)}/kernel")
+    return next(v.shape for v in run.network.variables if v.name == f"{classifier(run)}/kernel")
 
 
 def _other_classifier(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:

@@ -79,9 +79,10 @@ def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compi
 
         answers.print_answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
     if main.summary:
-        from harness.reports.layer_table import layer_table
+        from harness.reports.layer_table import layer_table, table_after
 
-        answers.print_answer(layer_table(run.trace, run.plan))
+        table = table_after(run, main.after, training) if main.after else layer_table(run.network, run.plan)
+        answers.print_answer(table)
     if main.dry_run or main.summary:
         raise Answered
     if run.options.device.compile_only:

@@ -64,12 +64,12 @@ def training_head(run: Run) -> list[str]:
     """Return the log lines that describe the network and the plan of a training."""
     from harness.reports import predicted_rate
 
-    names = [v.name for v in run.trace.variables if v.trainable and run.is_trained(v.name)]
+    names = [v.name for v in run.network.variables if v.trainable and run.is_trained(v.name)]
     return [
         run.summary(),
         *predicted_rate.lines(run),
         f"Trainable Variables: {len(names)}\n" + textwrap.indent(textwrap.fill(" ".join(names), 116), "  "),
-        f"Total Parameters:{run.trace.parameters}",
+        f"Total Parameters:{run.network.parameters}",
     ]
 
 

@@ -130,7 +130,7 @@ def _wider_slots(run: Run) -> str:
     """Return advice on --slot-format if the format of the optimiser's slots has a smaller range than FP16; otherwise ""."""
     if not UPDATE_RULES[run.options.training.optimiser].slots:
         return ""
-    formats = (run.plan.precision.slot_format(v) for v in run.trace.variables if v.trainable)
+    formats = (run.plan.precision.slot_format(v) for v in run.network.variables if v.trainable)
     slots = min(formats, key=lambda each: each.largest)
     return (
         "" if slots.largest >= FP16.largest else f"a --slot-format with a wider range than {slots.name} ({slots.largest:g})"

@@ -54,7 +54,7 @@ class TrainedNetwork:
     def title(self) -> str:
         """Return the message that describes the exported network."""
         run = self.run
-        size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.trace.parameters:,} parameters"
+        size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.network.parameters:,} parameters"
         return f"Exporting {self.checkpoint.prefix}: {network_names.title(run.options.values())}, {size}"
 
     def texts(self, side: int) -> dict[str, str]:
@@ -109,7 +109,7 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
     notes += [] if names else ["the class names are unknown; labels.txt contains class numbers instead"]
-    outputs = run.trace.operations[-1].result.channels  # SqueezeNet has more outputs than classes.
+    outputs = run.network.nodes[-1].shape.channels  # SqueezeNet has more outputs than classes.
     return TrainedNetwork(
         run=run,
         checkpoint=checkpoint,

@@ -28,7 +28,7 @@ from base.fields import (
     decimal_number,
     opt,
 )  # fmt: skip
-from emulator.plan.options import DeviceOptions
+from emulator.plan.options import PASSES, DeviceOptions
 from harness.options import releases
 from harness.options.update_rules import RMSPROP_DECAY, SKIPPED, UPDATE_RULES
 
@@ -96,6 +96,10 @@ class MainOptions:
     summary: bool = opt(
         False, "print the size and cost of every layer, grouped by pipeline stage, then stop", traits=(ONE_CALL,)
     )
+    after: str | None = opt(
+        None, "with --summary, print the network after this pass: operations, formats, kernels, and who rounds",
+        choices=PASSES, needs="--summary", traits=(ONE_CALL,),
+    )  # fmt: skip
     dry_run: bool = opt(
         False, "print what the run would do (batches, updates, learning rate, memory), then stop", traits=(ONE_CALL,)
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -36,8 +35,6 @@ from ipu_utils import (
     TrainingSpec,
     WorkerGroup,
 )
-from Models._layers import Layers
-from Models._segments import Segment
 
 
 def training_program(
@@ -61,8 +58,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
     """Return everything that determines the results of a run's training."""
     options = run.options.training
     return ipu_utils.TrainingSpec(
-        segments=run.segments,
-        trace=run.trace,
+        network=run.network,
         plan=run.plan,
         seed=run.seed,
         loss=_loss(run),
@@ -89,8 +85,7 @@ def observing_program(run: Run) -> ObservingProgram:
     """Return a program that observes the network's activations and gradients on the first images of the training."""
     return ipu_utils.ObservingProgram(
         ipu_utils.ObservationSpec(
-            segments=run.segments,
-            variables=run.trace.variables,
+            network=run.network,
             loss=_loss(run),
             precision=run.plan.precision,
             micro_batches=run.plan.micro_batches_per_pass,
@@ -139,29 +134,13 @@ def feature_program(run: Run, augmented: bool) -> InferenceProgram:
     features_of_image = conversion.classifier_shape(run)[0]
 
     def rows(features: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"rows": tf.concat([tf.cast(labels[:, None], tf.float64), tf.cast(features, tf.float64)], axis=1)}
+        flat = tf.reshape(features, [-1, features_of_image])
+        return {"rows": tf.concat([tf.cast(labels[:, None], tf.float64), tf.cast(flat, tf.float64)], axis=1)}
 
     spec = _inference_spec(run, Score(("rows",), rows, (run.validation_batch, 1 + features_of_image)))
     source = run if augmented else replace(run, data_source=run.data_source.training_in_order())
     stream = _stream(source, source.request(run.validation_batch), training=augmented)
-    return ipu_utils.compile_inference(replace(spec, segments=_without_classifier(run.segments)), stream)
-
-
-class _WithoutClassifier:
-    """Layers in which the dense layer returns its input, so that the network ends before the classifier."""
-
-    def __init__(self, layers: Layers) -> None:
-        self._layers = layers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layers, name)
-
-    def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
-        return tf.reshape(x, [tf.shape(x)[0], -1])
-
-
-def _without_classifier(segments: Sequence[Segment]) -> list[Segment]:
-    return [Segment(each.name, lambda layers, x, each=each: each.apply(_WithoutClassifier(layers), x)) for each in segments]
+    return ipu_utils.compile_inference(replace(spec, network=run.network.without_classifier()), stream)
 
 
 def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
@@ -205,8 +184,7 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
     initial weights are used."""
     request = replace(run.validation_request(), eight_bit_io=True)
     return ipu_utils.freeze(
-        run.segments,
-        run.trace.variables,
+        run.network,
         shape=embedded.shape(run),
         prepare=lambda images: run.data_source.on_device(images, request),
         values=values,
@@ -226,7 +204,7 @@ def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
         return run.data_source.on_device(images, request)
 
     side = embedded.shape(run)[1]
-    return ipu_utils.portable_graph(run.segments, run.trace.variables, side=side, prepare=prepare, values=values)
+    return ipu_utils.portable_graph(run.network, side=side, prepare=prepare, values=values)
 
 
 def training_images_uint8(run: Run, count: int) -> np.ndarray:
@@ -275,7 +253,7 @@ def prediction_program(run: Run, request: ReadRequest, images: Iterable[np.ndarr
 
     probabilities = Score(
         ("probabilities",), lambda logits, _: {"probabilities": tf.nn.softmax(logits)[0]},
-        (run.trace.operations[-1].result.elements,),
+        (run.network.nodes[-1].shape.elements,),
     )  # fmt: skip
     return ipu_utils.compile_inference(_inference_spec(run, probabilities), ipu_utils.stream_of(dataset, prepare))
 
@@ -283,8 +261,7 @@ def prediction_program(run: Run, request: ReadRequest, images: Iterable[np.ndarr
 def _inference_spec(run: Run, score: Score) -> InferenceSpec:
     """Return everything that determines the results of an inference program, except the images."""
     return InferenceSpec(
-        segments=run.segments,
-        trace=run.trace,
+        network=run.network,
         score=score,
         device=run.plan.stage_devices[0],
         precision=run.plan.precision,

@@ -230,7 +230,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "model": run.options.main.model,
         "options": options,
         "plan": plan,
-        "network": hashlib.sha256(repr(run.trace).encode()).hexdigest(),
+        "network": hashlib.sha256(repr(run.network).encode()).hexdigest(),
         "not decayed": list(run.not_decayed),
         "data": [type(run.data_source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
         "request": {name: value for name, value in vars(request).items() if name not in _OF_STREAM},

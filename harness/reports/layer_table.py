@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from base.process import tf_runtime
+from emulator.network.network import Network, Node
+from emulator.passes.printed import operation
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.trace import Operation, Trace
+from harness.run.run import Run
 
 HEAD = ("layer", "", "output", "parameters", "moving", "multiply-adds", "activations")
 Row = tuple[str, ...]
 
 
-def layer_table(trace: Trace, plan: ExecutionPlan) -> str:
+def layer_table(network: Network, plan: ExecutionPlan) -> str:
     """Return the table of layers, with sums for each stage and for the network.
 
     The columns "multiply-adds" and "activations" (bytes in FP32) refer to the forward pass of one image. The column "moving"
@@ -19,50 +22,63 @@ def layer_table(trace: Trace, plan: ExecutionPlan) -> str:
     """
     rows: list[Row] = [HEAD]
     for number, segments in enumerate(plan.stages):
-        own = [operation for operation in trace.operations if operation.segment in segments]
-        rows += [_row(operation) for operation in own]
+        own = [node for node in network.operations if node.segment in segments]
+        rows += [_row(node) for node in own]
         if len(plan.stages) > 1:
             rows += [_sum(f"stage {number}, from {plan.stage_names[number]}", own), ("",) * len(HEAD)]
-    rows.append(_sum("all", trace.operations))
+    rows.append(_sum("all", network.operations))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return "\n".join(_line(row, widths) for row in rows)
 
 
-def _row(operation: Operation) -> Row:
-    height, width, channels = operation.result
+def _row(node: Node) -> Row:
+    height, width, channels = node.shape
     return (
-        operation.name.removeprefix("all/") if operation.name != "all" else operation.segment,
-        _kind(operation),
+        node.scope.removeprefix("all/") if node.scope != "all" else node.segment,
+        operation(node),
         f"{height}x{width}x{channels}" if height * width > 1 else str(channels),
-        *_counts([operation]),
+        *_counts([node]),
     )
 
 
-def _kind(operation: Operation) -> str:
-    """Return a description such as conv 3x3/2 in 32 groups, depthwise 5x5, norm or relu."""
-    if not operation.kernel:
-        return operation.kind
-    depthwise = operation.groups > 1 and operation.groups == operation.source.channels
-    name = "depthwise" if depthwise else operation.kind
-    window = f"{operation.kernel}x{operation.kernel}" + (f"/{operation.stride}" if operation.stride > 1 else "")
-    return f"{name} {window}" + (f" in {operation.groups} groups" if operation.groups > 1 and not depthwise else "")
-
-
-def _counts(operations: Iterable[Operation]) -> Row:
+def _counts(nodes: Iterable[Node]) -> Row:
     """Return the last four columns of the table. All except the last column are empty instead of 0."""
-    counted = list(operations)
-    variables = [variable for operation in counted for variable in operation.variables]
+    counted = list(nodes)
+    variables = [variable for node in counted for variable in node.variables]
     trained = sum(variable.elements for variable in variables if variable.trainable)
     moving = sum(variable.elements for variable in variables if not variable.trainable)
-    work = sum(operation.multiply_adds for operation in counted)
-    elements = sum(operation.result.elements for operation in counted)
+    work = sum(node.multiply_adds for node in counted)
+    elements = sum(node.shape.elements for node in counted)
     return (*(f"{count:,}" if count else "" for count in (trained, moving, work)), f"{4 * elements:,}")
 
 
-def _sum(name: str, operations: Iterable[Operation]) -> Row:
-    return (name, "", "", *_counts(operations))
+def _sum(name: str, nodes: Iterable[Node]) -> Row:
+    return (name, "", "", *_counts(nodes))
 
 
 def _line(row: Row, widths: list[int]) -> str:
     cells = [cell.ljust(w) if column < 3 else cell.rjust(w) for column, (cell, w) in enumerate(zip(row, widths))]
     return "  ".join(cells).rstrip()
+
+
+def table_after(run: Run, name: str, training: bool) -> str:
+    """Return the network of each block after the pass with this name. TensorFlow is imported, because the passes depend on
+    the native operations."""
+    tf_runtime.import_tensorflow("3")
+    from emulator.lowering.lists import after
+    from emulator.lowering.policy import PrecisionPolicy
+    from emulator.native import library
+    from emulator.passes import stages
+    from emulator.passes.printed import printed
+
+    library.load()
+    policy, plan = PrecisionPolicy(run.plan.precision), run.plan
+    tables = []
+    for number, (parts, device) in enumerate(zip(stages.blocks(run.network, plan), plan.stage_devices)):
+        target = policy.target(device, training=training, frozen=run.frozen_statistics)
+        for block in parts:
+            title = (
+                f"stage {number}, {block.segments[0]} to {block.segments[-1]}\n" if len(plan.stages) * len(parts) > 1 else ""
+            )
+            tables.append(title + printed(after(block, name, policy.precision, target), policy.precision))
+    return "\n\n".join(tables)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from base.errors import OptionError
 from base.fields import HALVES
 from emulator.native import library
+from emulator.network.network import Network
 from emulator.plan.machine import this_machine
 from emulator.plan.options import FASTEST
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.trace import Trace
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RunOptions, flag, with_trait
 
 # BF16 units pay for networks with many multiply-adds for each value that a layer stores. With AMX, bf16.32 is 1.4 times as
@@ -23,7 +23,7 @@ LEAST_MULTIPLY_ADDS = 100
 TAKES = f"--precision {FASTEST} takes"  # begins a line that brief logs show, too
 
 
-def with_precision(options: RunOptions, traced: Trace, here: bool) -> tuple[RunOptions, tuple[str, ...]]:
+def with_precision(options: RunOptions, network: Network, here: bool) -> tuple[RunOptions, tuple[str, ...]]:
     """Return options with --precision auto resolved, and a line that says which precision was taken and why.
 
     Raise OptionError for auto if another machine will compute, such as an IPU. `here` is True if this machine will.
@@ -35,13 +35,13 @@ def with_precision(options: RunOptions, traced: Trace, here: bool) -> tuple[RunO
             f"--precision {FASTEST} depends on the processor that trains, which is not known here; give another precision, "
             "such as 16.16"
         )
-    name, why = _fastest(options, traced)
+    name, why = _fastest(options, network)
     return replace(options, device=replace(options.device, precision=name)), (f"{TAKES} {name}: {why}",)
 
 
-def _fastest(options: RunOptions, traced: Trace) -> tuple[str, str]:
+def _fastest(options: RunOptions, network: Network) -> tuple[str, str]:
     """Return the fastest precision on this machine with the accuracy of FP32, and the reason."""
-    device, per_value = options.device, traced.multiply_adds / traced.activation_bytes(1)
+    device, per_value = options.device, network.multiply_adds / network.activation_bytes(1)
     other = next((name for name in with_trait(HALVES) if options.sources.get(name) and name != "native_arithmetic"), None)
     if device.device != "cpu" and this_machine().gpus:
         return "32.32", "a GPU trains, and its BF16 was not measured"

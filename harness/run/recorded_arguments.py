@@ -98,7 +98,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "name": run.name,
         CLASSES: names_digest(run.data_source.spec),
         **data_identity(run.data_source),
-        "parameters": run.trace.parameters,
+        "parameters": run.network.parameters,
         SEED: run.seed,
         "seed_specified": run.options.device.seed is not None,
         "summary_str": run.summary(),

@@ -13,6 +13,8 @@ from dataclasses import replace
 from base import plugins
 from base.errors import OptionError, parts
 from base.fields import LENGTH, TRAINING_ONLY
+from emulator.network.network import Network
+from emulator.network.recorder import NetworkError, record
 from emulator.plan import plan as plans
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
@@ -22,7 +24,6 @@ from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import NAMED, Precision, is_kernel
 from emulator.plan.schedules import ScheduleError
-from emulator.plan.trace import Trace, TraceError, trace
 from harness.cluster import membership
 from harness.cluster.cluster import Cluster
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
@@ -55,11 +56,11 @@ def prepare(
     family = data.family(requested.dataset.dataset)
     image_size = requested.dataset.image_size or model.image_size(requested.model, family)
     segments = model.build(requested.model, family, source.spec.num_classes, requested.two_pass_norms)
-    traced = _trace(segments, image_size, data.channels(requested.dataset))
-    options, taken = processor.with_precision(requested, traced, here)
+    network = _recorded(segments, image_size, data.channels(requested.dataset))
+    options, taken = processor.with_precision(requested, network, here)
     options = replace(options, device=_device_options(options, cluster, total_replicas))
-    rules.check_filters(options, traced)
-    plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
+    rules.check_filters(options, network)
+    plan, length = _plan_and_length(options, network, source.spec.train_images, training, cluster)
     options, plan = processor.with_bf16_units(options, plan, here)
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(
@@ -67,8 +68,7 @@ def prepare(
         data_source=source,
         data_dir=_data_dir(options.dataset, environ),
         image_size=image_size,
-        segments=segments,
-        trace=traced,
+        network=network,
         plan=plan,
         length=length,
         peak_rate=peak,
@@ -103,19 +103,19 @@ def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int |
     return replace(device, stochastic_rounding="all") if explicit and formats.compute != formats.master == FP32 else device
 
 
-def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
+def _recorded(segments: list[Segment], image_size: int, channels: int) -> Network:
     try:
-        return trace(segments, image_size, channels)
-    except TraceError as error:
+        return record(segments, image_size, channels)
+    except NetworkError as error:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or --model-size") from None
 
 
 def _plan_and_length(
-    options: RunOptions, traced: Trace, images: int, training: bool, cluster: Cluster
+    options: RunOptions, network: Network, images: int, training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, TrainingLength]:
     make_plan = _training_plan if training else _validation_plan
     try:
-        plan = make_plan(options, traced, cluster)
+        plan = make_plan(options, network, cluster)
         length = TrainingLength.of(
             images=images,
             global_batch=plan.global_batch,
@@ -127,38 +127,38 @@ def _plan_and_length(
     return replace(plan, updates_per_host_step=length.updates_per_host_step if training else 0), length
 
 
-def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:
+def _training_plan(options: RunOptions, network: Network, cluster: Cluster) -> ExecutionPlan:
     training = options.training
     return plans.resolve(
         options.device,
-        traced,
+        network,
         this_machine(),
         micro_batch_size=training.micro_batch_size,
         accumulation=training.gradient_accumulation_count,
         global_batch=training.global_batch_size,
-        precision=Precision.of(options.device, training.offload_fp32_weight_copy, _kernels(traced)),
+        precision=Precision.of(options.device, training.offload_fp32_weight_copy, _kernels(network)),
         instances=cluster.size,
         instance=cluster.instance,
     )
 
 
-def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
+def _validation_plan(options: RunOptions, network: Network, _: Cluster) -> ExecutionPlan:
     device, training = options.device, options.training
     chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # if the record has one id, it may be for training
     validation_ipu = device.select_ipu[-1] if chosen and device.select_ipu else "AUTO"
     one_ipu = {name: getattr(_DEVICE_DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
     return plans.resolve(
         replace(device, **one_ipu, select_ipu=("AUTO", validation_ipu)),
-        traced,
+        network,
         this_machine(),
         micro_batch_size=training.micro_batch_size,
-        precision=Precision.of(device, training.offload_fp32_weight_copy, _kernels(traced)),
+        precision=Precision.of(device, training.offload_fp32_weight_copy, _kernels(network)),
     )
 
 
-def _kernels(traced: Trace) -> list[str]:
+def _kernels(network: Network) -> list[str]:
     """Return the names of the kernels of convolutions and dense layers, in the order of the network."""
-    return [variable.name for variable in traced.variables if is_kernel(variable.name)]
+    return [variable.name for variable in network.variables if is_kernel(variable.name)]
 
 
 def _peak_rate(options: RunOptions, global_batch: int) -> float:

@@ -15,12 +15,12 @@ from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
 from Datasets.sources.registry import published_spec
 from emulator.native import library
+from emulator.network.network import Network
 from emulator.plan import host_memory
 from emulator.plan.host_memory import gigabytes
 from emulator.plan.number_formats import FP16, FP32
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
-from emulator.plan.trace import Trace
 from harness.cluster import membership
 from harness.options.releases import vintage
 from harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
@@ -212,16 +212,16 @@ def validation_images(run: Run) -> Iterator[str]:
 # --- Weight updates ------------------------------------------------------------------------------------------------
 
 
-def check_filters(options: RunOptions, trace: Trace) -> None:
+def check_filters(options: RunOptions, network: Network) -> None:
     """Reject words that are in no name of a variable or layer, and variables that are forced into two formats."""
     device, training = options.device, options.training
-    trained = [variable.name for variable in trace.variables if variable.trainable]
-    kernels = [variable.name for variable in trace.variables if is_kernel(variable.name)]
+    trained = [variable.name for variable in network.variables if variable.trainable]
+    kernels = [variable.name for variable in network.variables if is_kernel(variable.name)]
     to_fp16, to_fp32 = device.force_weight_to_fp16, device.force_weight_to_fp32
     formats = [part for part in (word.rpartition("=")[0] for word in device.format_for) if part not in (FIRST, LAST)]
     _check_parts("--variable-filter", training.variable_filter, trained, "trained variable")
     _check_parts("--force-weight-to-fp16", to_fp16, trained, "trained variable")
-    _check_parts("--force-weight-to-fp32", to_fp32, [variable.name for variable in trace.variables], "variable")
+    _check_parts("--force-weight-to-fp32", to_fp32, [variable.name for variable in network.variables], "variable")
     _check_parts("--format-for", formats, kernels, "convolution or dense layer", also=(FIRST, LAST))
     for name in trained:
         both = [next((part for part in parts if part in name), "") for parts in (to_fp16, to_fp32)]
@@ -254,10 +254,10 @@ def optimiser(run: Run) -> Iterator[str]:
             )
     listed = f"{training.optimiser.lower()}_skip_list"
     if not run.options.sources.get(listed, RECORDED).startswith(RECORDED):
-        rows = [f"{v.name}/{row}" for v in run.trace.variables if v.proxy for row in TRAINED_PROXY_ROWS]
-        names = [*(variable.name for variable in run.trace.variables), *rows]
+        rows = [f"{v.name}/{row}" for v in run.network.variables if v.proxy for row in TRAINED_PROXY_ROWS]
+        names = [*(variable.name for variable in run.network.variables), *rows]
         _check_parts(flag(listed), [part for part in getattr(training, listed) if part not in SKIPPED], names, "variable")
-    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
+    trained = [v for v in run.network.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
     formats = {run.plan.precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
     if run.trains and UPDATE_RULES[training.optimiser].squares and coarsest.smallest > SMALL_MEAN_SQUARE:
@@ -342,7 +342,7 @@ def loss_scale(run: Run) -> Iterator[str]:
         yield f"warning: --loss-scaling {scale:g} makes gradients overflow in FP16; give less than {LARGEST_HALF_SCALE:.2g}"
     if not rule:
         return
-    kernels = [variable.name for variable in run.trace.variables if is_kernel(variable.name)]
+    kernels = [variable.name for variable in run.network.variables if is_kernel(variable.name)]
     if all(each == FP32 for name in kernels for each in precision.gradients_of(name)):
         raise OptionError(
             f"--automatic-loss-scaling {rule} has no effect, because gradients cannot overflow with --precision "
@@ -438,7 +438,7 @@ def memory_proportions(run: Run) -> None:
 
 def batch_statistics(run: Run) -> Iterator[str]:
     """Warn about batch norm over single images, and about moving averages that never change."""
-    if run.frozen_statistics.issuperset(v.name for v in run.trace.variables if v.decay is not None):
+    if run.frozen_statistics.issuperset(v.name for v in run.network.variables if v.decay is not None):
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
         yield "warning: --BN-decay 1 never updates the moving averages that validation uses; give less than 1"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from base.process import tf_runtime
 from Datasets._spec import DataSource, ReadRequest
 from emulator.native import library
+from emulator.network.network import Network
 from emulator.plan import host_memory, machine
 from emulator.plan.host_memory import HostMemory
 from emulator.plan.number_formats import FP16
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.trace import Trace
 from harness.cluster.cluster import ALONE, Cluster
 from harness.options.releases import version
 from harness.options.sections import RunOptions
@@ -23,7 +23,6 @@ from harness.run import data
 from harness.run.length import TrainingLength
 from LR_Schedules._schedule import highest
 from Models._norms import Norm
-from Models._segments import Segment
 
 if TYPE_CHECKING:
     from emulator.cost_model.workload import Workload
@@ -39,8 +38,7 @@ class Run:
     data_source: DataSource
     data_dir: str | None
     image_size: int
-    segments: list[Segment]
-    trace: Trace
+    network: Network
     plan: ExecutionPlan
     length: TrainingLength
     peak_rate: float | None  # None for validation and inference
@@ -132,15 +130,15 @@ class Run:
     @cached_property
     def frozen_norms(self) -> frozenset[str]:
         """The names of the batch norms whose variables are not trained."""
-        scopes = {v.name.rpartition("/")[0] for v in self.trace.variables if v.decay is not None}
-        return frozenset(scopes - {v.name.rpartition("/")[0] for v in self.trace.variables if self.is_trained(v.name)})
+        scopes = {v.name.rpartition("/")[0] for v in self.network.variables if v.decay is not None}
+        return frozenset(scopes - {v.name.rpartition("/")[0] for v in self.network.variables if self.is_trained(v.name)})
 
     @property
     def frozen_statistics(self) -> frozenset[str]:
         """The moving averages that batch norms use in training too, because they are frozen."""
         if self.options.training.frozen_norm_statistics == "batch":
             return frozenset()
-        names = (v.name for v in self.trace.variables if v.decay is not None)
+        names = (v.name for v in self.network.variables if v.decay is not None)
         return frozenset(name for name in names if name.rpartition("/")[0] in self.frozen_norms)
 
     @property
@@ -151,7 +149,7 @@ class Run:
     @property
     def norms(self) -> frozenset[type[Norm]]:
         """The kinds of norms in the network, such as batch norm."""
-        return self.trace.norms
+        return self.network.norms
 
     @cached_property
     def highest_rate(self) -> float:
@@ -193,12 +191,12 @@ class Run:
             f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
-            self.plan.summary(self.trace.variables),
+            self.plan.summary(self.network.variables),
             f"  kernels: {library.described()}",
             *self._updates(),
-            f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
-            f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
-            f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations per image",
+            f"Model: {self.network.parameters:,} parameters ({self.network.trainable_parameters:,} trainable), "
+            f"{self.network.multiply_adds / 1e6:,.1f} million multiply-adds and "
+            f"{self.network.activation_bytes(4) / 1e6:,.1f} MB of activations per image",
             f"  host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
@@ -225,10 +223,10 @@ class Run:
             predicting = bool(options.checkpoint.predict)
             records = 0 if predicting else self._cached_records(spec.validation_images)
             batch = (1 if predicting else self.validation_batch) * (2 if self.mirrors else 1)
-            return host_memory.inference(self.trace, batch, self.image_numbers, records)
+            return host_memory.inference(self.network, batch, self.image_numbers, records)
         validated = self.validation_batch if options.checkpoint.validation else 0
         return host_memory.training(
-            self.trace,
+            self.network,
             self.plan,
             slots=options.training.slots,
             image=self.image_numbers,
@@ -249,7 +247,7 @@ class Run:
         release = version(self.options.values_release or "")
         trained_images = self.length.iterations * self.plan.global_batch
         return Workload(
-            trace=self.trace,
+            network=self.network,
             plan=self.plan,
             slots=self.options.training.slots,
             image_numbers=self.image_numbers,
@@ -257,10 +255,10 @@ class Run:
             from_host=not self.options.dataset.synthetic_data,
             two_pass=self.options.two_pass_norms,
             images=trained_images if self.trains else self.data_source.spec.validation_images,
-            trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.is_trained(v.name)),
+            trained=frozenset(v.name for v in self.network.variables if v.trainable and self.is_trained(v.name)),
             training=self.trains,
             processes=processes,
-            normed=frozenset(v.name for v in self.trace.variables if self.is_normed(v.name)),
+            normed=frozenset(v.name for v in self.network.variables if self.is_normed(v.name)),
             sdk=release[0] + release[1] / 10 if release else None,
             least_micro_batch=self.options.dataset.least_micro_batch if self.trains else 1,
         )

@@ -134,7 +134,7 @@ def _preprocessing_warnings(run: Run, recorded: Mapping[str, Any]) -> list[str]:
             lines.append(f"the initial weights were trained with {given}. For better accuracy, give this option")
     if other_class_names(recorded, run.data_source.spec):
         lines.append("the initial weights were trained on classes with other names or in another order")
-    size, stride = recorded.get("image_size"), run.trace.stride
+    size, stride = recorded.get("image_size"), run.network.stride
     if size and size % stride != run.image_size % stride:
         lines.append(
             f"the initial weights were trained at {size} px, but this run uses {run.image_size} px. To keep the padding and "

@@ -230,7 +230,7 @@ class Resume(Origin):
                 "global batch",
                 "Keep the global batch, because the position in the data is counted in batches",
             ),
-            ("parameters", run.trace.parameters, "number of parameters", f"Keep the model's options, {instead}"),
+            ("parameters", run.network.parameters, "number of parameters", f"Keep the model's options, {instead}"),
         ):
             before = self.recorded.get(name)
             if before not in (None, now):

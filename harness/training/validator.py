@@ -109,6 +109,6 @@ def _initial_share(run: Run, updates: int) -> float:
 
     The share is 0 for a run that starts from --init-path, and for averaged checkpoints, whose `updates` is negative.
     """
-    decays = [v.decay for v in run.trace.variables if v.decay is not None and run.is_trained(v.name)]
+    decays = [v.decay for v in run.network.variables if v.decay is not None and run.is_trained(v.name)]
     begun = updates > 0 and not run.options.training.init_path
     return max(decays, default=0.0) ** updates if begun else 0.0

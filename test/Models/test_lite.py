@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import run, succeed, variables
-from networks import traced
+from networks import built, recorded
 from PIL import Image
 
 from Datasets._spec import ReadRequest
 from Datasets.formats import class_names
 from Datasets.pipeline import decoding, image_files
 from Datasets.sources.registry import published_spec
-from emulator.plan.trace import CountingLayers, Shape
+from emulator.network.recorder import record_layers
 from harness.checkpoints import weights_file
 
 LITE = {"batch_norm": True, "group_norm": False, "se": False, "use_relu6": True, "fix_stem_head": True}
@@ -68,18 +68,17 @@ def drawn(tmp_path) -> Path:
 
 @pytest.mark.parametrize("size, count", [("B0", 4_652_008), ("B1", 5_416_680), ("B2", 6_092_072)])
 def test_lite_has_published_parameter_count(size, count):
-    assert traced("efficientnet", "imagenet", size, **LITE).trainable_parameters == count
+    assert recorded("efficientnet", "imagenet", size, **LITE).trainable_parameters == count
 
 
 def test_relu6_stops_at_six():
-    from emulator.layers.tensor_layers import TensorLayers
+    def relu6(layers, x):
+        return layers.relu6(x)
 
     with tf.Graph().as_default(), tf.Session() as session:
-        made = session.run(TensorLayers({}, training=False).relu6(tf.constant([-1.0, 0.5, 6.0, 7.0])))
-    assert made.tolist() == [0.0, 0.5, 6.0, 6.0]
-    layers = CountingLayers()
-    layers.relu6(Shape(2, 2, 3))
-    assert [operation.kind for operation in layers.operations] == ["relu6"]
+        made = session.run(built(relu6, {}, tf.constant([[-1.0, 0.5, 6.0, 7.0]]), training=False)[0])
+    assert made.tolist() == [[0.0, 0.5, 6.0, 6.0]]
+    assert [operation.op for operation in record_layers(relu6, (2, 2, 3)).operations] == ["relu6"]
 
 
 # --- the weights ---
@@ -96,7 +95,7 @@ def test_bundled_weights_are_small_and_licensed(kept):
     assert "Apache License 2.0" in (path.parent / "LICENCE.md").read_text()
     assert {str(value.dtype) for name, value in kept.items() if "moving" not in name} == {"float16"}
     assert {name: value.shape for name, value in kept.items()} == {
-        variable.name: variable.shape for variable in traced("efficientnet", "imagenet", "B0", **LITE).variables
+        variable.name: variable.shape for variable in recorded("efficientnet", "imagenet", "B0", **LITE).variables
     }
 
 

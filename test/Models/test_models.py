@@ -1,25 +1,29 @@
-"""The models: published sizes and counts, names, agreement of both layer vocabularies, and the layers in float64 NumPy."""
+"""The models: published sizes and counts, names, agreement of record and graph, and the layers in float64 NumPy."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from dataclasses import replace
-from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from networks import CLASSES, network, options_of, traced
+from networks import CLASSES, built, network, options_of, recorded
 
 from base.gradient_rules import gradients
-from emulator.inference.fused_layers import FusedLayers
-from emulator.layers import convolutions, tensor_layers
-from emulator.layers.portable_layers import PortableLayers
-from emulator.layers.tensor_layers import TensorLayers, initial_value
-from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
+from emulator.layers.initial_values import initial_value
+from emulator.lowering import policy as policies
+from emulator.lowering import portable
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.lowering.tensorflow import NORMS
+from emulator.network.network import Network, Shape
+from emulator.network.recorder import NetworkError, Recorder, record_layers
+from emulator.plan.precision import OFF, SINGLE, by_name
 from emulator.program.runtime import new_graph, session_config
-from Models import _norms, _segments
+from Models import _norms
 from Models._layers import GLOROT, Initial, Variable
 from Models._norms import BatchNorm, GroupNorm, NoNorm
 
@@ -115,11 +119,11 @@ def test_indivisible_groups_are_noted(size, dim, notes):
 
 @pytest.mark.parametrize("name, family, size, changes, count", PARAMETERS)
 def test_parameter_counts_match_publications(name, family, size, changes, count):
-    assert traced(name, family, size, **changes).parameters == count
+    assert recorded(name, family, size, **changes).parameters == count
 
 
 def test_moving_statistics_count_but_stay_untrained():
-    grouped, batch = traced("resnet", "imagenet", 50, **GN), traced("resnet", "imagenet", 50, **BN)
+    grouped, batch = recorded("resnet", "imagenet", 50, **GN), recorded("resnet", "imagenet", 50, **BN)
     assert batch.trainable_parameters == grouped.trainable_parameters == grouped.parameters
     moving = [variable for variable in batch.variables if "/moving_" in variable.name]
     assert sum(variable.elements for variable in moving) == batch.parameters - batch.trainable_parameters == 53_120
@@ -150,16 +154,21 @@ EFFICIENTNETS_G16 = {
 }
 
 
+def product_elements(found: Network) -> int:
+    """Return the number of values in the results of convolutions and dense layers."""
+    return sum(each.shape.elements for each in found.operations if each.op in ("conv", "dense"))
+
+
 @pytest.mark.parametrize("changes, table", [({}, EFFICIENTNETS), (G16, EFFICIENTNETS_G16)], ids=["G1", "G16"])
 def test_efficientnet_work_matches_table(changes, table):
     for size, entries in table.items():
         for side, giga, mega in entries:
-            found = traced("efficientnet", "imagenet", size, side=side, **changes)
+            found = recorded("efficientnet", "imagenet", size, side=side, **changes)
             assert found.multiply_adds / 1e9 == pytest.approx(giga, abs=0.000501), (size, side)
             # the table omits squeeze and excitation and the classifier
-            outside = [x for x in found.operations if x.kind == "conv" and "/SE/" not in x.name]
-            assert sum(x.result.elements for x in outside) / 1e6 == pytest.approx(mega, abs=0.00501), (size, side)
-            assert mega < found.activation_elements / 1e6 < 1.004 * mega
+            outside = [x for x in found.operations if x.op == "conv" and "/SE/" not in x.scope]
+            assert sum(x.shape.elements for x in outside) / 1e6 == pytest.approx(mega, abs=0.00501), (size, side)
+            assert mega < product_elements(found) / 1e6 < 1.004 * mega
 
 
 @pytest.mark.parametrize(
@@ -178,11 +187,11 @@ def test_efficientnet_work_matches_table(changes, table):
 )
 def test_residual_work_matches_publications(name, size, changes, giga, mega):
     """The tolerance is one percent for multiply-adds, in which other small layers are counted."""
-    found = traced(name, "imagenet", size, **changes)
+    found = recorded(name, "imagenet", size, **changes)
     # basic networks: only this project has a projection in the first unit of the first stage
-    extra = [x for x in found.operations if x.kind == "conv" and x.name == "all/b1/0/p" and size in (18, 34)]
+    extra = [x for x in found.operations if x.op == "conv" and x.scope == "all/b1/0/p" and size in (18, 34)]
     multiply_adds = found.multiply_adds - sum(x.multiply_adds for x in extra)
-    elements = found.activation_elements - sum(x.result.elements for x in extra)
+    elements = product_elements(found) - sum(x.shape.elements for x in extra)
     assert multiply_adds / 1e9 == pytest.approx(giga, rel=0.01)
     assert elements / 1e6 == pytest.approx(mega, abs=0.00501)
 
@@ -193,7 +202,7 @@ def test_residual_work_matches_publications(name, size, changes, giga, mega):
 def test_resnet50_segments_have_their_names():
     units = [f"b{stage}/{unit}" for stage, count in ((1, 3), (2, 4), (3, 6), (4, 3)) for unit in range(count)]
     expected = ["b0", *(name for unit in units for name in (unit, f"{unit}/relu")), "reduce_mean", "fc1"]
-    assert list(traced("resnet", "imagenet", 50).segments) == expected
+    assert list(recorded("resnet", "imagenet", 50).segments) == expected
 
 
 def test_efficientnet_b0_segments_have_their_names():
@@ -201,17 +210,17 @@ def test_efficientnet_b0_segments_have_their_names():
         block4a block4a/b block4a/c block4b block4c block5a block5a/b block5a/c block5b block5c block6a block6a/b
         block6a/c block6b block6c block6d block7a block7a/b block7a/c Top"""
     listed = text.split()
-    found = list(traced("efficientnet", "imagenet", "B0").segments)
+    found = list(recorded("efficientnet", "imagenet", "B0").segments)
     assert [name for name in found if not name.endswith("/SE")] == listed
     gates = [name for name in found if name.endswith("/SE")]
     assert gates == [f"block{stage}a/SE" for stage in range(1, 8)]  # the older split name, between /b and /c
     assert all(found[found.index(name) - 1] == name[:-2] + "b" for name in gates)
-    assert list(traced("efficientnet", "imagenet", "B0", se=False).segments) == listed
+    assert list(recorded("efficientnet", "imagenet", "B0", se=False).segments) == listed
 
 
 @pytest.mark.parametrize("name, family, size", EVERY_MODEL)
 def test_names_are_unique_and_segments_count(name, family, size):
-    found = traced(name, family, size)
+    found = recorded(name, family, size)
     assert len(set(found.segments)) == len(found.segments)
     variables = [variable.name for variable in found.variables]
     assert len(set(variables)) == len(variables)
@@ -228,7 +237,7 @@ def named(found, prefix):
 
 
 def test_resnet_variables_have_their_names():
-    found = traced("resnet", "imagenet", 50, **GN)
+    found = recorded("resnet", "imagenet", 50, **GN)
     norms = {
         f"{scope}/GroupNorm/{kind}": (n,)
         for scope, n in (("p", 256), ("1", 64), ("2", 64), ("3", 256))
@@ -247,19 +256,19 @@ def test_resnet_variables_have_their_names():
         "GroupNorm/gamma": (64,),
     }
     assert named(found, "all/fc1/") == {"dense/kernel": (2048, 1000), "dense/bias": (1000,)}
-    small = named(traced("resnet", "cifar", 8), "all/b2/0/")
+    small = named(recorded("resnet", "cifar", 8), "all/b2/0/")
     kinds = ("beta", "gamma", "moving_mean", "moving_variance")
     assert small == {
         "1/conv/conv2d/kernel": (3, 3, 16, 32),
         "2/conv/conv2d/kernel": (3, 3, 32, 32),
         **{f"{conv}/batch_norm/{kind}": (32,) for conv in "12" for kind in kinds},
     }
-    grouped = named(traced("resnext", "imagenet", 50), "all/b2/0/")
+    grouped = named(recorded("resnext", "imagenet", 50), "all/b2/0/")
     assert grouped["2/conv/conv2d/kernel"] == (3, 3, 8, 256)
 
 
 def test_efficientnet_variables_have_their_names():
-    found = traced("efficientnet", "imagenet", "B0")
+    found = recorded("efficientnet", "imagenet", "B0")
     norms = {
         f"{scope}/GroupNorm/{kind}": (n,) for scope, n in (("a", 96), ("b", 96), ("c", 24)) for kind in ("beta", "gamma")
     }
@@ -281,10 +290,10 @@ def test_efficientnet_variables_have_their_names():
         "logits/dense/bias": (1000,),
     }
     assert not any(name.startswith("a/") for name in named(found, "all/block1a/"))  # nothing to expand
-    assert named(traced("efficientnet", "imagenet", "B0", **G16), "all/block2a/")["b/conv/conv2d/kernel"] == (3, 3, 16, 64)
+    assert named(recorded("efficientnet", "imagenet", "B0", **G16), "all/block2a/")["b/conv/conv2d/kernel"] == (3, 3, 16, 64)
 
 
-# --- two layer vocabularies ---
+# --- the graph ---
 
 
 class Asked(dict):
@@ -300,26 +309,25 @@ class Asked(dict):
 
 
 @pytest.mark.parametrize("name, family, size", EVERY_MODEL)
-def test_graph_matches_counted_layers(name, family, size):
-    """Segment by segment, the graph has the counted shapes and uses the counted variables."""
+def test_graph_matches_recorded_network(name, family, size):
+    """Segment by segment, the graph has the recorded shapes and uses the recorded variables."""
     changes = {"batch_norm": True} if size in ("B1", 14, 50) else {}
-    segments, side = network(name, family, size, **changes)
-    counting = CountingLayers()
-    shape = Shape(side, side, 3)
+    found = recorded(name, family, size, **changes)
+    side, shapes = found.nodes[0].source.height, {node.outputs[0]: node.shape for node in found.nodes}
     with new_graph().as_default():
-        variables = trace(segments, side).variables
-        weights = Asked({variable.name: tf.placeholder(tf.float32, variable.shape) for variable in variables})
-        tensors = TensorLayers(weights, training=True, positions=tf.placeholder(tf.int64, [None]))
+        weights = Asked({variable.name: tf.placeholder(tf.float32, variable.shape) for variable in found.variables})
+        policy = PrecisionPolicy(SINGLE)
+        target = policy.target("/cpu:0")
+        lowering = policy.lowering(weights, target, positions=tf.placeholder(tf.int64, [None]))
         x = tf.placeholder(tf.float32, [None, side, side, 3])
-        with counting.scope("all"), tensors.scope("all"):
-            for segment in segments:
-                shape, x = segment.apply(counting, shape), segment.apply(tensors, x)
-                counted = list(shape) if len(x.shape) == 4 else [shape.channels]
-                assert x.shape.as_list() == [None, *counted], segment.name
-    moving = {variable.name for variable in variables if not variable.trainable}
-    assert weights.names | moving == {variable.name for variable in variables}
-    assert set(tensors.statistics) == moving
-    assert shape == Shape(1, 1, CLASSES[family])
+        for segment, end in zip(found.segments, found.ends):
+            x = lowering.run(prepared(found.block((segment,)), SINGLE, target), x)
+            expected = list(shapes[end]) if len(x.shape) == 4 else [shapes[end].channels]
+            assert x.shape.as_list() == [None, *expected], segment
+    moving = {variable.name for variable in found.variables if not variable.trainable}
+    assert weights.names | moving == {variable.name for variable in found.variables}
+    assert set(lowering.statistics) == moving
+    assert shapes[found.output] == Shape(1, 1, CLASSES[family])
 
 
 # --- strides and shortcuts ---
@@ -328,11 +336,11 @@ def test_graph_matches_counted_layers(name, family, size):
 def test_zero_gamma_with_identity_shortcuts():
     for name, changes in (("resnet", GN), ("resnet", BN), ("resnext", GN)):
         zero = {v.name.split("/GroupNorm")[0].split("/batch_norm")[0]
-                for v in traced(name, "imagenet", 50, **changes).variables
+                for v in recorded(name, "imagenet", 50, **changes).variables
                 if v.name.endswith("gamma") and v.initial == 0}  # fmt: skip
         assert zero == {f"all/b{stage}/{unit}/3" for stage, n in ((1, 3), (2, 4), (3, 6), (4, 3)) for unit in range(1, n)}
     for name, family, size in (("resnet", "imagenet", 18), ("resnet", "cifar", 20), ("efficientnet", "imagenet", "B0")):
-        gammas = [v.initial for v in traced(name, family, size).variables if v.name.endswith("gamma")]
+        gammas = [v.initial for v in recorded(name, family, size).variables if v.name.endswith("gamma")]
         assert set(gammas) == {1.0}
 
 
@@ -340,11 +348,13 @@ def test_zero_gamma_with_identity_shortcuts():
 @pytest.mark.parametrize(("side", "stride"), [(6, 2), (5, 2), (9, 3), (4, 1)])
 def test_subsample_has_right_values_and_gradients(dtype, side, stride):
     x, kept = random(2, 2, side, side, 3).astype(dtype), -(-side // stride)
-    x[0, 0, 0], x[1, stride % side, 0, 0] = (np.inf, np.finfo(dtype).smallest_subnormal, -1), np.nan
+    beyond = np.finfo(dtype).max if dtype == np.float16 else np.inf  # in FP16, an overflow is NaN
+    x[0, 0, 0], x[1, stride % side, 0, 0] = (beyond, np.finfo(dtype).smallest_subnormal, -1), np.nan
     dy = random(3, 2, kept, kept, 8).astype(dtype)
 
     def both_ways(x, dy):
-        y = TensorLayers({}, training=True).subsample(x, stride, 8)
+        precision = by_name("16.16", stochastic=OFF) if dtype == np.float16 else SINGLE
+        y, _ = built(lambda layers, x: layers.subsample(x, stride, 8), {}, x, precision=precision)
         return y, gradients(y, [x], dy)[0]
 
     y, dx = evaluated(both_ways, {"x": x, "dy": dy})
@@ -357,8 +367,8 @@ def test_subsample_has_right_values_and_gradients(dtype, side, stride):
 # --- norms of the models ---
 
 
-class Noted(CountingLayers):
-    """Count layers, and record the norms and survival probabilities."""
+class Noted(Recorder):
+    """Also record the norms and survival probabilities."""
 
     def __init__(self):
         super().__init__()
@@ -380,7 +390,10 @@ class Noted(CountingLayers):
 def noted(name, family, size, **changes):
     layers = Noted()
     segments, side = network(name, family, size, **changes)
-    _segments.run(segments, layers, Shape(side, side, 3))
+    x = layers.value(Shape(side, side, 3))
+    with layers.scope("all"):
+        for segment in segments:
+            x = segment.apply(layers, x)
     return layers
 
 
@@ -405,15 +418,24 @@ def test_models_choose_their_norms(name, family, size, changes, expected):
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        (lambda layers: layers.conv(Shape(4, 4, 6), 8, 3, GLOROT, groups=4), "all/b1: 6 .* 4 convolution groups"),
-        (lambda layers: layers.conv(Shape(4, 4, 8), 6, 3, GLOROT, groups=4), "all/b1: .* 6 .* 4 convolution groups"),
-        (lambda layers: layers.norm(Shape(4, 4, 6), GroupNorm(groups=4)), "all/b1: 6 channels .* 4 norm groups"),
-        (lambda layers: traced("resnet", "imagenet", 50, groups=48), "64 channels .* 48 norm groups"),
+        (
+            lambda layers: layers.conv(layers.value(Shape(4, 4, 6)), 8, 3, GLOROT, groups=4),
+            "all/b1: 6 .* 4 convolution groups",
+        ),
+        (
+            lambda layers: layers.conv(layers.value(Shape(4, 4, 8)), 6, 3, GLOROT, groups=4),
+            "all/b1: .* 6 .* 4 convolution groups",
+        ),
+        (
+            lambda layers: layers.norm(layers.value(Shape(4, 4, 6)), GroupNorm(groups=4)),
+            "all/b1: 6 channels .* 4 norm groups",
+        ),
+        (lambda layers: recorded("resnet", "imagenet", 50, groups=48), "64 channels .* 48 norm groups"),
     ],
 )
 def test_indivisible_numbers_are_rejected_by_name(what, named):
-    layers = CountingLayers()
-    with layers.scope("all"), layers.scope("b1"), pytest.raises(TraceError, match=named):
+    layers = Recorder()
+    with layers.scope("all"), layers.scope("b1"), pytest.raises(NetworkError, match=named):
         what(layers)
 
 
@@ -423,10 +445,13 @@ def test_indivisible_numbers_are_rejected_by_name(what, named):
 def kept(method, positions, amount, *, seed=5, scope="all", training=True, shape=(3, 3, 40)):
     """Return ones after a dropping method."""
 
-    def make():
-        layers = TensorLayers({}, training=training, seed=seed, positions=tf.constant([*positions], tf.int64))
+    def dropped(layers, x):
         with layers.scope(scope):
-            return getattr(layers, method)(tf.ones([len(positions), *shape]), amount)
+            return getattr(layers, method)(x, amount)
+
+    def make():
+        counted = tf.constant([*positions], tf.int64)
+        return built(dropped, {}, tf.ones([len(positions), *shape]), training=training, seed=seed, positions=counted)[0]
 
     return evaluated(make)
 
@@ -514,7 +539,7 @@ def variance_expected(name, model, shape):
     ],
 )
 def test_initial_values_follow_published_rule(model, family, size, changes):
-    variables = traced(model, family, size, **changes).variables
+    variables = recorded(model, family, size, **changes).variables
     for name, value in initial(variables, 11).items():
         if not name.endswith("kernel"):
             constant = 1.0 if name.endswith(("gamma", "moving_variance")) else 0.0
@@ -532,7 +557,7 @@ def test_initial_values_follow_published_rule(model, family, size, changes):
 
 
 def test_initial_values_depend_on_seed_and_name():
-    variables = traced("resnet", "cifar", 8).variables
+    variables = recorded("resnet", "cifar", 8).variables
     first, backwards = initial(variables, 4), initial(variables[::-1][3:], 4)
     assert all(np.array_equal(value, first[name]) for name, value in backwards.items())
     kernels = [name for name in first if name.endswith("kernel")]
@@ -586,15 +611,17 @@ def numpy_conv(x, weights, stride=1, groups=1):
 def test_conv_matches_numpy(monkeypatch, split, side, kernel, stride, channels, filters, groups):
     """Forward against NumPy, backward against directional differences; native groups and split groups."""
     if split:  # as without oneDNN
-        monkeypatch.setattr(convolutions, "_native_group_gradients", lambda dtype: False)
+        monkeypatch.setattr(policies, "_pywrap_util_port", SimpleNamespace(IsMklEnabled=lambda: False))
     x = random(1, 2, side, side, channels)
     w = random(2, kernel, kernel, channels // groups, filters) / kernel
     expected = numpy_conv(x, w, stride, groups)
     weight = random(3, *expected.shape)
 
     def make(x, w):
-        layers = TensorLayers({"conv/conv2d/kernel": w}, training=True)
-        y = layers.conv(x, filters, kernel, GLOROT, stride=stride, groups=groups)
+        def conv(layers, x):
+            return layers.conv(x, filters, kernel, GLOROT, stride=stride, groups=groups)
+
+        y, _ = built(conv, {"conv/conv2d/kernel": w}, x)
         return y, tf.gradients(tf.reduce_sum(y * weight), [x, w])
 
     y, (dx, dw) = evaluated(make, {"x": x, "w": w})
@@ -609,11 +636,34 @@ def test_conv_matches_numpy(monkeypatch, split, side, kernel, stride, channels, 
     )
 
 
-@pytest.mark.parametrize(
-    "make_layers", [partial(TensorLayers, training=False), FusedLayers, partial(PortableLayers, training=False)]
-)
+def normed(layers, x, scope):
+    """Return a batch norm that changes nothing, with the variables of `without_effect`."""
+    with layers.scope(scope):
+        return layers.norm(x, BatchNorm(epsilon=2.0**-10))
+
+
+def without_effect(scope, channels):
+    values = {"gamma": 1.0, "beta": 0.0, "moving_mean": 0.0, "moving_variance": 1 - 2.0**-10}
+    return {f"{scope}/batch_norm/{name}": tf.fill([channels], value) for name, value in values.items()}
+
+
+def portably(build, weights, x):
+    return portable.logits(record_layers(build, tuple(x.shape[1:])), weights, x)
+
+
+WAYS = {
+    "training": lambda build, weights, x: built(build, weights, x)[0],
+    "inference": lambda build, weights, x: built(build, weights, x, training=False)[0],
+    "fused inference": lambda build, weights, x: built(
+        lambda layers, x: normed(layers, build(layers, x), "after"), weights, x, training=False
+    )[0],
+    "portable": portably,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("side, kernel, groups", [(8, 3, 1), (9, 3, 1), (14, 7, 1), (8, 3, 12), (8, 5, 12), (7, 5, 12)])
-def test_symmetric_padding_is_equal_on_both_sides(make_layers, side, kernel, groups):
+def test_symmetric_padding_is_equal_on_both_sides(way, side, kernel, groups):
     x, w = random(1, 2, side, side, 12), random(2, kernel, kernel, 12 // groups, 12) / kernel
     rows = 2 * [(kernel // 2, kernel // 2)]
     expected = numpy_conv(np.pad(x, [(0, 0), *rows, (0, 0)]), w, 1, groups)[:, kernel // 2 :: 2, kernel // 2 :: 2]
@@ -622,9 +672,12 @@ def test_symmetric_padding_is_equal_on_both_sides(make_layers, side, kernel, gro
     pooled = np.lib.stride_tricks.sliding_window_view(pooled, (3, 3), (1, 2))[:, ::2, ::2].max((-1, -2))
 
     def make(x, w):
-        layers = make_layers({"conv/conv2d/kernel": w})
-        y = layers.conv(x, 12, kernel, GLOROT, stride=2, groups=groups, padding="SYMMETRIC")
-        return y, layers.max_pool(abs(x), 3, 2, padding="SYMMETRIC")
+        def conv(layers, x):
+            return layers.conv(x, 12, kernel, GLOROT, stride=2, groups=groups, padding="SYMMETRIC")
+
+        weights = {"conv/conv2d/kernel": w, **without_effect("after", 12)}
+        pool = WAYS[way](lambda layers, x: layers.max_pool(x, 3, 2, padding="SYMMETRIC"), weights, abs(x))
+        return WAYS[way](conv, weights, x), pool
 
     y, most = evaluated(make, {"x": x, "w": w})
     assert y.shape == expected.shape and np.abs(y - expected).max() < 1e-5
@@ -636,8 +689,12 @@ def test_conv_bias_pooling_and_means_match_numpy():
 
     def make(x):
         weights = {"conv/conv2d/kernel": tf.zeros([1, 1, 3, 4]), "conv/conv2d/bias": tf.range(4.0)}
-        layers = TensorLayers(weights, training=False)
-        return layers.conv(x, 4, 1, GLOROT, bias=True), layers.max_pool(x, 3, 2), layers.global_mean(x)
+        layers = (
+            lambda layers, x: layers.conv(x, 4, 1, GLOROT, bias=True),
+            lambda layers, x: layers.max_pool(x, 3, 2),
+            lambda layers, x: layers.global_mean(x),
+        )
+        return tuple(built(layer, weights, x, training=False)[0] for layer in layers)
 
     biased, pooled, mean = evaluated(make, {"x": x})
     assert np.array_equal(biased, np.broadcast_to(np.float32([0, 1, 2, 3]), (2, 5, 6, 4)))
@@ -649,7 +706,7 @@ def test_conv_bias_pooling_and_means_match_numpy():
 
 
 def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
-    """Return (layers, y) of one norm."""
+    """Return (y, statistics) of one norm."""
     channels = x.shape[-1]
     scope = policy.scope
     weights = {
@@ -657,12 +714,12 @@ def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
         f"{scope}/beta": tf.zeros([channels]) if beta is None else beta,
         **(moving or {}),
     }
-    layers = TensorLayers(weights, training=training)
-    return layers.norm(x, policy), layers.statistics
+    y, lowering = built(lambda layers, x: layers.norm(x, policy), weights, x, training=training)
+    return y, lowering.statistics
 
 
 def test_every_norm_kind_has_its_arithmetic():
-    assert set(tensor_layers.NORMS) == {kind for kind in _norms.KINDS if kind.scope}
+    assert set(NORMS) == {kind for kind in _norms.KINDS if kind.scope}
 
 
 def numpy_group_norm(x, gamma, beta, groups, epsilon):

@@ -20,10 +20,11 @@ import tensorflow.compat.v1 as tf
 from references import generated
 from timm_networks import recorded
 
-from emulator.layers.tensor_layers import TensorLayers
-from emulator.plan.trace import trace
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.recorder import record
+from emulator.plan.precision import SINGLE
 from emulator.program.runtime import new_graph, session_config
-from Models import _segments
 from tools import architectures, weight_names
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4}
@@ -43,7 +44,7 @@ def network(name, **changes):
 
 
 def shapes(segments, side):
-    return {variable.name: variable.shape for variable in trace(segments, side).variables}
+    return {variable.name: variable.shape for variable in record(segments, side).variables}
 
 
 def run(segments, values, images, training=False, dtype="float32"):
@@ -51,10 +52,12 @@ def run(segments, values, images, training=False, dtype="float32"):
     with new_graph().as_default(), tf.Session(config=session_config()) as session:
         weights = {name: tf.placeholder(dtype, value.shape) for name, value in values.items()}
         image = tf.placeholder(dtype, [None, *images.shape[1:]])
-        layers = TensorLayers(weights, training=training)
-        out = _segments.run(segments, layers, image)
+        policy = PrecisionPolicy(SINGLE, dtype=tf.as_dtype(dtype))
+        target = policy.target("/cpu:0", training=training)
+        lowering = policy.lowering(weights, target)
+        out = lowering.run(prepared(record(segments, images.shape[1]), SINGLE, target), image)
         feeds = {weights[name]: value for name, value in values.items()}
-        return session.run((out, layers.statistics), {**feeds, image: images})
+        return session.run((out, lowering.statistics), {**feeds, image: images})
 
 
 def with_statistics(segments, values, images):

@@ -28,7 +28,7 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
     tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
-    from emulator.layers.policy import PrecisionPolicy
+    from emulator.lowering.policy import PrecisionPolicy
     from emulator.plan import number_formats
     from emulator.plan.precision import SINGLE
     from emulator.program.worker_group import WorkerGroup

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from emulator.plan.trace import trace
+import tensorflow.compat.v1 as tf
+
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.lowering.tensorflow import Lowering
+from emulator.network.recorder import record, record_layers
+from emulator.plan.precision import SINGLE, Precision
 
 CLASSES = {"imagenet": 1000, "cifar": 10}
 
@@ -24,7 +32,19 @@ def network(name, family, size, *, two_pass=False, **changes):
     return module.build(options, family, CLASSES[family], two_pass), module.image_size(options, family)
 
 
-def traced(name, family, size, *, side=None, channels=3, **changes):
-    """Return a counted model."""
+def recorded(name, family, size, *, side=None, channels=3, **changes):
+    """Return the network of a model."""
     segments, usual = network(name, family, size, **changes)
-    return trace(segments, side or usual, channels)
+    return record(segments, side or usual, channels)
+
+
+def built(
+    build: Callable[..., Any], weights: Mapping[str, tf.Tensor], *inputs: tf.Tensor, precision: Precision = SINGLE,
+    training: bool = True, seed: int = 0, frozen: tuple[str, ...] = (), **context: Any,
+) -> tuple[tf.Tensor, Lowering]:  # fmt: skip
+    """Return the result of build(layers, *inputs) as tensors, and the lowering that made it."""
+    network = record_layers(build, *(tuple(x.shape[1:]) if len(x.shape) == 4 else (1, 1, x.shape[-1]) for x in inputs))
+    policy = PrecisionPolicy(precision, seed, tf.float64 if inputs[0].dtype == tf.float64 else tf.float32)
+    target = policy.target(inputs[0].device, training=training, frozen=frozen)
+    lowering = policy.lowering(weights, target, **context)
+    return lowering.run(prepared(network, precision, target), *inputs), lowering

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from emulator.network.network import Network
+from emulator.network.recorder import record
 from Models._layers import GLOROT
 from Models._segments import Segment
 
 PASSES, BATCH = 2, 2
 
 
-def network() -> list[Segment]:
+def network() -> Network:
     def one(layers, x):
         with layers.scope("one"):
             return layers.relu(layers.conv(x, 3, 1, GLOROT, bias=True))
@@ -20,7 +22,7 @@ def network() -> list[Segment]:
         with layers.scope("two"):
             return layers.dense(layers.flatten(x), 2)
 
-    return [Segment("one", one), Segment("two", two)]
+    return record([Segment("one", one), Segment("two", two)], 1, 2)
 
 
 def numbers() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:

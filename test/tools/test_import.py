@@ -10,10 +10,10 @@ from contextlib import nullcontext
 
 import h5py
 import keras
+import networks
 import numpy as np
 import pytest
 from commands import run, succeed
-from networks import traced
 from PIL import Image
 from references import generated
 from timm_networks import recorded
@@ -73,7 +73,9 @@ def test_timm_networks_take_every_weight(name):
     found = weight_names.identify(theirs)
     assert (found.options["model"], found.options["model_size"]) == (model, size)
     assert found.without == ()
-    wanted = {variable.name: variable.shape for variable in traced(model, "imagenet", size, **BATCH_NORM).variables}
+    wanted = {
+        variable.name: variable.shape for variable in networks.recorded(model, "imagenet", size, **BATCH_NORM).variables
+    }
     assert {key: value.shape for key, value in found.values.items()} == wanted
     kept = [value for key, value in theirs.items() if not key.endswith("tracked")]
     given = {key: value for key, value in found.values.items() if key not in found.added}

@@ -20,8 +20,8 @@ from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
 from emulator.cost_model.throughput import Timing
 from emulator.cost_model.workload import Workload
+from emulator.network.network import Node, Shape
 from emulator.plan import partition
-from emulator.plan.trace import Operation, Shape
 from harness.planning.plan_options import run_of
 from Models._norms import BatchNorm, GroupNorm
 from tools import fit_planner
@@ -50,15 +50,15 @@ def test_memory_of_small_network_by_hand():
     """ResNet-8 in 16.16 with momentum on one IPU: every part computed from counts."""
     work = run_of(f"{SMALL} --optimiser momentum --disable-variable-offloading".split()).workload()
     memory = of(work).memories[0]
-    trained = sum(v.elements for v in work.trace.variables if v.trainable)
-    moving = sum(v.elements for v in work.trace.variables if not v.trainable)
+    trained = sum(v.elements for v in work.network.variables if v.trainable)
+    moving = sum(v.elements for v in work.network.variables if not v.trainable)
     assert memory.weights == int(UNEVEN * 2 * (trained + moving))
     assert memory.optimiser_state == memory.gradients == int(UNEVEN * 2 * trained)
     assert memory.images == 2 * 8 * 3 * 32 * 32 * 2  # FP16 images, one in use and one waiting
-    convs = [o for o in work.trace.operations if o.kind in ("conv", "dense")]
-    largest = max(8 * (o.source.elements + o.result.elements) + sum(v.elements for v in o.variables) for o in convs)
+    convs = [o for o in work.network.operations if o.op in ("conv", "dense")]
+    largest = max(8 * (o.source.elements + o.shape.elements) + sum(v.elements for v in o.variables) for o in convs)
     assert memory.temporaries == int(TEMPORARIES * 2 * largest)
-    launched = sum(4 if o.kind in ("conv", "dense", "norm") else 1 for o in work.trace.operations)
+    launched = sum(4 if o.op in ("conv", "dense", "norm") else 1 for o in work.network.operations)
     assert memory.code == 1472 * (CODE_ALWAYS + 3 * CODE * launched)
     assert memory.total == sum((memory.weights, memory.optimiser_state, memory.gradients, memory.stashed_activations,
                                 memory.activations, memory.temporaries, memory.images, memory.code))  # fmt: skip
@@ -75,7 +75,7 @@ def test_memory_of_stages_by_hand():
     assert second.optimiser_state == int(UNEVEN * (2 * 4 + 4) * trained[1])
     assert first.gradients == int(UNEVEN * 2 * trained[0])
     # Grouped: 2 (N - 1 - j) + 1 micro-batches of the first stage wait; recomputation keeps only their inputs
-    assert first.stashed_activations == int(UNEVEN * 3 * 2 * 2 * work.trace.operations[0].source.elements)
+    assert first.stashed_activations == int(UNEVEN * 3 * 2 * 2 * work.network.operations[0].source.elements)
     # offloaded slots are off the chip; FP16 weights for the passes are on it
     offloaded = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=False)))
     assert of(offloaded).memories[0].optimiser_state == int(UNEVEN * 4 * trained[0]) and of(offloaded).timing.streamed > 0
@@ -98,7 +98,7 @@ def test_state_is_counted_in_its_formats(formats, bytes_of_state, bytes_of_slots
     words = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 --optimiser LAMB --abs-learning-rate 1 " \
             f"--gradient-accumulation-count 2 {formats}"  # fmt: skip
     work = run_of(words.split()).workload()
-    trained = sum(v.elements for v in work.trace.variables if v.trainable)
+    trained = sum(v.elements for v in work.network.variables if v.trainable)
     here = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=True)))
     assert of(here).memories[0].optimiser_state == int(UNEVEN * bytes_of_state * trained)
     assert of(work).memories[0].optimiser_state == int(UNEVEN * (bytes_of_state - bytes_of_slots) * trained)
@@ -107,8 +107,8 @@ def test_state_is_counted_in_its_formats(formats, bytes_of_state, bytes_of_slots
 
 def test_cycles_of_convolution_by_hand():
     """A 1x1 convolution from 64 to 256 channels over 56 x 56 positions of 20 images on all tiles."""
-    trace = planned("--config mk2_resnet50_mlperf_pod16_bs20").workload.trace
-    conv = next(o for o in trace.operations if o.kind == "conv" and o.kernel == 1 and o.result.channels == 256)
+    network = planned("--config mk2_resnet50_mlperf_pod16_bs20").workload.network
+    conv = next(o for o in network.operations if o.op == "conv" and o.kernel == 1 and o.shape.channels == 256)
     kernels = Kernels(ipu=MK2, tiles=1472, batch=20, bytes_per_element=2, half_partials=True, two_pass=False)
     cycles = kernels.forward(conv).cycles(PRIOR)
     positions, ins, outs = 20 * 56 * 56, conv.source.channels, 256
@@ -133,7 +133,10 @@ def test_group_norm_loads_by_hand():
     shape = Shape(56, 56, 128)
     norms = [GroupNorm(groups=4), GroupNorm(groups=32), GroupNorm(groups=32, contiguous=True), BatchNorm()]
     few, many, neighbours, batch = (
-        kernels.forward(Operation(segment="", name="", kind="norm", source=shape, result=shape, norm=norm)) for norm in norms
+        kernels.forward(
+            Node(op="norm", inputs=(0,), outputs=(1,), segment="", scope="", source=shape, shape=shape, norm=norm)
+        )
+        for norm in norms
     )
     assert many.accessed == 4 * few.accessed and neighbours == few
     assert few.accessed > batch.accessed and few.launches > batch.launches  # gamma and beta take passes of their own
@@ -266,8 +269,8 @@ def test_single_stage_recomputes_by_segments():
     words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 8"
     plain, saving = planned(words), planned(f"{words} --enable-recomputation")
     assert saving.memories[0].total < plain.memories[0].total and saving.timing.seconds > plain.timing.seconds
-    trace = plain.workload.trace
-    inputs = sum(each[0].source.elements for each in trace.by_segment.values() if each)
+    network = plain.workload.network
+    inputs = sum(each[0].source.elements for each in network.by_segment.values() if each)
     assert saving.memories[0].stashed_activations == int(UNEVEN * inputs * 8 * 2)
 
 
@@ -342,7 +345,7 @@ def test_automatic_cuts_balance_time_then_memory():
     for size in range(1, 40):
         found = planned(words.format(size))
         costs = SegmentCosts(found.workload, MK2, FITTED).totals(0.6)
-        plan = replace(found.workload.plan, stages=partition.automatic(found.workload.trace, 4, costs=costs))
+        plan = replace(found.workload.plan, stages=partition.automatic(found.workload.network, 4, costs=costs))
         by_time = of(replace(found.workload, plan=plan))
         assert found.fits or not by_time.fits
         if by_time.fits:
@@ -364,7 +367,7 @@ def test_search_matches_or_beats_published_cuts():
     plan = best.workload.plan
     assert plan.global_batch == given.workload.plan.global_batch
     assert plan.options.shards * plan.options.replicas == 4
-    assert tuple(name for stage in plan.stages for name in stage) == given.workload.trace.segments
+    assert tuple(name for stage in plan.stages for name in stage) == given.workload.network.segments
     kinds = [(len(p.stages), p.options.shards, p.micro_batch_size) for p in (each.workload.plan for each in found.frontier)]
     assert len(set(kinds)) == len(kinds)  # the fastest of each
     assert {each.timing.host_limit for each in found.frontier} == {given.timing.host_limit}

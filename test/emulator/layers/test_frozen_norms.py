@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from networks import network, traced
+from networks import recorded
 
 from base.gradient_rules import gradients
 from emulator.layers import batch_norm
-from emulator.layers.policy import PrecisionPolicy
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
 from emulator.native import library
 from emulator.plan import precision
 from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.run.resolve import prepare
-from Models import _segments
 
 ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda z: z * tf.sigmoid(z)}
 
@@ -46,8 +46,8 @@ def test_value_and_gradient_match_float64(activation, kernels):
 @pytest.mark.parametrize("name", ["32.32", "16.16", "16.32", "8.16", "bf16.32"])
 def test_frozen_network_answers_like_validation(name, kernels):
     """The last bits may differ only if FP32 convolutions in training add in another order."""
-    segments, side = network("resnet", "cifar", 8)
-    variables, draw = traced("resnet", "cifar", 8).variables, np.random.default_rng(2)
+    network, draw = recorded("resnet", "cifar", 8), np.random.default_rng(2)
+    variables, source = network.variables, network.nodes[0].source
     frozen = {variable.name for variable in variables if variable.decay is not None}
     policy = PrecisionPolicy(precision.by_name(name))
     with new_graph().as_default(), tf.Session() as session:
@@ -56,12 +56,14 @@ def test_frozen_network_answers_like_validation(name, kernels):
             for v in variables
         }
         weights = {v.name: policy.cast_weight(v, weights[v.name]) for v in variables}
-        images = policy.cast_input(tf.constant(draw.normal(0, 1, (3, side, side, 3)), tf.float32))
+        images = policy.cast_input(tf.constant(draw.normal(0, 1, (3, *source)), tf.float32))
         positions = {"positions": tf.range(3, dtype=tf.int64)}
-        ways = {"training": True, "frozen": frozen, **positions}, {"training": False}, {"training": True, **positions}
-        layers = [policy.layers(weights, **way) for way in ways]
-        frozen_logits, validated, of_batch = session.run([_segments.run(segments, each, images) for each in layers])
-    assert not layers[0].statistics
+        ways = {"training": True, "frozen": frozen}, {"training": False}, {"training": True}
+        targets = [policy.target("/cpu:0", **way) for way in ways]
+        lowerings = [policy.lowering(weights, target, **(positions if target.training else {})) for target in targets]
+        logits = [low.run(prepared(network, policy.precision, low.target), images) for low in lowerings]
+        frozen_logits, validated, of_batch = session.run(logits)
+    assert not lowerings[0].statistics and lowerings[2].statistics
     assert not np.allclose(of_batch, validated, rtol=0.1)
     np.testing.assert_allclose(frozen_logits, validated, rtol=1e-5 if name == "32.32" else 0)
 

@@ -70,8 +70,8 @@ def test_portable_network_matches_emulated_one(name):
     words = f"{NETWORKS[name]} --precision 32.32".split()
     run = prepare(cli.parse(words, "validation", environ={}).options, {}, training=False)
     draw = np.random.default_rng(7)
-    values = {v.name: np.abs(draw.normal(0.5, 0.2, v.shape)) for v in run.trace.variables}  # variances are positive
-    for variable in run.trace.variables:
+    values = {v.name: np.abs(draw.normal(0.5, 0.2, v.shape)) for v in run.network.variables}  # variances are positive
+    for variable in run.network.variables:
         if variable.name.endswith("kernel"):
             values[variable.name] = draw.normal(0, (2 / variable.fans[0]) ** 0.5, variable.shape)
         elif variable.name.endswith(("beta", "bias", "moving_mean")):

@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
-from networks import options_of
+from networks import built, options_of
 
-from emulator.layers import policy, proxy_norm
-from emulator.layers.rounded_layers import RoundedLayers
+from emulator.layers import proxy_norm
+from emulator.layers.initial_values import initial_value
 from emulator.layers.rounding import Rounding, add_rounded, round_without_gradient
-from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch, WatchedLayers
+from emulator.lowering import tensorflow as lowering
+from emulator.lowering.policy import PrecisionPolicy
+from emulator.network.recorder import record
 from emulator.plan.machine import Machine
 from emulator.plan.number_formats import BF16, E4M3FNUZ
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
 from emulator.plan.precision import ALL, OFF, by_name
-from emulator.plan.trace import trace
 from emulator.program import forward_backward
 from emulator.program.cells import Cells, StageOrder
 from emulator.program.forward_backward import PassNetwork, stage_blocks
@@ -98,15 +99,7 @@ def test_half_accumulation_matches_numpy(count):
 # --- the vocabulary ---
 
 
-def on_layers(build, *arrays: np.ndarray):
-    """Return the result of a function of (layers, *tensors) in FP16, and its gradients; the arrays are FP16."""
-    with new_graph().as_default():
-        tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
-        y = build(RoundedLayers({}, training=True, rounding=Rounding()), *tensors)
-        dy = tf.constant(np.random.default_rng(9).normal(size=y.shape).astype(np.float16).astype(np.float32))
-        return evaluated(y, *(g for g in tf.gradients(y, tensors, dy)))
-
-
+HALF = by_name("16.16", stochastic=OFF)
 PAIRS = np.random.default_rng(1).choice(FINITE, (2, 1 << 16)).reshape(2, 256, 1, 1, 256)
 
 
@@ -119,13 +112,15 @@ PAIRS = np.random.default_rng(1).choice(FINITE, (2, 1 << 16)).reshape(2, 256, 1,
     ],
     ids=["add", "multiply", "maximum"],
 )
-def test_half_arithmetic_matches_numpy_exactly(build, reference):
+@pytest.mark.parametrize("dtype", [tf.float32, tf.half])
+def test_half_arithmetic_matches_numpy_exactly(build, reference, dtype):
+    """For inputs of 32 bits, and for inputs of 16 bits, which native operations take."""
     with np.errstate(all="ignore"):
         expected = reference(*PAIRS).astype(np.float32)
     expected = np.where(np.isinf(expected), np.float32(np.nan), expected)
     with new_graph().as_default():
-        layers = RoundedLayers({}, training=True, rounding=Rounding())
-        (found,) = evaluated(build(layers, *(tf.constant(each.astype(np.float32)) for each in PAIRS)))
+        inputs = (tf.constant(each, dtype) for each in PAIRS)
+        (found,) = evaluated(built(build, {}, *inputs, precision=HALF)[0])
     assert np.array_equal(found, expected, equal_nan=True)
 
 
@@ -134,7 +129,9 @@ def test_transcendental_functions_are_within_half_unit(name):
     """Within half a unit of the exact value; equal to NumPy's FP16 result for 99.9 % of all inputs."""
     x = FINITE.astype(np.float32).reshape(-1, 1, 1, 1)
     with new_graph().as_default():
-        (found,) = evaluated(getattr(RoundedLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
+        y, _ = built(lambda layers, x: getattr(layers, name)(x), {}, tf.constant(x), precision=HALF)
+        (found,) = evaluated(y)
+    found = found.astype(np.float32)
     exact = x.astype(np.float64)
     with np.errstate(over="ignore"):
         exact = (1 if name == "sigmoid" else exact) / (1 + np.exp(-exact))
@@ -152,8 +149,9 @@ def test_matrix_products_are_rounded_once():
     x = draw.normal(size=(4, 6, 6, 32)).astype(np.float16).astype(np.float32)
     weights = draw.normal(size=(1, 1, 32, 16)).astype(np.float16).astype(np.float32) / 8
     with new_graph().as_default():
-        layers = RoundedLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
-        (found,) = evaluated(layers.conv(tf.constant(x), 16, 1, None))
+        kernel = {"conv/conv2d/kernel": tf.constant(weights)}
+        y, _ = built(lambda layers, x: layers.conv(x, 16, 1, None), kernel, tf.constant(x, tf.half), precision=HALF)
+        (found,) = evaluated(y)
     exact = x.astype(np.float64).reshape(-1, 32) @ weights.astype(np.float64).reshape(32, 16)
     error = 32 * 2.0**-24 * (np.abs(x.reshape(-1, 32)) @ np.abs(weights.reshape(32, 16)))
     lower, upper = (as_numpy((exact + sign * error).astype(np.float32)) for sign in (-1, 1))
@@ -183,39 +181,32 @@ def test_products_may_use_native_bf16():
     draw = np.random.default_rng(1)
     arrays = [draw.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((4, 6, 6, 8), (3, 3, 8, 8), (4, 6, 6, 8))]
     found = []
-    for dtype in (None, tf.bfloat16):
+    for native in (False, True):
+        precision = by_name("bf16.16", stochastic=OFF, native_arithmetic=native)
         with new_graph().as_default() as graph:
-            x, weights, dy = map(tf.constant, arrays)
-            layers = RoundedLayers(
-                {"conv/conv2d/kernel": weights}, training=True, rounding=Rounding(format=BF16), product_dtype=dtype
+            x, weights, dy = (tf.constant(each, kind) for each, kind in zip(arrays, (tf.bfloat16, tf.float32, tf.bfloat16)))
+            y, _ = built(
+                lambda layers, x: layers.conv(x, 8, 3, None), {"conv/conv2d/kernel": weights}, x, precision=precision
             )
-            y = layers.conv(x, 8, 3, None)
-            found.append(evaluated(y, *tf.gradients(y, [x, weights], dy)))
+            found.append([np.float32(each) for each in evaluated(y, *tf.gradients(y, [x, weights], dy))])
             products = {op.get_attr("T") for op in graph.get_operations() if op.type.startswith("Conv2D")}
-            assert products == {dtype or tf.float32}
+            assert products == {tf.bfloat16} if native else tf.bfloat16 not in products
     for emulated, native in zip(*found):
         np.testing.assert_allclose(native, BF16.rounded(emulated), rtol=0, atol=0.02 * np.abs(emulated).max())
 
 
-class Listening(RoundedLayers):
-    """Keep every layer's result."""
+def listening(kept: dict[str, tf.Tensor]) -> dict[str, lowering.Build]:
+    """Return the operations of the lowering. They also put each node's result into `kept`."""
 
-    def __init__(self, *words, **named_words):
-        super().__init__(*words, **named_words)
-        self.kept: dict[str, tf.Tensor] = {}
+    def heard(build):
+        def keep(low, node, *inputs):
+            results = build(low, node, *inputs)
+            kept[f"{len(kept)} {node.path}"] = results[0] if isinstance(results, tuple) else results
+            return results
 
-    def __getattribute__(self, name):
-        value = super().__getattribute__(name)
-        if name in ("conv", "norm", "norm_activation", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "dense",
-                    "dropout", "drop_path", "relu", "concat", "proxy_norm_activation", "subsample"):  # fmt: skip
+        return keep
 
-            def kept(*arguments, **options):
-                y = value(*arguments, **options)
-                self.kept[f"{len(self.kept)} {self.path(name)}"] = y[0] if isinstance(y, tuple) else y
-                return y
-
-            return kept
-        return value
+    return {op: heard(build) for op, build in lowering.OPERATIONS.items()}
 
 
 # inputs at which gradients arrive at operations that an IPU executes, by kind of operation; AddN sums them
@@ -247,36 +238,30 @@ def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
     return {place: x for place, x in found.items() if x.shape[0] == batch or (x.shape.rank == 2 and x.shape[0] % batch == 0)}
 
 
-def called(name: str, precision, listeners: list, recompute: bool = False):
-    """Run a small network forward and backward and return the results; `listeners` gets its layers."""
+def called(name: str, precision, kept: dict[str, tf.Tensor], recompute: bool = False):
+    """Run a small network forward and backward and return the results; `kept` gets the results of its nodes."""
     model, family, size, changes, side = MODELS[name]
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
-    segments = module.build(options, family, 10, False)
-    counted = trace(segments, side)
+    network = record(module.build(options, family, 10, False), side)
     plan = resolve(
-        DeviceOptions(enable_recomputation=recompute), counted, Machine(2, 0), micro_batch_size=4, precision=precision
+        DeviceOptions(enable_recomputation=recompute), network, Machine(2, 0), micro_batch_size=4, precision=precision
     )
-    trained = {}
-    for o in counted.operations:
-        trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)
-
-    def listening(*words, **named_words):
-        listeners.append(Listening(*words, **named_words))
-        return listeners[-1]
+    policy = PrecisionPolicy(precision, 1)
+    stages = stage_blocks(plan, network, policy, {v.name for v in network.variables if v.trainable})
 
     def loss(logits, features):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=features["label"], logits=logits)
 
-    network = PassNetwork(stages=stage_blocks(plan, segments, trained), plan=plan, policy=policy.PrecisionPolicy(precision, 1), loss=loss,
-                      correct=lambda logits, label: tf.zeros([4]), scale_loss=lambda x: 128 * x)  # fmt: skip
+    whole = PassNetwork(stages=stages, plan=plan, policy=policy, loss=loss, correct=lambda logits, label: tf.zeros([4]),
+                        scale_loss=lambda x: 128 * x)  # fmt: skip
     draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
     features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
                 "position": tf.range(4, dtype=tf.int64)}  # fmt: skip
     cells = Cells(StageOrder(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
-    weights = {v.name: _used(v) for v in counted.variables}
+    weights = {v.name: _used(v) for v in network.variables}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "RoundedLayers", listening)
-        return forward_backward.run_pass(network, weights, features, cells, GradientWatch(WatchedLayers({})))
+        patch.setattr(lowering, "OPERATIONS", listening(kept))
+        return forward_backward.run_pass(whole, weights, features, cells, GradientWatch(WatchedLayers({})))
 
 
 @pytest.mark.parametrize(
@@ -287,18 +272,18 @@ def test_everything_in_model_is_half(name, stochastic):
     """Checked for every layer's output and every gradient in the backward pass, also if a tensor has several readers; with
     stochastic rounding, and with recomputation.
     """
-    listeners = []
+    kept = {}
     precision = by_name("16.32", stochastic=ALL if stochastic else OFF)
     with new_graph().as_default() as graph:
-        found = called(name, precision, listeners, recompute=stochastic)
-        whole = called(name, precision, listeners) if stochastic else found
-        kept = {f"{k} {place}": x for k, layers in enumerate(listeners) for place, x in layers.kept.items()}
+        found = called(name, precision, kept, recompute=stochastic)
+        whole = called(name, precision, kept) if stochastic else found
         gradients = arriving(graph, 4)
         with tf.Session(config=session_config()) as session:
             results, backward, found, whole = session.run((kept, gradients, found, whole))
     assert_same_bits(found, whole)  # with and without separate differentiation of segments
     for place, value in (*results.items(), *backward.items()):
         assert np.isfinite(value).all() and representable(value), place
+    assert len(results) > 25
     kinds = [place.split()[0] for place in backward]
     filters = "Conv2DBackpropFilter", "EmulatorConvolutionWeightsGradient"
     convolutions = sum(map(kinds.count, filters)) + kinds.count("MatMul") // 2
@@ -326,12 +311,15 @@ def test_norm_between_convolutions_returns_half_gradients(kind, activation):
         if not scope:
             weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
         weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
-        layers, raw = RoundedLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
-        y = layers.conv(raw, 16, 1, None)  # an identity convolution, which leaves the gradient unchanged
-        if kind == "proxy":
-            y, _ = layers.proxy_norm_activation(y, policy, rule, scaled=True)
-        else:
-            y = layers.norm_activation(y, policy, activation)
+
+        def network(layers, x):
+            y = layers.conv(x, 16, 1, None)  # an identity convolution, which leaves the gradient unchanged
+            if kind == "proxy":
+                return layers.proxy_norm_activation(y, policy, rule, scaled=True)[0]
+            return layers.norm_activation(y, policy, activation)
+
+        raw = tf.constant(x)
+        y, _ = built(network, weights, raw, precision=HALF)
         dy = tf.constant(draw.normal(size=(4, 6, 6, 16)).astype(np.float32))  # not FP16, as from a convolution
         out, of_input = evaluated(y, *tf.gradients(y, [raw], dy))
     assert representable(out) and representable(of_input)
@@ -524,7 +512,7 @@ def test_impossible_precision_is_rejected(words, named):
 ])  # fmt: skip
 def test_update_formats_decide_stochastic_rounding(words, random, label):
     run = prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
-    summary = run.plan.precision.summary(run.trace.variables)
+    summary = run.plan.precision.summary(run.network.variables)
     assert (f"stochastic rounding {random}" in summary) if random else "stochastic" not in summary
     assert run.name.endswith(f"_{label}")
 

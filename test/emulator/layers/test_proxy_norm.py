@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import program
+from networks import built
 
 from emulator.layers import proxy_norm
-from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.precision import OFF, by_name
 from emulator.program.runtime import new_graph
 from emulator.program.training_program import TrainingProgram
@@ -97,11 +97,13 @@ def test_value_and_gradient_match_whole_map(rule, scaled):
     draw = np.random.default_rng(2)
     x, weight, value = draw.normal(size=[3, 4, 4, CHANNELS]), draw.normal(size=[3, 4, 4, CHANNELS]), rows(3)
 
+    def normed(layers, x):
+        y, inverse = layers.proxy_norm_activation(x, POLICY, rule, scaled=scaled)
+        return y if scaled else layers.gate(y, inverse)
+
     def make(value: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, ...]:
         whole = proxy_norm.refreshed(rule, value[:, None, None])
-        layers = TensorLayers({"act/proxy": whole}, training=True)
-        y, inverse = layers.proxy_norm_activation(x, POLICY, rule, scaled=scaled)
-        y = y if scaled else y * inverse
+        y, _ = built(normed, {"act/proxy": whole}, x)
         of_rows, of_x = tf.gradients(tf.reduce_sum(y * weight), [whole, x])
         return y, proxy_norm.chain_gradient(rule, whole, of_rows)[:, 0, 0], of_x
 
@@ -136,7 +138,7 @@ def proxies(built: TrainingProgram) -> dict[str, np.ndarray]:
 
 def test_updates_move_four_of_six_rows():
     run = prepared(NETWORK)
-    rule = next(variable.proxy for variable in run.trace.variables if variable.proxy)
+    rule = next(variable.proxy for variable in run.network.variables if variable.proxy)
     built = program(run)
     start = proxies(built)
     assert start

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import gradients
-from emulator.layers import convolutions
+from emulator.lowering.lists import prepared
+from emulator.lowering.policy import PrecisionPolicy
 from emulator.native import library
+from emulator.network.recorder import record_layers
+from emulator.plan.precision import SINGLE
 from emulator.program.runtime import new_graph
+from Models._layers import GLOROT
 
 pytestmark = pytest.mark.skipif(
     not hasattr(library.load(), "emulator_conv_weights_gradient"),
@@ -43,12 +49,23 @@ def drawn(shape: tuple[int, ...], kernel: int, stride: int, of_group: int, filte
     }  # fmt: skip
 
 
+def convolution(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
+    """Return a convolution in training, without minimal filtering, which has its own gradients."""
+    (kernel, _, of_group, filters), channels = weights.shape.as_list(), x.shape[-1]
+    options = {"stride": stride, "groups": channels // of_group}
+    network = record_layers(lambda layers, x: layers.conv(x, filters, kernel, GLOROT, **options), tuple(x.shape[1:]))
+    policy = PrecisionPolicy(SINGLE, dtype=x.dtype)
+    target = policy.target("/cpu:0")
+    target = replace(target, native=frozenset(target.native) - {"emulator_winograd_conv2d"})
+    return policy.lowering({"conv/conv2d/kernel": weights}, target).run(prepared(network, SINGLE, target), x)
+
+
 def outcome(inputs: dict[str, np.ndarray], stride: int, dtype: type) -> list[np.ndarray]:
     """Return y and the gradients of x and of the weights; in float64 by TensorFlow, group by group."""
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
         x, weights, dy = fed.values()
-        y = convolutions.convolve(x, weights, stride, winograd=False)
+        y = convolution(x, weights, stride)
         outputs = [y, *gradients([y], [x, weights], [dy])]
         assert bool(KERNELS & {operation.type for operation in graph.get_operations()}) == (dtype == np.float32)
         with tf.Session(graph=graph) as session:

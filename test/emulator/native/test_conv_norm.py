@@ -9,18 +9,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built
 
-from emulator.inference.fused_layers import FusedLayers
 from emulator.inference.inference_program import logits_of
 from emulator.layers.activations import LINEAR, RELU, RELU6, SWISH
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.lowering import lists
 from emulator.native import library
+from emulator.network.recorder import record_layers
 from emulator.plan.precision import SINGLE
-from emulator.plan.trace import CountingLayers, Shape
 from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.run.resolve import prepare
-from Models import _segments
 from Models._layers import Initial, Layers, Tensor
 from Models._norms import BatchNorm
 
@@ -92,11 +91,9 @@ CASES = {
 def drawn(case: str) -> dict[str, np.ndarray]:
     """Return the network's weights by name."""
     (_, *shape), network, _ = CASES[case]
-    counted = CountingLayers()
-    network(counted, Shape(*shape))
     random = np.random.default_rng(len(case))
     weights = {}
-    for variable in (each for operation in counted.operations for each in operation.variables):
+    for variable in record_layers(network, shape).variables:
         value = random.normal(0, 1, variable.shape) / np.sqrt(max(np.prod(variable.shape[:-1]), 1))
         weights[variable.name] = np.abs(value) + 0.5 if variable.name.endswith("variance") else value
     return weights
@@ -107,8 +104,8 @@ def outcome(case: str, x: np.ndarray, dtype: type = np.float32) -> np.ndarray:
     _, network, operation = CASES[case]
     with new_graph().as_default() as graph:
         fed = tf.placeholder(dtype, x.shape)
-        layers = FusedLayers({name: tf.constant(value, dtype) for name, value in drawn(case).items()})
-        y = network(layers, fed)
+        weights = {name: tf.constant(value, dtype) for name, value in drawn(case).items()}
+        y, _ = built(network, weights, fed, training=False)
         assert (f"Emulator{operation}" in {each.type for each in graph.get_operations()}) == (dtype == np.float32)
         with tf.Session(graph=graph) as session:
             return session.run(y, {fed: x})
@@ -142,6 +139,10 @@ def test_other_samples_change_no_bit(case):
     assert np.array_equal(again[: len(x)], alone) and np.array_equal(again[len(x) :], alone[::-1])
 
 
+def fused_operations(graph: tf.Graph) -> int:
+    return sum("ConvNorm" in each.type or "ConvBias" in each.type for each in graph.get_operations())
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -151,17 +152,19 @@ def test_other_samples_change_no_bit(case):
         "--model squeezenet",
     ],
 )
-def test_fused_networks_match_separate_layers(words):
+def test_fused_networks_match_separate_operations(words, monkeypatch):
     run = prepare(cli.parse([*words.split(), "--dataset", "cifar-10", "--generated-data"], "train", environ={}).options, {})
     random = np.random.default_rng(5)
-    with new_graph().as_default():
+    with new_graph().as_default() as graph:
         weights = {}
-        for variable in run.trace.variables:
+        for variable in run.network.variables:
             value = random.normal(0, 1, variable.shape) / np.sqrt(max(np.prod(variable.shape[:-1]), 1))
             weights[variable.name] = tf.constant(np.abs(value) + 0.5 if "variance" in variable.name else value, tf.float32)
         x = tf.constant(random.normal(0, 1, (3, 32, 32, 3)), tf.float32)
-        fused = logits_of(run.segments, weights, x, SINGLE)
-        single = _segments.run(run.segments, TensorLayers(weights, training=False), x)
+        fused, operations = logits_of(run.network, weights, x, SINGLE), fused_operations(graph)
+        monkeypatch.setattr(lists, "fuse", lambda network, precision, target: network)
+        single = logits_of(run.network, weights, x, SINGLE)
+        assert operations == fused_operations(graph) > 0
         with tf.Session() as session:
             found, expected = session.run([fused, single])
     assert np.abs(expected).max() > 0.01

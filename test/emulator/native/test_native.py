@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import succeed, timeless
+from networks import built
 
 from base.gradient_rules import gradients
 from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.rounding import Rounding
-from emulator.layers.tensor_layers import MOMENTS, TensorLayers
+from emulator.lowering import lists
+from emulator.lowering.tensorflow import MOMENTS
 from emulator.native import library
 from emulator.program.runtime import new_graph
+from Models._layers import Layers, Tensor
 from Models._norms import BatchNorm, GroupNorm
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
@@ -98,7 +101,7 @@ def test_proxy_norm_matches_float64(shape, scaled):
         policy = GroupNorm(groups=2, two_pass=two_pass, epsilon=1e-3)
 
         def norm(x, gamma, beta, mean, inverse, policy=policy, activation=activation):
-            return group_norm.proxy_norm(x, (beta, gamma, mean, inverse), policy, activation, scaled=scaled)
+            return group_norm.group_norm(x, gamma, beta, policy, activation, proxy=(mean, inverse), scaled=scaled)
 
         exact = outcome(norm, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
         assert_near(outcome(norm, narrow, np.float32), exact, 2e-5)
@@ -118,53 +121,56 @@ def test_batch_norm_matches_float64(shape, activation):
         assert_near(outcome(function, narrow, np.float32), exact, 2e-5)
 
 
-class SeparateLayers(TensorLayers):
-    """The layer vocabulary with a separate operation for each layer."""
+def normed(layers: Layers, x: Tensor, scope: str) -> Tensor:
+    with layers.scope(scope):
+        return layers.norm(x, BatchNorm(epsilon=1e-3))
 
-    _any_operands = False
+
+def read_twice(layers: Layers, x: Tensor, shortcut: Tensor) -> Tensor:
+    """Return a norm, and the end of a residual unit that reads it too."""
+    read = normed(layers, x, "a")
+    return layers.concat(read, layers.relu(layers.add(shortcut, read)))
 
 
-def residual_units(kind: type[TensorLayers], inputs: dict[str, np.ndarray], parts: int) -> tuple[list[np.ndarray], int]:
-    """Return outputs, gradients and moments of residual units, and the number of shortcuts that the native norm added.
+# ends of residual units, with their norms and the number of shortcuts that a native norm adds
+ENDS = {
+    "norm last": (lambda layers, x, y: layers.relu(layers.add(y, normed(layers, x, "a"))), "a", 1),
+    "norm first": (lambda layers, x, y: layers.relu(layers.add(normed(layers, x, "a"), y)), "a", 1),
+    "two norms": (lambda layers, x, y: layers.relu(layers.add(normed(layers, y, "a"), normed(layers, x, "b"))), "ab", 1),
+    "two readers": (read_twice, "a", 0),
+    "without relu": (lambda layers, x, y: layers.swish(layers.add(y, normed(layers, x, "a"))), "a", 0),
+}
 
-    The units have a norm on one or both sides of the sum, one with another reader, and a shortcut of another shape.
-    """
+
+def residual_end(end: str, inputs: dict[str, np.ndarray], parts: int) -> tuple[list[np.ndarray], int]:
+    """Return output, gradients and moments of a residual unit's end, and the number of shortcuts that the native norm
+    added."""
+    build, norms, _ = ENDS[end]
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(tf.float32, value.shape) for name, value in inputs.items()}
-        x, gamma, beta, dy = fed.values()
-        weights = {f"{scope}/batch_norm/{name}": fed[name] for scope in "abcde" for name in ("gamma", "beta")}
-        layers = kind(weights, training=True, norm_parts=parts)
-
-        def normed(scope: str, value: tf.Tensor) -> tf.Tensor:
-            with layers.scope(scope):
-                return layers.norm(value, BatchNorm(epsilon=1e-3))
-
-        read = normed("d", 2 * x)
-        outputs = [
-            layers.relu(layers.add(dy, normed("a", x))),
-            layers.relu(layers.add(normed("b", 5 * x), normed("c", 3 * x - dy))),
-            tf.identity(read),
-            layers.relu(layers.add(dy, read)),
-            layers.relu(layers.add(normed("e", 7 * x), x[:, :1, :1])),
-        ]
-        fetched = [*outputs, *gradients(outputs, [x, gamma, beta, dy], [dy] * 5), *layers.statistics.values()]
-        assert list(layers.statistics) == [f"{scope}/batch_norm/{name}" for scope in "dabce" for name in MOMENTS]
-        options, record = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
+        x, gamma, beta, shortcut = fed.values()
+        weights = {f"{scope}/batch_norm/{name}": fed[name] for scope in norms for name in ("gamma", "beta")}
+        y, lowering = built(build, weights, x, shortcut, norm_parts=parts)
+        dy = tf.random.stateless_normal(y.shape, [3, 4])
+        fetched = [y, *gradients([y], [x, gamma, beta, shortcut], [dy]), *lowering.statistics.values()]
+        assert set(lowering.statistics) == {f"{scope}/batch_norm/{name}" for scope in norms for name in MOMENTS}
+        own = [op for op in graph.get_operations() if op.type == "EmulatorBatchNorm"]
+        assert len(own) == len(norms)
         with tf.Session(graph=graph) as session:
-            values = session.run(fetched, {tensor: inputs[name] for name, tensor in fed.items()}, options, record)
-        run = [node for part in record.partition_graphs for node in part.node if node.op == "EmulatorBatchNorm"]
-        assert len(run) == 5
-        return values, sum(node.attr["shortcuts"].i for node in run)
+            values = session.run(fetched, {tensor: inputs[name] for name, tensor in fed.items()})
+        return values, sum(op.get_attr("shortcuts") for op in own)
 
 
 @needs_kernels
 @pytest.mark.parametrize(("shape", "parts"), [((4, 16, 16, 34), 1), ((6, 5, 7, 12), 3)])
-def test_fused_residual_end_is_exact(shape, parts):
+@pytest.mark.parametrize("end", ENDS)
+def test_fused_residual_end_is_exact(end, shape, parts, monkeypatch):
     inputs = drawn(shape, 4)
     inputs["x"][1, 2, 3, 4] = np.nan
-    separate, none = residual_units(SeparateLayers, inputs, parts)
-    together, some = residual_units(TensorLayers, inputs, parts)
-    assert (none, some) == (0, 2)
+    together, some = residual_end(end, inputs, parts)
+    monkeypatch.setattr(lists, "fuse", lambda network, precision, target: network)
+    separate, none = residual_end(end, inputs, parts)
+    assert (none, some) == (0, ENDS[end][2])
     for own, expected in zip(together, separate, strict=True):
         assert np.array_equal(own, expected, equal_nan=True)
 
@@ -226,8 +232,8 @@ def test_slopes_at_kinks_match_tensorflow(activation, norm, rounding, switch, mo
             return batch_norm.native_batch_norm(x, gamma, beta, 1, 1e-3, activation, rounding)[0]
         if norm == "group":
             return group_norm.group_norm(x, gamma, beta, policy, activation, rounding)
-        rows = beta, gamma, tf.zeros_like(beta), tf.ones_like(beta)
-        return group_norm.proxy_norm(x, rows, policy, activation, scaled=True, rounding=rounding)
+        proxy = tf.zeros_like(beta), tf.ones_like(beta)
+        return group_norm.group_norm(x, gamma, beta, policy, activation, rounding, proxy=proxy, scaled=True)
 
     y, dx, _, dbeta = outcome(normed, inputs, np.float32)
     assert np.array_equal(y[0, 0, 0], np.clip(numbers, 0, 6 if activation == "relu6" else None))

@@ -82,12 +82,9 @@ def test_norms_round_like_fallback(norm, activation, stochastic, monkeypatch):
         noise = (noise_of(4),) if stochastic else ()
 
         def outcome() -> list[tf.Tensor]:
-            if norm == "proxy":
-                y = group_norm.proxy_norm(
-                    x, rows, GroupNorm(groups=4), activation, scaled=True, rounding=rounding, noise=noise
-                )
-            elif norm == "group":
-                y = group_norm.group_norm(x, *rows[:2], GroupNorm(groups=4), activation, rounding, noise)
+            if norm != "batch":
+                proxy = {"proxy": tuple(rows[2:]), "scaled": True} if norm == "proxy" else {}
+                y = group_norm.group_norm(x, *rows[:2], GroupNorm(groups=4), activation, rounding, noise, **proxy)
             elif library.identity():
                 y = batch_norm.native_batch_norm(x, *rows[:2], 2, 1e-3, activation, rounding, noise).y
             else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built
 
 from base.gradient_rules import gradients
-from emulator.layers import convolutions
-from emulator.layers.policy import PrecisionPolicy
 from emulator.native import library
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import Precision
@@ -45,7 +44,8 @@ def outcome(inputs: dict[str, np.ndarray], dtype: type = np.float32) -> list[np.
     with new_graph().as_default() as graph:
         fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
         x, weights, dy = fed.values()
-        y = convolutions.convolve(x, weights, 1, winograd=True)
+        groups, filters = x.shape[-1] // weights.shape[2], weights.shape[3]
+        y, _ = built(lambda layers, x: layers.conv(x, filters, 3, GLOROT, groups=groups), {"conv/conv2d/kernel": weights}, x)
         outputs = [y, *gradients([y], [x, weights], [dy])]
         assert sum("Winograd" in operation.type for operation in graph.get_operations()) == (3 if dtype == np.float32 else 0)
         with tf.Session(graph=graph) as session:
@@ -100,9 +100,7 @@ def test_non_finite_numbers_stay_in_their_tiles(side, of_rows, of_columns):
 @pytest.mark.parametrize(("precision", "training", "native"), [("32.32", True, 1), ("32.32", False, 0), ("16.16", True, 0)])
 def test_only_fp32_training_uses_winograd(precision, training, native):
     with new_graph().as_default() as graph:
-        weights = {"conv/conv2d/kernel": tf.zeros([3, 3, 16, 16])}
-        layers = PrecisionPolicy(Precision.of(DeviceOptions(precision=precision))).layers(
-            weights, training=training, positions=tf.zeros([2], tf.int64)
-        )
-        layers.conv(tf.zeros([2, 8, 8, 16]), 16, 3, GLOROT)
+        weights, x = {"conv/conv2d/kernel": tf.zeros([3, 3, 16, 16])}, tf.zeros([2, 8, 8, 16])
+        use = {"training": training, "precision": Precision.of(DeviceOptions(precision=precision))}
+        built(lambda layers, x: layers.conv(x, 16, 3, GLOROT), weights, x, positions=tf.zeros([2], tf.int64), **use)
         assert sum("Winograd" in operation.type for operation in graph.get_operations()) == native

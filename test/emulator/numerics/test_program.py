@@ -13,7 +13,6 @@ from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from emulator.plan.number_formats import E4M3FNUZ
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import Precision
-from emulator.plan.trace import trace
 from harness.diagnostics import numerics_chart
 
 SCALE = 30.0
@@ -26,9 +25,7 @@ def test_observation_matches_numpy():
     )
     precision = Precision.of(options, kernels=KERNELS)
     weights, images, targets = numbers()
-    observed = ipu_utils.ObservationSpec(
-        segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision, micro_batches=2
-    )
+    observed = ipu_utils.ObservationSpec(network=network(), loss=loss, precision=precision, micro_batches=2)
     with ipu_utils.ObservingProgram(observed, ipu_utils.Stream(features), 1) as program:
         values = {name: value.astype(np.float32) for name, value in weights.items()}
         found = program.observe(values, 7, SCALE)
@@ -69,9 +66,7 @@ def test_adaptive_formats_are_observed_as_shifted():
     options = DeviceOptions(precision="8.16", format_scaling="maximum", format_for=("two=fp16",))
     precision = Precision.of(options, kernels=KERNELS)
     weights, images, _ = numbers()
-    spec = ipu_utils.ObservationSpec(
-        segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision
-    )
+    spec = ipu_utils.ObservationSpec(network=network(), loss=loss, precision=precision)
     history = np.float32([[1.0, 2.0**-25]] * 2)
     with ipu_utils.ObservingProgram(spec, ipu_utils.Stream(features), 1) as program:
         values = {**{name: value.astype(np.float32) for name, value in weights.items()}, AMAX_HISTORY: history}

@@ -26,7 +26,7 @@ def prepared(words: str) -> Run:
 def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPlan:
     run = prepared(words)
     asked = dataclasses.replace(run.options.device, **request)
-    return plan.resolve(asked, run.trace, there, micro_batch_size=4, accumulation=8)
+    return plan.resolve(asked, run.network, there, micro_batch_size=4, accumulation=8)
 
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])

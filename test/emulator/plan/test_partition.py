@@ -10,23 +10,24 @@ import random
 
 import pytest
 
+from emulator.network.network import Network, Node, Shape
+from emulator.network.recorder import record
 from emulator.plan.partition import ELEMENT_COST, PartitionError, automatic, balanced, segment_costs, split
-from emulator.plan.trace import Operation, Shape, Trace, trace
 
 RN50_UNITS = (3, 4, 6, 3)
 
 
 @functools.cache
-def traced(name, size, **changes):
-    """Return a counted model for ImageNet."""
+def recorded(name, size, **changes):
+    """Return the network of a model for ImageNet."""
     module = importlib.import_module(f"Models.{name}")
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {key: value for key, value in module.DEFAULTS["imagenet"].items() if key in fields}
     options = module.Options(**{**defaults, "model_size": size, **changes})
-    return trace(module.build(options, "imagenet", 1000, False), 224)
+    return record(module.build(options, "imagenet", 1000, False), 224)
 
 
-RN50, B0 = traced("resnet", 50).segments, traced("efficientnet", "B0").segments
+RN50, B0 = recorded("resnet", 50).segments, recorded("efficientnet", "B0").segments
 
 
 def firsts(stages):
@@ -151,19 +152,26 @@ def test_balanced_by_hand(costs, parts, cuts):
 
 
 def tiny(*rows):
-    """Return a trace of (segment, kind, source side, result side, multiply-adds), with one channel."""
-    operations = tuple(
-        Operation(segment=segment, name=segment, kind=kind, source=Shape(a, a, 1), result=Shape(b, b, 1), multiply_adds=work)
-        for segment, kind, a, b, work in rows
-    )
-    return Trace(tuple(dict.fromkeys(operation.segment for operation in operations)), operations)
+    """Return a network of (segment, op, source, shape, kernel size)."""
+    nodes = tuple(
+        Node(op=op, inputs=(k,), outputs=(k + 1,), segment=segment, scope=segment, source=Shape(*source), shape=Shape(*shape),
+             kernel=kernel)
+        for k, (segment, op, source, shape, kernel) in enumerate(rows)
+    )  # fmt: skip
+    segments = tuple(dict.fromkeys(node.segment for node in nodes))
+    return Network(segments, nodes, (0,), tuple(range(1, 1 + len(segments))))
 
 
 def test_costs_by_hand():
-    counted = tiny(("a", "conv", 4, 4, 1000), ("a", "relu", 4, 4, 0), ("b", "max_pool", 4, 2, 0), ("c", "dense", 1, 1, 7))
-    assert segment_costs(counted) == (3 * 1000 + 16 * ELEMENT_COST, 16 * ELEMENT_COST, 21)
-    assert segment_costs(tiny(("a", "concat", 1, 3, 0))) == (9 * ELEMENT_COST,)
-    assert segment_costs(Trace(("a", "empty"), counted.operations[:1])) == (3000, 0)
+    """The convolution has 1600 multiply-adds, the dense layer seven."""
+    pixels = 4, 4, 1
+    counted = tiny(
+        ("a", "conv", pixels, pixels, 10), ("a", "relu", pixels, pixels, 0), ("b", "max_pool", pixels, (2, 2, 1), 0),
+        ("c", "dense", (1, 1, 1), (1, 1, 7), 0),
+    )  # fmt: skip
+    assert segment_costs(counted) == (3 * 1600 + 16 * ELEMENT_COST, 16 * ELEMENT_COST, 21)
+    assert segment_costs(tiny(("a", "concat", (1, 1, 1), (3, 3, 1), 0))) == (9 * ELEMENT_COST,)
+    assert segment_costs(Network(("a", "empty"), counted.nodes[:1], (0,), (1, 1))) == (4800, 0)
 
 
 # --- the automatic sharder
@@ -172,7 +180,7 @@ def test_costs_by_hand():
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 @pytest.mark.parametrize(("include", "only"), [((), ""), (("",), ""), (("relu",), "relu")])
 def test_automatic_cuts_are_allowed_and_best(parts, include, only):
-    counted = traced("resnet", 14)
+    counted = recorded("resnet", 14)
     costs = dict(zip(counted.segments, segment_costs(counted)))
 
     def largest(stages):
@@ -187,15 +195,16 @@ def test_automatic_cuts_are_allowed_and_best(parts, include, only):
     )
 
 
-def test_costs_match_trace():
-    counted = tiny(("a", "conv", 1, 1, 5), ("b", "conv", 1, 1, 1), ("c", "conv", 1, 1, 1), ("d", "conv", 1, 1, 2))
+def test_costs_decide_cuts():
+    filters = {"a": 5, "b": 1, "c": 1, "d": 2}  # of a pixel with one channel, so that each is one multiply-add
+    counted = tiny(*((name, "conv", (1, 1, 1), (1, 1, count), 1) for name, count in filters.items()))
     assert automatic(counted, 2) == (("a",), ("b", "c", "d"))
     assert automatic(counted, 2, exclude=["b"]) == (("a", "b"), ("c", "d"))
     assert automatic(counted, 2, include=["d", "c"], exclude=["c"]) == (("a", "b", "c"), ("d",))
 
 
 def test_excluded_names_start_no_stage():
-    counted = traced("efficientnet", "B0")
+    counted = recorded("efficientnet", "B0")
     stages = automatic(counted, 8, exclude=["/", "Top"])
     assert len(stages) == 8 and not any("/" in name or name == "Top" for name in firsts(stages))
     assert automatic(counted, 8, exclude=["0/p"]) == automatic(counted, 8)  # the original's default
@@ -212,5 +221,5 @@ def test_excluded_names_start_no_stage():
 )
 def test_filters_with_too_few_candidates_are_named(parts, filters, named):
     with pytest.raises(PartitionError) as caught:
-        automatic(traced("resnet", 14), parts, **filters)
+        automatic(recorded("resnet", 14), parts, **filters)
     assert all(part in str(caught.value).splitlines()[0] for part in named)

@@ -13,7 +13,6 @@ import commands
 import numpy as np
 import pytest
 
-from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - the program is built from it
 from emulator.program import runtime
 from emulator.program.training_program import TrainingProgram
 from harness.commands import cli
@@ -160,7 +159,7 @@ def test_weight_decay_spares_norms_on_imagenet():
         options = cli.parse([*map(str, words), "--generated-data", "--batch-size", "2", "--group-norm", "--weight-decay", "0.5",
                              "--seed", "1"], "train", environ={}).options  # fmt: skip
         run = prepare(options, {})
-        return {v.name: run.is_decayed(v.name) for v in run.trace.variables}
+        return {v.name: run.is_decayed(v.name) for v in run.network.variables}
 
     cifar = shrunk("--dataset", "cifar-10", "--model-size", "8")
     imagenet = shrunk("--dataset", "imagenet", "--model-size", "10")

@@ -18,7 +18,6 @@ from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
 from emulator.plan.precision import NAMED, Precision
-from emulator.plan.trace import trace
 from emulator.program.loss_scale import BACK_OFF
 from emulator.program.update import AMAX_DECAY
 from harness.programs.optimisers import Momentum
@@ -54,14 +53,13 @@ def cast(number_format: number_formats.Format, x: np.ndarray) -> np.ndarray:
 
 def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None) -> dict[str, np.ndarray]:
     """Return weights and slots after an update, by the device layer."""
-    weights, segments = numbers()[0], network()
-    counted = trace(segments, 1, 2)
+    weights, two_layers = numbers()[0], network()
     plan = resolve(
-        DeviceOptions(fold="1"), counted, Machine(2, 0), micro_batch_size=BATCH, accumulation=PASSES, precision=precision
+        DeviceOptions(fold="1"), two_layers, Machine(2, 0), micro_batch_size=BATCH, accumulation=PASSES, precision=precision
     )
 
     training = ipu_utils.TrainingSpec(
-        segments=segments, trace=counted, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
+        network=two_layers, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
         optimiser=Momentum(MOMENTUM), loss_scale=loss_scale or ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
     )  # fmt: skip
     program = ipu_utils.compile_training(training, ipu_utils.Stream(features))

@@ -145,7 +145,7 @@ def test_saved_variables_are_known_without_tensorflow(rule):
         asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
         with tf.Graph().as_default():
             slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
-            weights = ProgramVariables(asked.trace.variables, 0, slots, asked.is_trained, precision=precision)
+            weights = ProgramVariables(asked.network.variables, 0, slots, asked.is_trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
         assert {name: list(each.shape) for name, each in compatibility.expected_training_tensors(asked).items()} == kept
 
@@ -254,7 +254,7 @@ FAULTS = {  # variable, first value, options, limit in the message
 @pytest.mark.parametrize("case", FAULTS)
 def test_unusable_weights_are_named(tmp_path, case, monkeypatch):
     name, value, words, limit = FAULTS[case]
-    arrays = {each.name: np.zeros(each.shape) for each in prepared(words).trace.variables}
+    arrays = {each.name: np.zeros(each.shape) for each in prepared(words).network.variables}
     arrays[name].flat[0] = value
     np.savez(tmp_path / "w.npz", **arrays)
     result = run("train", *BASE.split(), *words.split(), "--dry-run", "--init-path", tmp_path / "w.npz")

@@ -19,14 +19,12 @@ from commands import program, run, succeed
 from base import plugins
 from base.storage import tables
 from emulator.plan.options import DeviceOptions
-from emulator.plan.trace import CountingLayers
 from harness.commands import cli
 from harness.options.catalogue import Option, section_options
 from harness.options.sections import SECTIONS
 from harness.run.resolve import prepare
 from harness.run.run import Run
 from harness.training.loop import TrainingLoop
-from Models import _segments
 
 EMULATOR = plugins.ROOT / "emulator"
 SCHEDULES = plugins.names("LR_Schedules")
@@ -162,7 +160,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "generated_data": ("--dataset fashion-mnist --seed 7", "--generated-data", {"data"}),
     "num_classes": (IMAGENET, "--num-classes 10", {"data", "layers", "variables"}),
     "eight_bit_io": (BASE, "--eight-bit-io", {"request"}),
-    "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "variables"}),
+    "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", *NORM}),
     "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "length", "rates"}),
     "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request", "notes"}),
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
@@ -362,24 +360,6 @@ def test_every_option_has_its_row():
     assert [key for key in others if not any(OPTIONS[key].flag[2:] in text for text in texts)] == []
 
 
-class Spy(CountingLayers):
-    """Record every call of the layer vocabulary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __getattribute__(self, name):
-        value = object.__getattribute__(self, name)
-        if name in NOTED:
-            return lambda *a, **k: (self.calls.append(f"{self.path(name)}{a}{sorted(k.items())}"), value(*a, **k))[1]
-        return value
-
-
-NOTED = {"conv", "norm", "relu", "relu6", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "subsample", "dense",
-         "dropout", "drop_path", "concat"}  # fmt: skip
-
-
 def prepared(words: str) -> Run:
     return prepare(cli.parse(shlex.split(words), "train", None, {}).options, {})
 
@@ -387,16 +367,13 @@ def prepared(words: str) -> Run:
 def fingerprint(words: str) -> dict[str, object]:
     """Return everything visible about a prepared run, by name."""
     run = prepared(words)
-    spy = Spy()
-    shape = type(run.trace.operations[0].source)(run.image_size, run.image_size, 3)
-    _segments.run(run.segments, spy, shape)
     length = run.length
     points = sorted({0, 1, 50, 300, 1500, 3000, 30_000, *(length.iterations * k // 20 for k in range(21))})
     return {
         "data": (type(run.data_source), run.data_source.spec),
         "image size": run.image_size,
-        "layers": spy.calls,
-        "variables": [dataclasses.astuple(variable) for variable in run.trace.variables],
+        "layers": [dataclasses.replace(node, variables=()) for node in run.network.nodes],
+        "variables": [dataclasses.astuple(variable) for variable in run.network.variables],
         "plan": dataclasses.replace(run.plan, stages=(), options=DeviceOptions()),
         "obeyed": {name: getattr(run.plan.options, name) for name in OBEYED},
         "stages": run.plan.stages if "--shards" in words or "--pipeline-splits" in words else None,

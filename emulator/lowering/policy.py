@@ -10,21 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.util import _pywrap_util_port
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.checks import CheckedLayers, CheckedOperandLayers, CheckedRoundedLayers, check_finite
-from emulator.layers.rounded_layers import OperandLayers, OperandRoundings, RoundedLayers
+from emulator.layers.checks import check_finite
 from emulator.layers.rounding import (
     Rounding,
     add_rounded,
     range_factor,
     round_without_gradient,
     storage_dtype,
-    value_and_gradient_rounded,
+    value_rounded,
     widened,
 )
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.lowering.tensorflow import Lowering, OperandRoundings
+from emulator.native import library
+from emulator.passes.target import Target
 from emulator.plan.number_formats import BF16, FP16, FP32, Format
 from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
@@ -41,17 +43,22 @@ class PrecisionPolicy:
         self._seed, self._dtype = seed, dtype
         self._stochastic_results = precision.stochastic == ALL
 
-    def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:
-        """Return layers that round results, gradients and operands to their formats, and check them if the precision says
-        so."""
-        precision, context = self.precision, {"seed": self._seed, **context}
-        if not (precision.rounds_results or precision.rounds_operands):
-            return (CheckedLayers if precision.checks else TensorLayers)(weights, **context)
-        context |= {"operands": self._operands, "product_dtype": tf.bfloat16 if precision.native_arithmetic else None}
-        if not precision.rounds_results:
-            return (CheckedOperandLayers if precision.checks else OperandLayers)(weights, **context)
-        rounded = CheckedRoundedLayers if precision.checks else RoundedLayers
-        return rounded(weights, rounding=self._rounding(self._stochastic_results, precision.compute), **context)
+    def target(self, device: str, **use: Any) -> Target:
+        """Return the target of a network that a device computes. `use` has the other fields of the target."""
+        on_gpu, single = "gpu" in device.lower(), self._dtype == tf.float32
+        native = library.operations() if single and not on_gpu else frozenset()
+        return Target(native=native, group_gradients=single and _pywrap_util_port.IsMklEnabled(), **use)
+
+    def lowering(self, weights: dict[str, tf.Tensor], target: Target, **context: Any) -> Lowering:
+        """Return the lowering that rounds results, gradients and operands to their formats."""
+        precision = self.precision
+        rounding = self._rounding(self._stochastic_results, precision.compute) if precision.rounds_results else None
+        operands = {"operands": self._operands} if precision.rounds_operands or rounding else {}
+        return Lowering(
+            weights=weights, target=target, seed=self._seed, rounding=rounding, stochastic=self._stochastic_results,
+            product_dtype=tf.bfloat16 if precision.native_arithmetic and (operands or rounding) else None, **operands,
+            **context,
+        )  # fmt: skip
 
     def _operands(self, kernel: str) -> OperandRoundings:
         """Return the roundings of the operands of the layer with this kernel. None means no rounding."""
@@ -123,7 +130,7 @@ class PrecisionPolicy:
             return dy
         noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
         rounding = self._rounding(self._stochastic_results, self.precision.compute)
-        return value_and_gradient_rounded(dy, rounding, noise)
+        return value_rounded(dy, rounding, noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """Cast the gradient of a variable in one pass to the compute format."""

@@ -1,0 +1,31 @@
+"""The initial values of variables."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow.compat.v1 as tf
+
+from base import draws
+from emulator.layers import proxy_norm
+from Models._layers import Initial, Variable
+
+
+def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Return the initial value of a variable. Random values depend on seed and name only."""
+    if variable.proxy:
+        return proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
+    if not isinstance(variable.initial, Initial):
+        return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
+    fan_in, fan_out = variable.fans
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2, "fixed": 1}
+    fan = fans[variable.initial.mode]
+    deviation = math.sqrt(variable.initial.scale / max(fan, 1))
+    key = draws.stateless_seed(seed, f"initial/{variable.name}")
+    if variable.initial.distribution == "uniform":
+        limit = math.sqrt(3.0) * deviation
+        values = tf.random.stateless_uniform(variable.shape, key, -limit, limit)
+    else:
+        # Truncation at two deviations multiplies the deviation of a normal distribution by 0.8796.
+        values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
+    return tf.cast(values, dtype)

@@ -1,0 +1,354 @@
+"""The kernels of convolutions: a table with the convolutions that each kernel fits, and its code. The first row that fits is
+used; benchmarks/NOTES.md has the measurements behind the choices.
+
+Groups of 16 are from *Making EfficientNet More Efficient* (Masters et al., 2021). ResNeXt (Xie et al., 2017) has groups of 4
+and 8 channels, which are joined into groups of 16 with zeros among their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from base.gradient_rules import Rule, with_gradient
+from emulator.native import library
+from emulator.network.network import Network, Node
+from emulator.passes.target import Target
+from emulator.plan.number_formats import BF16, storage
+from emulator.plan.precision import Precision
+
+FLOAT = "float32"
+_GROUP = 16  # native kernels need groups of 16 input and 16 output channels.
+_SMALL_GROUPS = 4, 8  # groups of these sizes are joined into larger groups; smaller groups would add too many zeros.
+_FILTERS = 16  # the output channels of an ungrouped convolution must be a multiple of this.
+_DEPTHWISE = 3, 5  # native kernels support depthwise convolutions of 3 x 3 and 5 x 5 pixels.
+_LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN is as fast as the native kernels.
+_FILTERED = 16  # for minimal filtering, the input and output channels of a group must be multiples of this.
+
+
+class Site(NamedTuple):
+    """A convolution, and the dtypes around it: of its operand, of the products and of its result.
+
+    `exact` means that the operands are FP32, whose sums and differences may be multiplied.
+    """
+
+    node: Node
+    target: Target
+    operand: str
+    products: str
+    result: str
+    exact: bool
+    scaled: bool
+
+    @property
+    def native(self) -> frozenset[str]:
+        """The native operations that take FP32 operands, if the products are FP32."""
+        return frozenset(self.target.native) if self.products == FLOAT else frozenset()
+
+    @property
+    def stays_narrow(self) -> bool:
+        """True if operand and result have 16 bits, and a kernel may round the result itself."""
+        node = self.node
+        padded = node.padding == "SAME" or node.stride == 1
+        return self.operand != FLOAT != self.result and not self.scaled and padded
+
+    @property
+    def joined(self) -> int:
+        """The number of groups that native kernels join into one, with zeros among the weights."""
+        return joined_groups(self.node)
+
+    @property
+    def channels(self) -> int:
+        """The number of input channels of a group after joining."""
+        return self.node.source.channels // self.node.groups * self.joined
+
+    @property
+    def filters(self) -> int:
+        """The number of output channels of a group after joining."""
+        return self.node.shape.channels // self.node.groups * self.joined
+
+
+def _has_units(s: Site) -> bool:
+    return s.stays_narrow and s.operand == s.products == s.result and s.node.groups == 1
+
+
+def _has_narrow_core(s: Site) -> bool:
+    by_units = s.node.groups == 1 and s.products != FLOAT
+    core = "emulator_convolution" in s.target.native and not s.node.is_depthwise and not by_units
+    return s.stays_narrow and core
+
+
+def _has_filtering(s: Site) -> bool:
+    fits = s.node.kernel == 3 and s.node.stride == 1 and s.channels % _FILTERED == s.filters % _FILTERED == 0
+    return fits and s.target.training and s.exact and "emulator_winograd_conv2d" in s.native
+
+
+def _has_depthwise_gradient(s: Site) -> bool:
+    return s.node.is_depthwise and s.node.kernel in _DEPTHWISE and "emulator_depthwise_weights_gradient" in s.native
+
+
+def _lacks_group_gradients(s: Site) -> bool:
+    return s.node.groups > 1 and not (s.target.group_gradients and s.products == FLOAT)
+
+
+def _has_weights_gradient(s: Site) -> bool:
+    node = s.node
+    if node.groups > 1:
+        fits = s.channels == s.filters == _GROUP
+    else:
+        fits = node.stride > 1 < node.kernel and s.filters % _FILTERS == 0 and s.channels not in _LEVEL_CHANNELS
+    return fits and "emulator_conv_weights_gradient" in s.native
+
+
+def native_convolution(
+    x: tf.Tensor,
+    weights: tf.Tensor,
+    stride: int,
+    results: Mapping[str, Any] | None = None,
+    arriving: Callable[[tf.Tensor], tf.Tensor] = lambda dy: dy,
+    of_input: Mapping[str, Any] | None = None,
+) -> tf.Tensor:
+    """Return the SAME-padded convolution of x, of FP32 or 16 bits, in any groups.
+
+    `results` says how the result is rounded and stored (see `kernel_attributes`); by default, it is FP32 and not rounded.
+    `arriving` returns the gradient of the result as it is multiplied, and `of_input` says how the gradient of x is rounded.
+    """
+    kernels, sizes = library.load(), {"stride": stride, "groups": x.shape[-1] // weights.shape[2]}
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            dy, side = arriving(dy), {"rows": x.shape[1], "columns": x.shape[2], **(of_input or {"noise": ()})}
+            return (
+                kernels.emulator_convolution_input_gradient(dy=dy, weights=weights, **side, **sizes),
+                kernels.emulator_convolution_weights_gradient(x=x, dy=dy, kernel=weights.shape[0], **sizes),
+            )
+
+        return kernels.emulator_convolution(x=x, weights=weights, **sizes, **(results or {"noise": ()})), rule
+
+    return convolution(x, weights)
+
+
+def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
+    """Return window(x) with the given padding. `window` is an operation on windows of odd size with SAME padding.
+
+    SYMMETRIC padding differs from SAME only if the stride is two and a side of x is even. Then add a row or column of zeros,
+    and drop the last row or column of the result.
+    """
+    if padding == "SAME" or stride == 1:
+        return window(x)
+    rows, columns = (1 - side % 2 for side in x.shape[1:3])
+    y = window(tf.pad(x, [[0, 0], [0, rows], [0, columns], [0, 0]]) if rows or columns else x)
+    return y[:, : y.shape[1] - rows, : y.shape[2] - columns] if rows or columns else y
+
+
+def _depthwise(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    return tf.nn.depthwise_conv2d_native(x, _of_channels(weights), [1, node.stride, node.stride, 1], "SAME")
+
+
+def _of_channels(weights: tf.Tensor) -> tf.Tensor:
+    """Return depthwise weights [kernel, kernel, 1, channels] as [kernel, kernel, channels, 1]."""
+    return tf.reshape(weights, [*weights.shape[:2], weights.shape[3], 1])
+
+
+def _depthwise_own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return a depthwise convolution. A native kernel computes the gradient of the weights up to ten times as fast as
+    oneDNN."""
+    place = {"strides": [1, node.stride, node.stride, 1], "padding": "SAME"}
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            if node.stride == 1:  # convolve with the rotated kernel, in two thirds of the time of oneDNN's gradient.
+                dx = tf.nn.depthwise_conv2d_native(dy, tf.reverse(weights, [0, 1]), **place)
+            else:
+                dx = tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **place)
+            gradient = library.load().emulator_depthwise_weights_gradient
+            return dx, gradient(x=x, dy=dy, stride=node.stride, kernel=node.kernel)
+
+        return tf.nn.depthwise_conv2d_native(x, weights, **place), rule
+
+    return convolution(x, _of_channels(weights))
+
+
+def _core(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    return native_convolution(x, weights, node.stride)
+
+
+def _group_by_group(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    pairs = zip(tf.split(x, node.groups, -1), tf.split(weights, node.groups, -1))
+    return tf.concat([tf.nn.conv2d(part, w, node.stride, "SAME") for part, w in pairs], -1)
+
+
+def plain(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return a convolution by the operation of TensorFlow."""
+    return tf.nn.conv2d(x, weights, node.stride, "SAME")
+
+
+def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
+    """Return weights [height, width, joined * channels, filters] in which each group joins `joined` groups. The original
+    weights are blocks on a diagonal; all other weights are zero."""
+    height, width, channels, filters = weights.shape
+    if joined == 1:
+        return weights
+
+    @with_gradient
+    def join(weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        blocks = tf.reshape(weights, [height, width, 1, channels, groups // joined, joined, filters // groups])
+        whole = tf.reshape(blocks * _diagonal(joined), [height, width, joined * channels, filters])
+        return whole, partial(_part, groups=groups, joined=joined)
+
+    return join(weights)
+
+
+def _part(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
+    """Return the blocks on the diagonal, in the shape of the weights before `_join`."""
+    height, width, channels, filters = weights.shape
+    if joined == 1:
+        return weights
+    shape = [height, width, joined, channels // joined, groups // joined, joined, filters // groups]
+    blocks = tf.reduce_sum(tf.where_v2(_diagonal(joined) > 0, tf.reshape(weights, shape), 0.0), 2)
+    return tf.reshape(blocks, [height, width, channels // joined, filters])
+
+
+def _diagonal(joined: int) -> tf.Tensor:
+    """Return a mask [1, 1, joined, 1, 1, joined, 1]: 1 for input and output channels of the same original group, else 0."""
+    return tf.reshape(tf.eye(joined), [1, 1, joined, 1, 1, joined, 1])
+
+
+def _filtering(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return a convolution with 3 x 3 kernels, computed by Winograd's method. Forward and backward, 16 results take 36
+    multiplications instead of 144, or 4 results take 16 instead of 36."""
+    kernels, joined = library.load(), joined_groups(node)
+    groups = node.groups // joined
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return (
+                kernels.emulator_winograd_conv2d_backprop_input(dy=dy, weights=weights, groups=groups),
+                kernels.emulator_winograd_conv2d_backprop_filter(x=x, dy=dy, groups=groups),
+            )
+
+        return kernels.emulator_winograd_conv2d(x=x, weights=weights, groups=groups), rule
+
+    return convolution(x, _join(weights, node.groups, joined))
+
+
+def _own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return a convolution. A native kernel computes the gradient of the weights up to three times as fast as oneDNN."""
+    groups, joined, kernels = node.groups, joined_groups(node), library.load()
+
+    @with_gradient
+    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            place = {"strides": [1, node.stride, node.stride, 1], "padding": "SAME"}
+            window = {"stride": node.stride, "kernel": node.kernel, "groups": groups // joined}
+            dw = kernels.emulator_conv_weights_gradient(x=x, dy=dy, **window)
+            return (
+                tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=weights, out_backprop=dy, **place),
+                _part(dw, groups, joined),
+            )
+
+        return plain(x, weights, node), rule
+
+    return convolution(x, weights)
+
+
+def matrix_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return a convolution with weights [1, 1, channels, filters], computed as a matrix product. TensorFlow computes the
+    gradients of a matrix product up to twice as fast."""
+    channels, filters = weights.shape[2:]
+    y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
+    return tf.reshape(y, [-1, *x.shape[1:3], filters])
+
+
+def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
+    """Return every `stride`-th pixel of x [batch, height, width, channels] in both directions.
+
+    TensorFlow's strided slice and its gradient are slow, because they copy single numbers in one thread. This function
+    copies blocks of adjacent numbers instead. For the gradient, it uses average pooling with windows of one pixel.
+    """
+    height, width, channels = x.shape[1:]
+    rows, columns = -(-height // stride), -(-width // stride)
+    if stride == 1:
+        return x
+
+    @with_gradient
+    def subsampled(x: tf.Tensor) -> tuple[tf.Tensor, Rule]:
+        if height % stride or width % stride:
+            y = x[:, ::stride, ::stride, :]
+        else:
+            blocks = tf.reshape(x, [-1, rows, stride, columns, stride * channels])
+            y = tf.reshape(tf.slice(blocks, [0] * 5, [-1, rows, 1, columns, channels]), [-1, rows, columns, channels])
+
+        def rule(dy: tf.Tensor) -> tf.Tensor:
+            pool = {"ksize": [1, 1, 1, 1], "strides": [1, stride, stride, 1], "padding": "VALID"}
+            return tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape(x), grad=dy, **pool)
+
+        return y, rule
+
+    return subsampled(x)
+
+
+class Kernel(NamedTuple):
+    """A kernel: its name, the convolutions that it fits, and its code: a function of (x, weights, node) with SAME padding.
+
+    A kernel without code rounds the result itself: `_narrow_convolution` in tensorflow.py has its code.
+    """
+
+    name: str
+    fits: Callable[[Site], bool]
+    build: Callable[[tf.Tensor, tf.Tensor, Node], tf.Tensor] | None
+
+
+NARROW_UNITS, NARROW_CORE = "16-bit units", "16-bit core"
+KERNELS = (
+    Kernel(NARROW_UNITS, _has_units, None),  # oneDNN on BF16 tensors
+    Kernel(NARROW_CORE, _has_narrow_core, None),  # convolution.cc
+    Kernel("filtering", _has_filtering, _filtering),  # winograd.cc
+    Kernel("depthwise, own gradient", _has_depthwise_gradient, _depthwise_own_gradient),  # depthwise_gradient.cc
+    Kernel("depthwise", lambda s: s.node.is_depthwise, _depthwise),
+    Kernel("core", lambda s: _lacks_group_gradients(s) and bool(s.native), _core),  # convolution.cc
+    Kernel("group by group", _lacks_group_gradients, _group_by_group),
+    Kernel("own gradient", _has_weights_gradient, _own_gradient),  # conv_gradient.cc
+    Kernel("matrix product", lambda s: s.node.kernel == s.node.stride == s.node.groups == 1, matrix_product),
+    Kernel("plain", lambda s: True, plain),
+)
+BUILDS = {kernel.name: kernel.build for kernel in KERNELS if kernel.build}
+
+
+def kernels(network: Network, precision: Precision, target: Target) -> Network:
+    """Return the network in which each convolution names its kernel."""
+    nodes = (
+        replace(node, by=chosen(site(node, precision, target))) if node.op == "conv" else node for node in network.nodes
+    )
+    return replace(network, nodes=tuple(nodes))
+
+
+def chosen(convolution: Site) -> str:
+    """Return the name of the first kernel that fits."""
+    return next(kernel.name for kernel in KERNELS if kernel.fits(convolution))
+
+
+def site(node: Node, precision: Precision, target: Target) -> Site:
+    """Return what decides the kernel of a convolution."""
+    rounded, kernel = precision.rounds_results or precision.rounds_operands, node.variable("kernel")
+    activation = precision.operands_of(kernel).activation
+    rounds_operand = not activation.contains(precision.compute)
+    result = storage(precision.compute) if precision.rounds_results else FLOAT
+    operand = result if not rounds_operand else FLOAT if precision.scaled_kernels else storage(activation)
+    by_units = precision.native_arithmetic and node.groups == 1
+    products = storage(BF16) if by_units else FLOAT
+    return Site(node, target, operand, products, result, exact=not rounded, scaled=bool(precision.scaled_kernels))
+
+
+def joined_groups(node: Node) -> int:
+    """Return the number of groups that are joined into one, or 1 if they stay separate."""
+    channels, filters = node.source.channels // node.groups, node.shape.channels // node.groups
+    several = _GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
+    return several if node.groups % several == 0 else 1

@@ -1,0 +1,124 @@
+"""Replace neighbouring operations by one native operation that returns the same bits.
+
+    norm ---+
+            +--> add --> relu    ->  norm(relu, shortcut)       training in FP32
+    x ------+
+
+    conv --> norm(activation)    ->  conv_norm(activation)      inference in FP32
+    gate --> conv_norm           ->  conv_norm with a gate
+    conv --> bias --> activation ->  conv_bias(activation)
+    dense --> bias               ->  conv_bias
+    global_mean --> conv_bias    ->  conv_bias of a mean
+
+To add a fused operation, write a pattern below, put it into `PATTERNS`, and lower its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from emulator.network.network import LINEAR, Network, Node
+from emulator.passes.target import Target
+from emulator.plan.precision import Precision
+from Models._norms import BatchNorm
+
+_AFTER_BIAS = "relu", "relu6", "swish", "sigmoid"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nodes before a node, for patterns."""
+
+    target: Target
+    made: Mapping[int, Node]
+    readers: Mapping[int, int]
+
+    def before(self, node: Node, k: int = 0) -> Node | None:
+        """Return the node that makes input k, if only `node` reads it."""
+        maker = self.made.get(node.inputs[k])
+        return maker if maker and self.readers[node.inputs[k]] == 1 and maker.outputs == (node.inputs[k],) else None
+
+
+Pattern = Callable[[Node, Neighbours], "tuple[Node, list[Node]] | None"]  # returns the new node, and those that it replaces
+
+
+def fuse(network: Network, precision: Precision, target: Target) -> Network:
+    """Return the network with fused operations. Narrow formats and checks need each operation by itself."""
+    if precision.rounds_results or precision.rounds_operands or precision.checks:
+        return network
+    patterns = [each for name, training, each in PATTERNS if training == target.training and name in target.native]
+    made: dict[int, Node] = {}
+    near = Neighbours(target, made, network.readers())
+    for node in network.nodes:
+        for pattern in patterns:
+            found = pattern(node, near)
+            if found:
+                fused, replaced = found
+                parts = tuple(op for each in (*replaced, node) for op in each.fused or (each.op,))
+                node = replace(fused, segment=node.segment, outputs=node.outputs, shape=node.shape, fused=parts)
+                for each in replaced:
+                    del made[each.outputs[0]]
+        made[node.outputs[0]] = node
+    return replace(network, nodes=tuple(made.values()))
+
+
+def _norm_sum_relu(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+    total = near.before(node) if node.op == "relu" else None
+    if total is None or total.op != "add" or near.target.synced:
+        return None
+    for k in (1, 0):
+        norm = near.before(total, k)
+        if norm and norm.op == "norm" and norm.activation == LINEAR and near.target.uses_batch_statistics(norm):
+            return replace(norm, activation="relu", inputs=(norm.inputs[0], total.inputs[1 - k])), [norm, total]
+    return None
+
+
+def _conv_norm(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+    conv = near.before(node) if isinstance(node.norm, BatchNorm) else None
+    if conv is None or not (_is_pointwise(conv) or (conv.is_depthwise and _pads_same(conv))):
+        return None
+    fused = replace(
+        conv, op="conv_norm", norm=node.norm, activation=node.activation, variables=conv.variables + node.variables
+    )
+    gate = near.before(conv) if _is_pointwise(conv) else None
+    if gate and gate.op == "gate" and gate.inputs[1] in near.made:
+        return replace(fused, inputs=gate.inputs), [gate, conv]
+    return fused, [conv]
+
+
+def _conv_bias(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+    bias = near.before(node) if node.op in _AFTER_BIAS else None
+    conv = near.before(bias) if bias and bias.op == "bias" else None
+    return _with_bias(conv, bias, node.op, near) if conv and _is_pointwise(conv) else None
+
+
+def _dense_bias(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+    dense = near.before(node) if node.op == "bias" else None
+    return _with_bias(dense, node, LINEAR, near) if dense and dense.op == "dense" else None
+
+
+def _with_bias(product: Node, bias: Node, activation: str, near: Neighbours) -> tuple[Node, list[Node]]:
+    fused = replace(product, op="conv_bias", activation=activation, variables=product.variables + bias.variables)
+    replaced = [product] if product.op == "dense" else [product, bias]
+    mean = near.before(product)
+    if mean and mean.op == "global_mean":
+        return replace(fused, inputs=mean.inputs, source=mean.source), [mean, *replaced]
+    return fused, replaced
+
+
+def _is_pointwise(node: Node) -> bool:
+    return node.op == "conv" and node.kernel == node.stride == node.groups == 1
+
+
+def _pads_same(node: Node) -> bool:
+    return node.padding == "SAME" or node.stride == 1
+
+
+# the native operation, whether it is for training, and the pattern
+PATTERNS: tuple[tuple[str, bool, Pattern], ...] = (
+    ("emulator_batch_norm", True, _norm_sum_relu),
+    ("emulator_pointwise_conv_norm", False, _conv_norm),
+    ("emulator_pointwise_conv_bias", False, _conv_bias),
+    ("emulator_pointwise_conv_bias", False, _dense_bias),
+)

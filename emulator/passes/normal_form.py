@@ -1,0 +1,68 @@
+"""Write each layer as the operations that round: the first pass of every list.
+
+    conv with bias     ->  conv, bias
+    norm, activation   ->  norm(activation)
+    norm, proxy        ->  proxy_norm
+
+A dense layer is split as a convolution is. A norm and its activation are one operation, as on the IPU. Without training,
+dropout is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from emulator.network.network import PRODUCTS, Network, Node
+from emulator.passes.target import Target
+
+ACTIVATIONS = "relu", "relu6", "swish"  # a norm may compute these itself
+
+
+def normal_form(network: Network, target: Target) -> Network:
+    """Return the network with biases as operations of their own, and with norms that compute their activations."""
+    if not target.training:
+        network = _without_dropout(network)
+    new, readers, nodes = network.new_values(), network.readers(), []
+    made: dict[int, int] = {}  # maps a value to the place of the norm that makes it
+    for node in network.nodes:
+        place = made.get(node.inputs[0]) if node.op in (*ACTIVATIONS, "proxy") else None
+        if place is not None and readers[node.inputs[0]] == 1 and nodes[place].segment == node.segment:
+            nodes[place] = _joined(nodes[place], node)
+            continue
+        if node.op == "norm":
+            made[node.outputs[0]] = len(nodes)
+        nodes += _with_bias_apart(node, new)
+    return replace(network, nodes=tuple(nodes))
+
+
+def _joined(norm: Node, after: Node) -> Node:
+    """Return a norm that also computes the activation or the proxy norm after it."""
+    if after.op == "proxy":
+        return replace(after, op="proxy_norm", norm=norm.norm, inputs=norm.inputs, label="proxy_norm_activation")
+    return replace(norm, activation=after.op, outputs=after.outputs, label="norm_activation")
+
+
+def _with_bias_apart(node: Node, new: Iterator[int]) -> list[Node]:
+    bias = [v for v in node.variables if v.name == node.variable("bias")] if node.op in PRODUCTS else []
+    if not bias:
+        return [node]
+    product = next(new)
+    own = tuple(v for v in node.variables if v not in bias)
+    after = Node(
+        op="bias", inputs=(product,), outputs=node.outputs, segment=node.segment, scope=node.scope, source=node.shape,
+        shape=node.shape, variables=tuple(bias), label=node.op,
+    )  # fmt: skip
+    return [replace(node, outputs=(product,), variables=own), after]
+
+
+def _without_dropout(network: Network) -> Network:
+    same: dict[int, int] = {}  # maps the result of a dropout to its input
+    nodes = []
+    for node in network.nodes:
+        inputs = tuple(same.get(value, value) for value in node.inputs)
+        if node.op in ("dropout", "drop_path"):
+            same[node.outputs[0]] = inputs[0]
+        else:
+            nodes.append(replace(node, inputs=inputs))
+    return replace(network, nodes=tuple(nodes), ends=tuple(same.get(value, value) for value in network.ends))

@@ -1,0 +1,84 @@
+"""Print a network after a pass: a line for each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from emulator.network.network import PRODUCTS, Network, Node
+from emulator.passes.formats import SUM
+from emulator.plan.precision import ALL, Precision
+
+HEAD = "values", "operation", "layer", "result", "format", "kernel", "rounds"
+
+
+def printed(network: Network, precision: Precision) -> str:
+    """Return a table of the nodes: values, operation, layer, shape, format, kernel, and what the node rounds.
+
+    `%3 = %1 %2` means that the node reads values 1 and 2 and returns value 3.
+    """
+    rows = [HEAD]
+    for name in network.segments:
+        own = [node for node in network.nodes if node.segment == name]
+        rows += [(f"{name}:", *[""] * (len(HEAD) - 1))] * bool(name and own) + [_row(node, precision) for node in own]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _row(node: Node, precision: Precision) -> tuple[str, ...]:
+    height, width, channels = node.shape
+    shape = f"{height}x{width}x{channels}" if height * width > 1 else str(channels)
+    values = f"{_values(node.outputs)} = {_values(node.inputs)}"
+    return (
+        values,
+        operation(node),
+        node.path.removeprefix("all/"),
+        shape,
+        _format(node, precision),
+        node.by,
+        _rounds(node, precision),
+    )
+
+
+def operation(node: Node) -> str:
+    """Return a description such as conv 3x3/2 in 32 groups, depthwise 5x5, norm + relu."""
+    if node.fused:
+        return " + ".join(node.fused)
+    name = "depthwise" if node.is_depthwise else node.op
+    if node.kernel:
+        name += f" {node.kernel}x{node.kernel}" + (f"/{node.stride}" if node.stride > 1 else "")
+        return name + (f" in {node.groups} groups" if node.groups > 1 and not node.is_depthwise else "")
+    return f"{name} + {node.activation}" if node.activation != "linear" else name
+
+
+def _values(numbers: Iterable[int]) -> str:
+    return " ".join(f"%{number}" for number in numbers)
+
+
+def _format(node: Node, precision: Precision) -> str:
+    """Return the format of the result, and of what a product multiplies if it is narrower."""
+    result = precision.compute.name
+    if node.op not in PRODUCTS:
+        return result
+    operands = precision.operands_of(node.variable("kernel"))
+    weight, activation, gradient = (
+        min(each, precision.compute, key=lambda f: f.contains(precision.compute)).name for each in operands
+    )
+    products = f"{weight} x {activation}" + (f", {gradient} back" if gradient != activation else "")
+    return result if {weight, activation, gradient} == {result} else f"{products} -> {result}"
+
+
+def _rounds(node: Node, precision: Precision) -> str:
+    """Return who rounds: the result, the gradient that arrives there, and the gradients that the node returns. Stochastic
+    roundings have their number in the segment."""
+    formats = node.formats
+    named = [(formats.operand, "operand"), (formats.arriving, "gradient in products"), (formats.pixels, "mean")]
+    parts = [(number, what) for number, what in named if number is not None]
+    if node.op == SUM:
+        parts += [(formats.result, "sum")] * formats.rounds_arriving
+    elif formats.result is not None:
+        parts.append((formats.result, "result" + " and its gradient" * formats.rounds_arriving))
+    for value, read in zip(node.inputs, formats.reads):
+        if read and read.rounds:
+            parts.append((read.draw, f"gradient of %{value}"))
+    stochastic = precision.stochastic == ALL
+    return ", ".join(what + f" ({number})" * stochastic for number, what in parts)
