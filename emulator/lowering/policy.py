@@ -1,4 +1,4 @@
-"""Apply a precision in TensorFlow: choose layers and dtypes of variables, and cast weights and gradients to their formats.
+"""Apply a precision in TensorFlow: choose roundings and dtypes, and cast weights and gradients to their formats.
 
 `emulator.plan.precision` chooses the format of each value, `emulator.plan.number_formats` defines the formats, and
 `emulator.layers.rounding` rounds. Weights, gradients and sums of a narrow format are FP32 tensors whose values are numbers
@@ -53,10 +53,10 @@ class PrecisionPolicy:
         """Return the lowering that rounds results, gradients and operands to their formats."""
         precision = self.precision
         rounding = self._rounding(self._stochastic_results, precision.compute) if precision.rounds_results else None
-        operands = {"operands": self._operands} if precision.rounds_operands or rounding else {}
+        operands = {"operands": self._operands} if precision.rounds_operands or precision.rounds_results else {}
         return Lowering(
             weights=weights, target=target, seed=self._seed, rounding=rounding, stochastic=self._stochastic_results,
-            product_dtype=tf.bfloat16 if precision.native_arithmetic and (operands or rounding) else None, **operands,
+            product_dtype=tf.bfloat16 if precision.native_arithmetic and operands else None, **operands,
             **context,
         )  # fmt: skip
 

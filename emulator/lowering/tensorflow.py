@@ -47,6 +47,7 @@ from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from Models._norms import BatchNorm, GroupNorm, Norm
 
 MOMENTS = "moving_mean", "moving_variance"  # the variables of batch norm that hold moving statistics
+_WITH_ACTIVATION = "norm", "proxy_norm", "conv_norm", "conv_bias"  # these compute the activation of their node
 Build = Callable[..., Any]  # arguments: lowering, node, a tensor for each input
 
 
@@ -94,6 +95,8 @@ class Lowering:
         """Return the result of a network for its inputs [batch, height, width, channels]."""
         values, table = dict(zip(network.inputs, inputs)), operations or OPERATIONS
         for node in network.nodes:
+            if node.activation != LINEAR and node.op not in _WITH_ACTIVATION:
+                raise NotImplementedError(f"{node.op} does not compute the activation {node.activation}")
             results = table[node.op](self, node, *(self._read(node, k, values[v]) for k, v in enumerate(node.inputs)))
             values |= zip(node.outputs, results if isinstance(results, tuple) else (results,))
         return values[network.output]

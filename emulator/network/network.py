@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from Models._layers import ProxyRule, Variable
+from Models._layers import Variable
 from Models._norms import Norm
 
 LINEAR = "linear"  # an activation that changes nothing
@@ -89,7 +89,6 @@ class Node:
     activation: str = LINEAR
     rate: float = 0.0
     scaled: bool = False
-    proxy: ProxyRule | None = None
     label: str = ""
     formats: Formats = Formats()
     checked: bool = False
@@ -124,7 +123,8 @@ class Node:
 class Network:
     """The nodes of a network in order, and the names of its segments (blocks of layers).
 
-    `inputs` numbers the values that enter, and `ends` the value that leaves each segment.
+    `inputs` numbers the values that enter, and `ends` the value that leaves each segment. Only the last of these ends is
+    certain to exist after the pass `fuse`.
     """
 
     segments: tuple[str, ...]

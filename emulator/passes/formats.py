@@ -29,14 +29,14 @@ _ON_GRID = (
     "bias", "norm", "proxy_norm", "relu", "relu6", "swish", "add", "concat", "subsample", "flatten", "global_mean",
 )  # fmt: skip
 _UNROUNDED = ("relu", "relu6", "concat", "max_pool", "subsample", "flatten")  # their results are numbers of the format
-_Place = tuple[int, str]  # a value, and the segment in which it is read
+_Place = tuple[int, str]  # a value, and the segment in which nodes read it.
 
 
 def formats(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network with `Formats` at each node, and with nodes that sum the gradients of a value's readers."""
     if not (precision.rounds_results or precision.rounds_operands):
         return network
-    readers = _readers(network, target) if precision.rounds_results and target.training else {}
+    readers = _readers(network) if precision.rounds_results and target.training else Counter()
     made = {value: node for node in network.nodes for value in node.outputs[:1]}
     new, draws, sums, nodes = network.new_values(), Counter[str](), dict[_Place, int](), []
     results: dict[int, int] = {}  # maps a value to the number of its rounding
@@ -53,16 +53,16 @@ def formats(network: Network, precision: Precision, target: Target) -> Network:
                 reads.append(None)
                 inputs.append(value)
                 continue
-            several = len(readers[place]) > 1
+            several = readers[place] > 1
             rounds_itself = _rounds_in(made.get(value), node.segment)
             if place not in sums:
-                number = draw(node)
+                number = draw(node)  # drawn for each value, needed or not: numbers are keys of a run's random draws.
                 sums[place] = next(new) if several else value
                 if several:
                     given = Formats(result=number, rounds_arriving=not rounds_itself)
                     nodes.append(_sum(node, value, sums[place], made, given))
             own = None if _is_on_grid(node, target) else draw(node)
-            if own is not None and rounds_itself and not several:  # round for the node that made the value
+            if own is not None and rounds_itself and not several:  # round with the number of the node that made the value.
                 own = None if _always_rounds(made[value], target) else results[value]
             rounds = own is not None
             reads.append(Read(rounds, own, adds=several) if rounds or several else None)
@@ -76,16 +76,12 @@ def formats(network: Network, precision: Precision, target: Target) -> Network:
     return replace(network, nodes=tuple(nodes))
 
 
-def _readers(network: Network, target: Target) -> dict[_Place, list[bool]]:
-    """Return for each value and segment whether each reader there returns gradients of the format. The inverse deviation of
-    proxy norm has no entry, because it depends on weights only."""
+def _readers(network: Network) -> Counter[_Place]:
+    """Return how many nodes of a segment read a value. The inverse deviation of proxy norm has no entry, because it depends
+    on weights only."""
     of_weights = {value for node in network.nodes for value in node.outputs[1:]}
-    readers: dict[_Place, list[bool]] = {}
-    for node in network.nodes:
-        for value in node.inputs:
-            if value not in of_weights:
-                readers.setdefault((value, node.segment), []).append(_is_on_grid(node, target))
-    return readers
+    read = ((value, node.segment) for node in network.nodes for value in node.inputs if value not in of_weights)
+    return Counter(read)
 
 
 def _is_on_grid(node: Node, target: Target) -> bool:
@@ -111,11 +107,11 @@ def _rounds_in(maker: Node | None, segment: str) -> bool:
     return maker is not None and maker.segment == segment and maker.op in _ROUNDING
 
 
-def _has_one_reader(node: Node, readers: Mapping[_Place, list[bool]]) -> bool:
+def _has_one_reader(node: Node, readers: Counter[_Place]) -> bool:
     """Return whether one node of the same segment reads the result, or only other segments do."""
     value = node.outputs[0]
     elsewhere = any(v == value and segment != node.segment for v, segment in readers)
-    return len(readers.get((value, node.segment), [])) + elsewhere == 1
+    return readers[value, node.segment] + elsewhere == 1
 
 
 def _sum(reader: Node, value: int, total: int, made: Mapping[int, Node], given: Formats) -> Node:
