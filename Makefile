@@ -1,6 +1,6 @@
 # make train          set up .venv, train on the included images and validate
 # make test           set up .venv and run all fast tests and a sixteenth of the slow tests (6 minutes on two EPYC cores)
-# make test-rotating  run slow tests for 20 minutes; each commit selects other tests
+# make test-rotating  run slow tests for 15 minutes; each commit selects other tests
 # make test-slow      run all tests (an hour and a half on two slow cores)
 # make test-speed     compare the speed with plain TensorFlow, and fail if it is 25 % below the usual ratio (30 seconds)
 # make findings       reproduce three findings of a paper in small runs, in logs/findings (36 minutes on two slow cores)
@@ -31,7 +31,7 @@ test: $(VENV)/.test
 	$(RUN) -m pytest -q $(WORKERS)
 
 test-rotating: $(VENV)/.test
-	$(RUN) -m pytest -q --slow-for 1200 $(WORKERS)
+	$(RUN) -m pytest -q --slow-for 900 $(WORKERS)
 
 test-slow: $(VENV)/.test
 	$(RUN) -m pytest -q --slow $(WORKERS)
