@@ -18,6 +18,8 @@ from commands import run, succeed
 
 from base import plugins, version
 from base.errors import Answered, DataError, OptionError
+from emulator.native import library
+from emulator.plan.options import PASSES
 from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
 from harness.options import catalogue, configs, sources
@@ -290,6 +292,18 @@ def test_other_spellings_give_no_line(words, expected):
     parsed = parse(words)
     assert {name: parsed.options.values()[name] for name in expected} == expected
     assert parsed.notes == ()
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_summary_shows_network_after_pass(name, capsys):
+    """Each pass shows its work, and architecture.md shows the printed lines."""
+    words = "--dataset cifar-10 --generated-data --model-size 8 --batch-norm --precision 16.16 --summary --after"
+    with pytest.raises(Answered):
+        entry.checked_run([*words.split(), name], "train")
+    out = capsys.readouterr().out
+    assert ("16-bit core" in out) == (name == "kernels" and "emulator_convolution" in library.operations())
+    assert ("sum_gradients" in out) == (PASSES.index(name) >= PASSES.index("formats"))
+    assert ("norm + relu" in out) == (name != "stages")
 
 
 def test_summary_adds_up(capsys):
