@@ -30,6 +30,9 @@ _LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN 
 _FILTERED = 16  # for minimal filtering, the input and output channels of a group must be multiples of this.
 
 
+_VECTOR = 8  # with fewer channels than an AVX2 vector has numbers, oneDNN reads memory that it has not set.
+
+
 class Site(NamedTuple):
     """A convolution, and the dtypes around it: of its operand, of the products and of its result.
 
@@ -103,6 +106,11 @@ def _has_weights_gradient(s: Site) -> bool:
     else:
         fits = node.stride > 1 < node.kernel and s.filters % _FILTERS == 0 and s.channels not in _LEVEL_CHANNELS
     return fits and "emulator_conv_weights_gradient" in s.native
+
+
+def _has_few_strided_channels(s: Site) -> bool:
+    """Return whether oneDNN's gradient of the weights is wrong on processors with AVX2 alone."""
+    return s.node.kernel == 1 < s.node.stride and s.node.groups == 1 and s.channels < _VECTOR
 
 
 def native_convolution(
@@ -296,6 +304,10 @@ def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
     return subsampled(x)
 
 
+def _subsampled_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    return matrix_product(subsample(x, node.stride), weights, node)
+
+
 class Kernel(NamedTuple):
     """A kernel: its name, the convolutions that it fits, and its code: a function of (x, weights, node) with SAME padding.
 
@@ -318,6 +330,7 @@ KERNELS = (
     Kernel("group by group", _lacks_group_gradients, _group_by_group),
     Kernel("own gradient", _has_weights_gradient, _own_gradient),  # conv_gradient.cc
     Kernel("matrix product", lambda s: s.node.kernel == s.node.stride == s.node.groups == 1, matrix_product),
+    Kernel("subsampled product", _has_few_strided_channels, _subsampled_product),
     Kernel("plain", lambda s: True, plain),
 )
 BUILDS = {kernel.name: kernel.build for kernel in KERNELS if kernel.build}
