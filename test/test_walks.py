@@ -21,7 +21,7 @@ LEFT = {  # what each walk leaves: files, and rows of validation.csv
              {"tuned-validation": 3, "two-validation": 3}),
     "installed": (("run/ckpt-3.index", "two/ckpt-2.index", "exported/frozen.pb", "predicted.csv", "report.html", "compared.svg"),
                   {"validation": 2, "again": 1}),
-    "photos": (("own/classifier/training.svg", "exported/model.tflite", "exported/labels.txt"), {"own/network": 3}),
+    "photos": (("own/training.svg", "exported/model.tflite", "exported/labels.txt"), {"own": 3}),
 }  # fmt: skip
 
 

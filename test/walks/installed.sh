@@ -21,7 +21,7 @@ packages=$("$place/env/bin/python" -c 'import sysconfig; print(sysconfig.get_pat
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/others.pth"
 "$python" -m pip --python "$place/env/bin/python" install --quiet --no-deps --no-index "$place"/*.whl
 rm -rf "$packages/__pycache__"
-[ "$(cd "$packages" && echo *)" = "$(cd "$packages" && echo cnn_harness cnn_harness-*.dist-info others.pth popdist.py)" ]
+[ "$(cd "$packages" && echo *)" = "$(cd "$packages" && echo cnn_harness cnn_harness-*.dist-info others.pth popdist)" ]
 chmod -R a-w "$packages"
 export PATH="$place/env/bin:$PATH"
 
