@@ -16,8 +16,9 @@ from base.gradient_rules import by_rule, with_gradient
 from base.tracing import TensorFunction, compiled
 from emulator.layers.rounding import Rounding, recomputed, widened
 from emulator.native import library
+from emulator.network.network import LINEAR
 
-LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
+RELU, RELU6, SWISH = "relu", "relu6", "swish"
 Noise = tuple[tf.Tensor, ...]
 
 

@@ -13,9 +13,10 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
-from emulator.layers.activations import ACTIVATIONS, LINEAR, activation_gradient
+from emulator.layers.activations import ACTIVATIONS, activation_gradient
 from emulator.layers.rounding import Rounding, kernel_attributes, widened
 from emulator.native import library
+from emulator.network.network import LINEAR
 
 
 class Normed(NamedTuple):

@@ -21,9 +21,10 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction, compiled
-from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
+from emulator.layers.activations import ACTIVATIONS, Noise, activated, activation_gradient, exact
 from emulator.layers.rounding import Rounding, kernel_attributes, widened
 from emulator.native import library
+from emulator.network.network import LINEAR
 from Models._norms import GroupNorm
 
 Proxy = tuple[tf.Tensor, tf.Tensor]

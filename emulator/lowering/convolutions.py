@@ -28,8 +28,6 @@ _FILTERS = 16  # the output channels of an ungrouped convolution must be a multi
 _DEPTHWISE = 3, 5  # native kernels support depthwise convolutions of 3 x 3 and 5 x 5 pixels.
 _LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN is as fast as the native kernels.
 _FILTERED = 16  # for minimal filtering, the input and output channels of a group must be multiples of this.
-
-
 _VECTOR = 8  # with fewer channels than an AVX2 vector has numbers, oneDNN reads memory that it has not set.
 
 

@@ -18,7 +18,6 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from base.gradient_rules import by_rule, with_gradient
 from emulator.layers import activations, batch_norm, group_norm, proxy_norm
-from emulator.layers.activations import LINEAR
 from emulator.layers.checks import check_finite
 from emulator.layers.rounding import (
     BACKWARD,
@@ -39,7 +38,7 @@ from emulator.layers.rounding import (
 from emulator.layers.watch import GradientWatch
 from emulator.lowering.convolutions import BUILDS, NARROW_CORE, matrix_product, native_convolution, padded, plain, subsample
 from emulator.native import library
-from emulator.network.network import Network, Node
+from emulator.network.network import LINEAR, Network, Node
 from emulator.passes.checks import CHECK, COUNT, OBSERVE
 from emulator.passes.formats import SUM, rounds_inside
 from emulator.passes.target import Target

@@ -12,9 +12,10 @@ import tensorflow.compat.v1 as tf
 from networks import built
 
 from emulator.inference.inference_program import logits_of
-from emulator.layers.activations import LINEAR, RELU, RELU6, SWISH
+from emulator.layers.activations import RELU, RELU6, SWISH
 from emulator.lowering import lists
 from emulator.native import library
+from emulator.network.network import LINEAR
 from emulator.network.recorder import record_layers
 from emulator.plan.precision import SINGLE
 from emulator.program.runtime import new_graph
