@@ -163,7 +163,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", *NORM}),
     "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "length", "rates"}),
     "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request", "notes"}),
-    "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
+    "image_size": (BASE, "--image-size 40", {"image size", "request", "layers", "notes"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request", "notes"}),
     "normalise_input": (IMAGENET, "--normalise-input", {"request"}),
     "symmetric_input": (IMAGENET, "--symmetric-input", {"request"}),
