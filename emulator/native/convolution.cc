@@ -1,27 +1,71 @@
 // Convolutions with SAME padding, their gradients with respect to input and weights, and the rounding of results, for tensors
 // of FP32 or 16 bits. x is [batch, height, width, channels], the weights are [kernel, kernel, channels of a group, filters].
 //
-// All three are products of matrices. A row of the first matrix has the pixels under one window; rows are gathered in FP32 in
-// strips that stay in the caches. Sums are FP32. The gradient of the weights adds the sums of parts of the batch in double
+// All three are products of matrices. A row of the first matrix has the pixels under one window; rows are gathered in strips
+// that stay in the caches. A core multiplies them: `Vectors` in FP32, or `Units` in the matrix units of the processor. Sums are
+// FP32. The gradient of the weights adds the sums of parts of the batch in double
 // precision and in a fixed order, so the number of threads changes no bit.
 
+#include <atomic>
 #include <memory>
 
 #include "emulator/native/results.h"
 #include "emulator/native/storage.h"
 #include "emulator/native/tiles.h"
+#include "emulator/native/units.h"
 #include "emulator/native/windows.h"
 
 namespace native {
 namespace {
 
-constexpr int64_t kStripRows = 48;      // A strip has at most 48 rows; tiles of any height divide it.
-constexpr int64_t kPixels = 96;         // The gradient of the weights takes this many pixels at a time.
 constexpr int64_t kColumns = 256;       // A work item of this gradient has at most this many filters.
 constexpr int64_t kPartPixels = 8192;   // A part of the batch has about this many pixels.
 constexpr int64_t kItems = 8;           // If there would be fewer work items for threads, there are more parts.
 
-static_assert(kStripRows % kTileRows == 0 && kDepth % kTileRows == 0);
+// Operands as FP32 numbers, for vectors.
+class Vectors {
+ public:
+  using Number = float;
+  // The rows of a strip, the pixels that the gradient of the weights takes at a time, and the numbers of a row. The heights of
+  // tiles divide them.
+  static constexpr int64_t kRows = 48, kPixels = 96, kDepth = 240, kHeight = kTileRows, kStep = 1, kParts = 1;
+  static constexpr int64_t kPlane = kPixels * kDepth;
+  static_assert(kRows % kTileRows == 0 && kDepth % kTileRows == 0);
+
+  static Panels panels(int64_t columns) { return Panels(columns); }
+
+  template <typename T>
+  static void put(const T* from, int64_t count, Number* to) { widen(from, count, to); }
+
+  static void clear(int64_t count, Number* to) { std::fill_n(to, count, 0.0f); }
+
+  static int put_weights(const float (&rows)[2][2 * kTile], int64_t k, int64_t depth, int64_t width, Number* to) {
+    for (int64_t r = 0; r < std::min<int64_t>(2, depth - k); ++r) std::copy_n(rows[r], width, to + (k + r) * width);
+    return 1;
+  }
+
+  void multiply(const Number* strip, int, int64_t rows, const Number* weights, int, const Panels& panels, int64_t depth,
+                float* sums) {
+    multiply_panels<kDepth, 1>(strip, rows, weights, panels, depth, sums);
+  }
+
+  template <typename T>
+  static void put_gradient(const T* from, int64_t row, int64_t rows, int64_t columns, const Panels& panels, Number* to) {
+    for (int64_t c = 0; c < columns; c += panels.width) {
+      Number* const own = to + c * rows + row * panels.width;
+      const int64_t width = std::min(panels.width, columns - c);
+      widen(from + c, width, own);
+      std::fill(own + width, own + panels.width, 0.0f);
+    }
+  }
+
+  void multiply_transposed(const Number* strip, int, int64_t rows, const Number* gradients, int, const Panels& panels,
+                           int64_t pixels, float* sums) {
+    multiply_panels<1, kDepth>(strip, rows, gradients, panels, pixels, sums);
+  }
+};
+
+int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
 // A tensor of images, of which each group of a convolution reads some channels.
 struct Images {
@@ -38,8 +82,16 @@ struct Images {
 // column) for every tap. Pixels outside the source are 0.
 struct Window {
   struct Tap {
-    int64_t row, column;
+    int64_t row, column, adjacent;  // `adjacent` is the number of taps, from this one on, that are neighbours in a row.
   };
+
+  // Adds a tap. Taps are added by rows, from left to right.
+  void add(int64_t row, int64_t column) {
+    taps.push_back({row, column, 1});
+    for (int64_t k = taps.size() - 2; k >= 0 && taps[k].row == row && taps[k].column + taps[k].adjacent == column; --k) {
+      ++taps[k].adjacent;
+    }
+  }
 
   int64_t step = 1;
   std::vector<Tap> taps;
@@ -71,59 +123,89 @@ struct Place {
 
 // Gathers columns [begin, end) of the rows of a matrix, `count` rows beginning with target `first`, into a strip whose rows have
 // the distance kDepth. Column tap * (channels of a group) + c has channel c of the pixel of this tap.
-template <typename T>
+template <typename Core, typename T>
 void gather(const T* x, const Images& images, int64_t group, const Window& window, const Targets& targets, int64_t first,
-            int64_t count, int64_t begin, int64_t end, float* strip) {
+           int64_t count, int64_t begin, int64_t end, typename Core::Number* strip) {
   const int64_t channels = images.of_group;
   Place place(targets, first);
-  for (int64_t k = 0; k < count; ++k, place.advance(targets), strip += kDepth) {
+  for (int64_t k = 0; k < count; ++k, place.advance(targets), strip += Core::kDepth) {
     const T* const sample = x + place.sample * images.pixels() * images.channels + group * channels;
-    float* to = strip;
+    auto* to = strip;
     for (int64_t column = begin; column < end;) {
-      const int64_t tap = column / channels, channel = column % channels, run = std::min(channels - channel, end - column);
-      const int64_t row = place.row * window.step + window.taps[tap].row, c = place.column * window.step + window.taps[tap].column;
-      if (row >= 0 && row < images.rows && c >= 0 && c < images.columns) {
-        widen(sample + (row * images.columns + c) * images.channels + channel, run, to);
+      const int64_t t = column / channels, channel = column % channels;
+      const Window::Tap& tap = window.taps[t];
+      const int64_t row = place.row * window.step + tap.row, c = place.column * window.step + tap.column;
+      const bool inside = row >= 0 && row < images.rows && c >= 0 && c < images.columns;
+      const int64_t taps = inside && images.channels == channels ? std::min(tap.adjacent, images.columns - c) : 1;
+      const int64_t run = std::min(taps * channels - channel, end - column);
+      if (inside) {
+        Core::put(sample + (row * images.columns + c) * images.channels + channel, run, to);
       } else {
-        std::fill(to, to + run, 0.0f);
+        Core::clear(run, to);
       }
       column += run;
       to += run;
     }
+    Core::clear(round_up(end - begin, Core::kStep) - (end - begin), to);
   }
 }
 
+// A row of weights: the weight of filter f is first[f * step].
+struct WeightRow {
+  const float* first;
+  int64_t step;
+};
+
 // Weights in the order in which a product reads them: [groups, parts of the depth, panels, depth of a part, columns of a
-// panel]. `weight(group, tap, channel, filter)` returns a weight.
+// panel]. `row(group, tap, channel)` returns a row.
+template <typename Core>
 class Packed {
  public:
-  template <typename Weight>
-  Packed(OpKernelContext* context, int64_t groups, int64_t taps, int64_t channels, int64_t filters, Weight weight)
-      : panels(filters), depth_(taps * channels), numbers_(groups * depth_ * panels.padded()) {
-    in_threads(context, groups * depth_, filters, [&](int64_t from, int64_t to) {
-      for (int64_t row = from; row < to; ++row) {
-        const int64_t group = row / depth_, k = row % depth_, part = k / kDepth * kDepth;
-        const int64_t depth = std::min(kDepth, depth_ - part);
-        float* const own = &numbers_[(group * depth_ + part) * panels.padded() + (k - part) * panels.width];
-        for (int64_t f = 0; f < filters; ++f) {
-          own[f / panels.width * depth * panels.width + f % panels.width] = weight(group, k / channels, k % channels, f);
+  template <typename Row>
+  Packed(OpKernelContext* context, int64_t groups, int64_t taps, int64_t channels, int64_t filters, Row row)
+      : panels(Core::panels(filters)), depth_(taps * channels), of_group_(round_up(depth_, Core::kStep)),
+        numbers_(groups * of_group_ * Core::kParts * panels.padded()) {
+    const int64_t pairs = (depth_ + 1) / 2;
+    in_threads(context, groups * pairs, 2 * filters, [&](int64_t from, int64_t to) {
+      int seen = 1;
+      for (int64_t pair = from; pair < to; ++pair) {
+        const int64_t group = pair / pairs, k = pair % pairs * 2, begin = k / Core::kDepth * Core::kDepth;
+        const int64_t depth = round_up(std::min(Core::kDepth, depth_ - begin), Core::kStep);
+        auto* own = &numbers_[(group * of_group_ + begin) * Core::kParts * panels.padded()];
+        const WeightRow rows[2] = {row(group, k / channels, k % channels),
+                                   k + 1 < depth_ ? row(group, (k + 1) / channels, (k + 1) % channels) : WeightRow{}};
+        for (int64_t f = 0; f < filters; f += panels.width, own += Core::kParts * depth * panels.width) {
+          float block[2][2 * kTile] = {};
+          const int64_t width = std::min(panels.width, filters - f);
+          for (int64_t r = 0; r < (k + 1 < depth_ ? 2 : 1); ++r) {
+            const float* const weights = rows[r].first + f * rows[r].step;
+            for (int64_t c = 0; c < width; ++c) block[r][c] = weights[c * rows[r].step];
+          }
+          seen = std::max(seen, Core::put_weights(block, k - begin, depth, panels.width, own));
         }
+      }
+      for (int known = parts_; known < seen && !parts_.compare_exchange_weak(known, seen);) {
       }
     });
   }
 
   int64_t depth() const { return depth_; }
+  int parts() const { return parts_; }
 
-  const float* part(int64_t group, int64_t begin) const { return &numbers_[(group * depth_ + begin) * panels.padded()]; }
+  const typename Core::Number* part(int64_t group, int64_t begin) const {
+    return &numbers_[(group * of_group_ + begin) * Core::kParts * panels.padded()];
+  }
 
   const Panels panels;
 
  private:
-  const int64_t depth_;
-  std::vector<float> numbers_;
+  const int64_t depth_, of_group_;
+  std::vector<typename Core::Number> numbers_;
+  std::atomic<int> parts_{1};
 };
 
-// The memory of a thread.
+// The memory of a thread for a core.
+template <typename Number>
 struct Memory {
   static Memory& own() {
     static thread_local Memory memory;
@@ -131,37 +213,42 @@ struct Memory {
   }
 
   // Returns memory for at least `count` numbers.
-  static float* of(std::vector<float>* memory, int64_t count) {
+  template <typename T>
+  static T* of(std::vector<T>* memory, int64_t count) {
     if (static_cast<int64_t>(memory->size()) < count) memory->resize(count);
     return memory->data();
   }
 
-  std::vector<float> strip, columns, sums, row;
+  std::vector<Number> strip, columns;
+  std::vector<float> sums, row;
 };
 
 // Computes the results at the targets: each is the product of the window's pixels with the weights, rounded.
+template <typename Core>
 void convolve(OpKernelContext* context, const Tensor& x, int64_t groups, const Window& window, const Targets& targets,
-              const Packed& weights, const Results& results, Tensor* y) {
+              const Packed<Core>& weights, const Results& results, Tensor* y) {
+  using Number = typename Core::Number;
   const Images images(x, groups);
-  const int64_t count = images.batch * targets.rows * targets.columns, strips = (count + kStripRows - 1) / kStripRows;
+  const int64_t count = images.batch * targets.rows * targets.columns, strips = (count + Core::kRows - 1) / Core::kRows;
   const int64_t filters = y->dim_size(3), of_group = filters / groups, pixels = y->dim_size(1) * y->dim_size(2);
   const int64_t padded = weights.panels.padded(), depth = weights.depth();
   const Writer writer(y);
   with_storage(x.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* const from = x.flat<T>().data();
-    in_shares(context, strips * groups, kStripRows * (depth + 8) * padded / 32 + 1, [&](int64_t begin, int64_t end) {
-      Memory& memory = Memory::own();
-      float* const strip = Memory::of(&memory.strip, kStripRows * kDepth);
-      float* const sums = Memory::of(&memory.sums, kStripRows * padded);
+    in_shares(context, strips * groups, Core::kRows * (depth + 8) * padded / 32 + 1, [&](int64_t begin, int64_t end) {
+      Core core;
+      auto& memory = Memory<Number>::own();
+      Number* const strip = memory.of(&memory.strip, Core::kParts * Core::kPlane);
+      float* const sums = memory.of(&memory.sums, Core::kRows * padded);
       for (int64_t item = begin; item < end; ++item) {
-        const int64_t group = item % groups, first = item / groups * kStripRows, rows = std::min(kStripRows, count - first);
-        const int64_t whole = (rows + kTileRows - 1) / kTileRows * kTileRows;
+        const int64_t group = item % groups, first = item / groups * Core::kRows, rows = std::min(Core::kRows, count - first);
+        const int64_t whole = round_up(rows, Core::kHeight);
         std::fill(sums, sums + whole * padded, 0.0f);
-        for (int64_t part = 0; part < depth; part += kDepth) {
-          const int64_t own = std::min(kDepth, depth - part);
-          gather(from, images, group, window, targets, first, rows, part, part + own, strip);
-          multiply_panels<kDepth, 1>(strip, whole, weights.part(group, part), weights.panels, own, sums);
+        for (int64_t part = 0; part < depth; part += Core::kDepth) {
+          const int64_t own = std::min(Core::kDepth, depth - part);
+          gather<Core>(from, images, group, window, targets, first, rows, part, part + own, strip);
+          core.multiply(strip, kPartsOf<T>, whole, weights.part(group, part), weights.parts(), weights.panels, own, sums);
         }
         Place place(targets, first);
         for (int64_t r = 0; r < rows; ++r, place.advance(targets)) {
@@ -181,10 +268,12 @@ struct SizeRules {
   template <typename Context>
   absl::Status read(Context* context) {
     TF_RETURN_IF_ERROR(read_size(context, "stride", &stride));
+    TF_RETURN_IF_ERROR(context->GetAttr("in_units", &in_units));
     return read_size(context, "groups", &groups);
   }
 
   int64_t stride = 1, groups = 1;
+  bool in_units = false;
 };
 
 struct ForwardRules : SizeRules {
@@ -214,6 +303,12 @@ class Convolution : public CheckedKernel<ForwardRules> {
 
  protected:
   void compute(OpKernelContext* context) override {
+    return rules_.in_units ? compute<Units>(context) : compute<Vectors>(context);
+  }
+
+ private:
+  template <typename Core>
+  void compute(OpKernelContext* context) const {
     const Tensor &x = context->input(0), &w = context->input(1);
     const int64_t stride = rules_.stride, groups = rules_.groups, filters = w.dim_size(3), of_group = filters / groups;
     const Axis rows(x.dim_size(1), w.dim_size(0), stride), columns(x.dim_size(2), w.dim_size(1), stride);
@@ -223,12 +318,12 @@ class Convolution : public CheckedKernel<ForwardRules> {
     Window window;
     window.step = stride;
     for (int64_t i = 0; i < rows.kernel; ++i) {
-      for (int64_t j = 0; j < columns.kernel; ++j) window.taps.push_back({i - rows.before, j - columns.before});
+      for (int64_t j = 0; j < columns.kernel; ++j) window.add(i - rows.before, j - columns.before);
     }
     const int64_t channels = w.dim_size(2);
     const float* numbers = w.flat<float>().data();
-    const Packed weights(context, groups, window.taps.size(), channels, of_group, [&](int64_t g, int64_t tap, int64_t c, int64_t f) {
-      return numbers[(tap * channels + c) * filters + g * of_group + f];
+    const Packed<Core> weights(context, groups, window.taps.size(), channels, of_group, [&](int64_t g, int64_t tap, int64_t c) {
+      return WeightRow{numbers + (tap * channels + c) * filters + g * of_group, 1};
     });
     const Targets targets{rows.out, columns.out, columns.out};
     convolve(context, x, groups, window, targets, weights, rules_.rounding.results(context, 2, x.dim_size(0)), y);
@@ -267,6 +362,12 @@ class InputGradient : public CheckedKernel<InputGradientRules> {
 
  protected:
   void compute(OpKernelContext* context) override {
+    return rules_.in_units ? compute<Units>(context) : compute<Vectors>(context);
+  }
+
+ private:
+  template <typename Core>
+  void compute(OpKernelContext* context) const {
     const Tensor &dy = context->input(0), &w = context->input(1);
     const int64_t stride = rules_.stride, groups = rules_.groups, filters = w.dim_size(3), of_group = filters / groups;
     const int64_t channels = w.dim_size(2);
@@ -280,16 +381,16 @@ class InputGradient : public CheckedKernel<InputGradientRules> {
       for (int64_t column = 0; column < std::min(stride, columns.in); ++column) {
         Window window;
         std::vector<int64_t> taps;
-        for (int64_t i = 0; i < rows.kernel; ++i) {
-          for (int64_t j = 0; j < columns.kernel; ++j) {
+        for (int64_t i = rows.kernel - 1; i >= 0; --i) {
+          for (int64_t j = columns.kernel - 1; j >= 0; --j) {
             const int64_t r = row + rows.before - i, c = column + columns.before - j;
             if (r % stride || c % stride) continue;
-            window.taps.push_back({r / stride, c / stride});
+            window.add(r / stride, c / stride);
             taps.push_back(i * columns.kernel + j);
           }
         }
-        const Packed weights(context, groups, taps.size(), of_group, channels, [&](int64_t g, int64_t tap, int64_t f, int64_t c) {
-          return numbers[(taps[tap] * channels + c) * filters + g * of_group + f];
+        const Packed<Core> weights(context, groups, taps.size(), of_group, channels, [&](int64_t g, int64_t tap, int64_t f) {
+          return WeightRow{numbers + taps[tap] * channels * filters + g * of_group + f, filters};
         });
         const Targets targets{(rows.in - row + stride - 1) / stride, (columns.in - column + stride - 1) / stride, columns.in,
                               row, column, stride};
@@ -326,6 +427,14 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
 
  protected:
   void compute(OpKernelContext* context) override {
+    return rules_.in_units ? compute<Units>(context) : compute<Vectors>(context);
+  }
+
+ private:
+  template <typename Core>
+  void compute(OpKernelContext* context) const {
+    using Number = typename Core::Number;
+    constexpr int64_t kDepth = Core::kDepth, kPixels = Core::kPixels;
     const Tensor &x = context->input(0), &dy = context->input(1);
     const int64_t groups = rules_.groups, kernel = rules_.kernel, stride = rules_.stride;
     const Images images(x, groups), gradients(dy, groups);
@@ -336,7 +445,7 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
     Window window;
     window.step = stride;
     for (int64_t i = 0; i < kernel; ++i) {
-      for (int64_t j = 0; j < kernel; ++j) window.taps.push_back({i - rows.before, j - columns.before});
+      for (int64_t j = 0; j < kernel; ++j) window.add(i - rows.before, j - columns.before);
     }
     const Targets targets{rows.out, columns.out, columns.out};
     // A work item has some rows (taps and channels) and columns (filters) of the weights of a group, and a part of the batch.
@@ -345,8 +454,8 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
     const int64_t wanted = std::max(batch * pixels / kPartPixels, (kItems + items - 1) / items);
     const int64_t samples = std::max<int64_t>((batch + wanted - 1) / std::max<int64_t>(wanted, 1), 1);
     const int64_t parts = (batch + samples - 1) / samples;
-    const int64_t tall = (std::min(kDepth, depth) + kTileRows - 1) / kTileRows * kTileRows;
-    const Panels widest(std::min(kColumns, of_group));
+    const int64_t tall = round_up(std::min(kDepth, depth), Core::kHeight);
+    const Panels widest = Core::panels(std::min(kColumns, of_group));
     const int64_t size = tall * widest.padded();
     Tensor kept;  // the sums, [work items, parts, rows, columns].
     OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, TensorShape({items * parts * size}), &kept));
@@ -360,32 +469,29 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
     };
     with_storage(x.dtype(), [&](auto* x_type) {
       with_storage(dy.dtype(), [&](auto* dy_type) {
-        const auto* const from = x.flat<std::remove_pointer_t<decltype(x_type)>>().data();
-        const auto* const above = dy.flat<std::remove_pointer_t<decltype(dy_type)>>().data();
+        using T = std::remove_pointer_t<decltype(x_type)>;
+        using U = std::remove_pointer_t<decltype(dy_type)>;
+        const T* const from = x.flat<T>().data();
+        const U* const above = dy.flat<U>().data();
         in_shares(context, items * parts, samples * pixels * tall * widest.padded() / 32 + 1, [&](int64_t begin, int64_t end) {
-          Memory& memory = Memory::own();
-          float* const strip = Memory::of(&memory.strip, kPixels * kDepth);
-          float* const arriving = Memory::of(&memory.columns, kPixels * widest.padded());
+          Core core;
+          auto& memory = Memory<Number>::own();
+          Number* const strip = memory.of(&memory.strip, Core::kParts * Core::kPlane);
+          Number* const arriving = memory.of(&memory.columns, Core::kParts * kPixels * widest.padded());
           for (int64_t k = begin; k < end; ++k) {
             const auto item = of_item(k / parts);
-            const Panels panels(item.columns);
+            const Panels panels = Core::panels(item.columns);
             float* const own = sums + k * size;
             std::fill(own, own + size, 0.0f);
             const int64_t last = std::min(k % parts * samples + samples, batch) * pixels;
             for (int64_t first = k % parts * samples * pixels; first < last; first += kPixels) {
               const int64_t count = std::min(kPixels, last - first);
-              gather(from, images, item.group, window, targets, first, count, item.row, item.row + item.rows, strip);
-              const auto* gradient = above + first * filters + item.group * of_group + item.column;
+              gather<Core>(from, images, item.group, window, targets, first, count, item.row, item.row + item.rows, strip);
+              const U* gradient = above + first * filters + item.group * of_group + item.column;
               for (int64_t p = 0; p < count; ++p, gradient += filters) {
-                for (int64_t c = 0; c < item.columns; c += panels.width) {
-                  float* const to = arriving + c * count + p * panels.width;
-                  const int64_t width = std::min(panels.width, item.columns - c);
-                  widen(gradient + c, width, to);
-                  std::fill(to + width, to + panels.width, 0.0f);
-                }
+                Core::put_gradient(gradient, p, count, item.columns, panels, arriving);
               }
-              const int64_t whole = (item.rows + kTileRows - 1) / kTileRows * kTileRows;
-              multiply_panels<1, kDepth>(strip, whole, arriving, panels, count, own);
+              core.multiply_transposed(strip, kPartsOf<T>, round_up(item.rows, Core::kHeight), arriving, kPartsOf<U>, panels, count, own);
             }
           }
         });
@@ -396,7 +502,7 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
       std::vector<double> total(widest.padded());
       for (int64_t k = begin; k < end; ++k) {
         const auto item = of_item(k / tall);
-        const int64_t row = k % tall, padded = Panels(item.columns).padded();
+        const int64_t row = k % tall, padded = Core::panels(item.columns).padded();
         if (row >= item.rows) continue;
         std::fill(total.begin(), total.end(), 0.0);
         for (int64_t part = 0; part < parts; ++part) {
@@ -412,7 +518,7 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
 
 REGISTER_OP("EmulatorConvolution")
     .Input("x: T").Input("weights: float").Input("noise: count * uint64")
-    .Attr("stride: int >= 1").Attr("groups: int >= 1")
+    .Attr("stride: int >= 1").Attr("groups: int >= 1").Attr("in_units: bool = false")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
     .Attr("count: int >= 0").Attr("salt: int = 0").Attr(kStorage).Attr(kReturnedStorage)
     .Output("y: V")
@@ -421,7 +527,7 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorConvolution").Device(tensorflow::DEVICE_CP
 
 REGISTER_OP("EmulatorConvolutionInputGradient")
     .Input("dy: U").Input("weights: float").Input("noise: count * uint64")
-    .Attr("stride: int >= 1").Attr("groups: int >= 1").Attr("rows: int >= 1").Attr("columns: int >= 1")
+    .Attr("stride: int >= 1").Attr("groups: int >= 1").Attr("in_units: bool = false").Attr("rows: int >= 1").Attr("columns: int >= 1")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
     .Attr("count: int >= 0").Attr("salt: int = 0").Attr(kArrivingStorage).Attr(kReturnedStorage)
     .Output("dx: V")
@@ -430,10 +536,15 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorConvolutionInputGradient").Device(tensorfl
 
 REGISTER_OP("EmulatorConvolutionWeightsGradient")
     .Input("x: T").Input("dy: U")
-    .Attr("stride: int >= 1").Attr("groups: int >= 1").Attr("kernel: int >= 1").Attr(kStorage).Attr(kArrivingStorage)
+    .Attr("stride: int >= 1").Attr("groups: int >= 1").Attr("in_units: bool = false").Attr("kernel: int >= 1").Attr(kStorage).Attr(kArrivingStorage)
     .Output("dw: float")
     .SetShapeFn(set_shapes<WeightsGradientRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorConvolutionWeightsGradient").Device(tensorflow::DEVICE_CPU), WeightsGradient);
+
+#ifdef __AMX_BF16__
+// Tells that products in units run in the units of the processor.
+REGISTER_OP("EmulatorHasUnits").SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+#endif
 
 }  // namespace
 }  // namespace native

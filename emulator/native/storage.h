@@ -41,6 +41,11 @@ inline void widen(const T* from, int64_t count, float* to) {
     for (int64_t k = 0; k < count; ++k) to[k] = __builtin_bit_cast(float, static_cast<uint32_t>(bits[k]) << 16);
   } else {
     int64_t k = 0;
+#ifdef __AVX512F__
+    for (; k + 16 <= count; k += 16) {
+      _mm512_storeu_ps(to + k, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + k))));
+    }
+#endif
 #ifdef __F16C__
     for (; k + 8 <= count; k += 8) {
       _mm256_storeu_ps(to + k, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k))));

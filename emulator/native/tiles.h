@@ -26,7 +26,6 @@ constexpr int kVectorBytes = 16, kTileRows = 4;
 
 typedef float Lanes __attribute__((vector_size(kVectorBytes)));
 constexpr int64_t kLanes = kVectorBytes / sizeof(float);
-constexpr int64_t kMostColumns = 2 * kLanes;  // A panel has at most this many columns.
 constexpr int64_t kDepth = 240;               // A strip has at most 240 columns; tiles of any height divide it.
 
 inline Lanes load(const float* from) {
@@ -78,8 +77,8 @@ inline void multiply_tile(const float* a, const float* b, int64_t depth, float* 
 
 // The columns of a matrix in panels. A matrix with few columns has panels of one vector.
 struct Panels {
-  explicit Panels(int64_t columns)
-      : width(columns <= kLanes ? kLanes : kMostColumns), count((columns + width - 1) / width), columns(columns) {}
+  explicit Panels(int64_t columns, int64_t lanes = kLanes)
+      : width(columns <= lanes ? lanes : 2 * lanes), count((columns + width - 1) / width), columns(columns) {}
 
   int64_t padded() const { return count * width; }
 

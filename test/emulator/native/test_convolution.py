@@ -60,16 +60,17 @@ def expected(x: np.ndarray, weights: np.ndarray, dy: np.ndarray, stride: int, gr
     return [y, dx, dw]
 
 
+@pytest.mark.parametrize("in_units", [False, True], ids=["vectors", "units"])
 @pytest.mark.parametrize(("types"), TYPES, ids=" ".join)
 @pytest.mark.parametrize(("shape", "kernel", "stride", "groups", "filters"), CASES)
-def test_products_match_float64(shape, kernel, stride, groups, filters, types):
+def test_products_match_float64(shape, kernel, stride, groups, filters, types, in_units):
     kernels, draw = library.load(), np.random.default_rng(0)
     batch, height, width, channels = shape
     result = (batch, -(-height // stride), -(-width // stride), filters)
     x, dy = (draw.normal(size=s).astype(tf.as_dtype(t).as_numpy_dtype) for s, t in zip((shape, result), types))
     weights = draw.normal(size=(kernel, kernel, channels // groups, filters)).astype(np.float32)
     noise = draw.integers(0, 2**63, size=(batch, 1, 1, 1)).astype(np.uint64)
-    sizes = {"stride": stride, "groups": groups}
+    sizes = {"stride": stride, "groups": groups, "in_units": in_units}
     of_input = {"dy": dy, "weights": weights, "rows": height, "columns": width, **sizes}
     with new_graph().as_default(), tf.Session() as session:
         y = kernels.emulator_convolution(x=x, weights=weights, noise=(), **sizes)
@@ -91,3 +92,22 @@ def test_products_match_float64(shape, kernel, stride, groups, filters, types):
             apart = [kernels.emulator_rounding(x=each, noise=words, salt=1, T=dtype) for each in exact[:2]]
             for one, other in zip(*session.run((together, apart))):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("in_units", [False, True], ids=["vectors", "units"])
+@pytest.mark.parametrize("dtype", [tf.half, tf.bfloat16], ids=["float16", "bfloat16"])
+def test_products_of_narrow_numbers_are_exact(dtype, in_units):
+    """A result with one term is the FP32 product, for all numbers of a format and subnormal FP16 numbers. Infinity stays
+    infinite in vectors, and becomes infinity or NaN in units."""
+    draw, narrow = np.random.default_rng(1), dtype.as_numpy_dtype
+    x, weights = (draw.integers(0, 2**16, n).astype(np.uint16).view(narrow).astype(np.float32) for n in (4096, 70))
+    x[:2], weights[:2] = (np.inf, -1), (1, np.nan)
+    if dtype == tf.bfloat16:  # BF16 units do not compute with FP32's subnormal numbers
+        x, weights = (np.where((abs(each) > 1e-18) & (abs(each) < 1e18), each, 1) for each in (x, weights))
+    with new_graph().as_default(), tf.Session() as session, np.errstate(all="ignore"):
+        images, kernel = tf.cast(x.reshape(1, 64, 64, 1), dtype), weights.reshape(1, 1, 1, 70)
+        y = library.load().emulator_convolution(x=images, weights=kernel, noise=(), stride=1, groups=1, in_units=in_units)
+        found, wanted = session.run(y).reshape(4096, 70), np.outer(x, weights)
+    compared = np.isfinite(wanted) if in_units else np.full(wanted.shape, True)
+    np.testing.assert_array_equal(found[compared], wanted[compared])
+    assert not np.isfinite(found[~compared]).any()
