@@ -272,6 +272,8 @@ struct SizeRules {
     return read_size(context, "groups", &groups);
   }
 
+  bool uses_units() const { return in_units && Unit::available(); }
+
   int64_t stride = 1, groups = 1;
   bool in_units = false;
 };
@@ -303,7 +305,7 @@ class Convolution : public CheckedKernel<ForwardRules> {
 
  protected:
   void compute(OpKernelContext* context) override {
-    return rules_.in_units ? compute<Units>(context) : compute<Vectors>(context);
+    return rules_.uses_units() ? compute<Units>(context) : compute<Vectors>(context);
   }
 
  private:
@@ -362,7 +364,7 @@ class InputGradient : public CheckedKernel<InputGradientRules> {
 
  protected:
   void compute(OpKernelContext* context) override {
-    return rules_.in_units ? compute<Units>(context) : compute<Vectors>(context);
+    return rules_.uses_units() ? compute<Units>(context) : compute<Vectors>(context);
   }
 
  private:
@@ -427,7 +429,7 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
 
  protected:
   void compute(OpKernelContext* context) override {
-    return rules_.in_units ? compute<Units>(context) : compute<Vectors>(context);
+    return rules_.uses_units() ? compute<Units>(context) : compute<Vectors>(context);
   }
 
  private:

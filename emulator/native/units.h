@@ -1,10 +1,10 @@
 // Products of narrow numbers in the matrix units of a processor (AMX), for operands that are sums of BF16 numbers.
 //
 // A BF16 number has 8 significant bits, so an FP16 number is exactly the sum of two of them, and an FP32 number of three. The
-// product of two such sums is the sum of all products of their parts. Each of these products is exact in FP32, and so are the
-// sums. Parts below 2^-126 count as zero, and the product of infinity with a number may be a NaN.
+// product of two such sums is the sum of all products of their parts. Each of these products is exact in FP32, and so is their
+// sum. Sums over terms are FP32. Parts below 2^-126 count as zero, and the product of infinity with a number may be a NaN.
 //
-// All arithmetic is in the three functions of a `Unit`. Where there are no matrix units, a unit of the same functions in plain
+// All instructions are in the class `Unit`. Where there are no matrix units, a class of the same functions in plain
 // C++ takes their place, so that packing, splitting and edges can be tested on every processor.
 
 #ifndef EMULATOR_NATIVE_UNITS_H_
@@ -30,13 +30,17 @@ constexpr int64_t kTileDepth = 32;    // A product of two tiles sums over 32 ter
 
 #ifdef __AMX_BF16__
 
-// The eight tile registers of the thread. Linux gives a process the right to use them when it asks.
+// The eight tile registers of the thread.
 class Unit {
  public:
-  Unit() {
+  // Returns whether Linux lets the process use the registers.
+  static bool available() {
     constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    static const long refused = syscall(SYS_arch_prctl, kRequest, kTileData);
-    (void)refused;
+    static const bool given = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+    return given;
+  }
+
+  Unit() {
     struct {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
@@ -63,6 +67,8 @@ class Unit {
 
 class Unit {
  public:
+  static bool available() { return true; }
+
   template <int t> void load(const void* from, int64_t row_bytes) {
     for (int64_t r = 0; r < kTile; ++r) std::memcpy(&tiles_[t][r], static_cast<const char*>(from) + r * row_bytes, sizeof(Row));
   }
@@ -71,15 +77,16 @@ class Unit {
   }
   template <int sums, int a, int b> void add_product() {
     for (int64_t r = 0; r < kTile; ++r) {
+      float own[kTile] = {};
       for (int64_t k = 0; k < kTile; ++k) {
         const uint32_t pair = tiles_[a][r][k];
         for (int64_t c = 0; c < kTile; ++c) {
           const uint32_t other = tiles_[b][k][c];
-          float sum = number(tiles_[sums][r][c]);
-          sum += number(pair << 16) * number(other << 16);
-          sum += number(pair & 0xFFFF0000) * number(other & 0xFFFF0000);
-          tiles_[sums][r][c] = __builtin_bit_cast(uint32_t, sum);
+          own[c] += number(pair << 16) * number(other << 16) + number(pair & 0xFFFF0000) * number(other & 0xFFFF0000);
         }
+      }
+      for (int64_t c = 0; c < kTile; ++c) {
+        tiles_[sums][r][c] = __builtin_bit_cast(uint32_t, number(tiles_[sums][r][c]) + own[c]);
       }
     }
   }
