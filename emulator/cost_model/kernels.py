@@ -132,8 +132,8 @@ class Kernels:
         return self._elements(operation, reads + (self.two_pass and operation.op == "norm"), launches)
 
     def backward(self, operation: Node, first: bool = False) -> Work:
-        """Return the work of an operation's backward pass for one micro-batch. If it is the network's `first` operation,
-        it computes no gradient of its input."""
+        """Return the work of an operation's backward pass for one micro-batch. If it is `first`, it reads images,
+        so it computes no gradient of its input."""
         if operation.op in ("conv", "dense"):
             work = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return work if first else work + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
@@ -222,7 +222,7 @@ class SegmentCosts:
             for operation in self._network.by_segment[segment]:
                 forward += self._kernels.forward(operation)
                 if self._training:
-                    backward += self._kernels.backward(operation, operation is self._network.operations[0])
+                    backward += self._kernels.backward(operation, operation.inputs[0] in self._network.inputs)
             self._counted[segment] = forward, backward
         return self._counted[segment]
 

@@ -7,14 +7,13 @@ published configuration that ran on IPUs fits; tests check each one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 
 from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
-from emulator.network.network import Node
+from emulator.network.lifetimes import alive, kept
+from emulator.network.network import PRODUCTS, Node
 
 CODE = 45  # each launched operation takes 45 bytes of code in every tile.
 CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take 24,000 bytes in every tile.
@@ -22,7 +21,6 @@ UNEVEN = 1.1  # the fullest tile has 1.1 times the bytes of the mean tile.
 TEMPORARIES = 2.0  # copies and partial sums take twice the memory of the largest product: of its input, output and weights.
 USUAL_IO_TILES = 32
 PREFETCHED = 1  # by default, one micro-batch of images waits on the IPU.
-_IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish is not in place, because its backward pass reads its input.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass.
-    launched = sum(4 if o.op in ("conv", "dense", "norm") or o.op == "proxy" else 1 for o in operations)
+    launched = sum(4 if o.op in (*PRODUCTS, "norm", "proxy") else 1 for o in operations)
     state = masters if workload.training else 0  # weights stay on the IPU, because every pass reads them.
     if workload.training and not workload.offloads:
         state += workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1)
@@ -114,9 +112,7 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
         return 0, 0, 0
     live = workload.max_in_flight[stage]
     entering = operations[0].source.elements
-    read: Counter[str] = Counter()
-    for operation, next_operation in pairwise([*operations, None]):
-        read[operation.segment] += _kept(operation, next_operation)
+    read = kept(operations)
     largest = max(_product_elements(operation, workload.plan.micro_batch_size) for operation in operations)
     if not workload.recomputes(stage):
         return entering * live + (live - 1) * read.total(), read.total(), largest
@@ -129,28 +125,14 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
 def _of_one_operation(operations: Sequence[Node], batch: int) -> tuple[int, int, int]:
     """Return the three numbers of `_activations` for inference. No activation waits, and the largest operation gives the
     other two numbers."""
-    largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
-    return 0, _alive(largest), _product_elements(largest, batch)
-
-
-def _kept(operation: Node, next_operation: Node | None) -> int:
-    """Return the number of elements of an operation's result that the backward pass reads. If the next operation overwrites
-    the result, it is 0."""
-    if operation.op in ("norm", "add") and next_operation is not None and next_operation.op in _IPU_IN_PLACE:
-        return 0
-    return operation.shape.elements
-
-
-def _alive(operation: Node) -> int:
-    """Return the number of elements in memory while an operation runs: its input and output. If the output overwrites the
-    input, count a parallel shortcut connection of the same size instead."""
-    return operation.source.elements + (operation.source if operation.op in _IPU_IN_PLACE else operation.shape).elements
+    sizes = zip(alive(operations), (_product_elements(operation, batch) for operation in operations))
+    return 0, *max(sizes, key=lambda size: batch * size[0] + TEMPORARIES * size[1])
 
 
 def _product_elements(operation: Node, batch: int) -> int:
     """Return the number of elements in input, output and weights of a product. Return 0 for other operations, which have no
     temporaries."""
-    if operation.op not in ("conv", "dense"):
+    if operation.op not in PRODUCTS:
         return 0
     weights = sum(variable.elements for variable in operation.variables)
     return batch * (operation.source.elements + operation.shape.elements) + weights

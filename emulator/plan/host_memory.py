@@ -2,8 +2,8 @@
 
 The constants were fitted to 36 measured processes with native kernels, with TensorFlow 2.21 on two cores of an AMD EPYC
 (Zen 5). They ran ResNet-8, 18, 20, 50 and EfficientNet-B0 with batch or group norm in 32.32, 16.16 and bf16.32, with
-micro-batches of 1 to 1024. The predictions are 0.89 to 1.12 times the measured resident memory, 0.87 to 1.13 times the
-address space, and 0.74 to 1.24 times the writable memory. The peak of a process differs by up to 5 % between runs.
+micro-batches of 1 to 1024. The predictions are 0.89 to 1.11 times the measured resident memory, 0.88 to 1.12 times the
+address space, and 0.74 to 1.23 times the writable memory. The peak of a process differs by up to 5 % between runs.
 Each CPU core changes the address space and the writable memory by about 0.1 GB.
 
 The prediction leaves out the traces of a profile and the cached records of photos. `Datasets.pipeline.record_reader` caches
@@ -12,13 +12,14 @@ records only while memory is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 
 from base import host_limits
 from base.host_limits import Limit
-from emulator.network.network import Network, Node
+from emulator.network.lifetimes import alive, kept
+from emulator.network.network import Network
 from emulator.plan.number_formats import FP32, storage_bytes
 from emulator.plan.plan import ExecutionPlan
 
@@ -30,16 +31,15 @@ OPERATION = 500_000  # graph, kernels and executors take 0.5 MB for each layer.
 GRADIENTS = 1.4
 SLOWED = 2.5
 SAVED = 2.8
-KEPT = 1.06  # freed and unused parts of the heap add 6 % to the activations that wait for a backward pass.
-HALVED = 0.6  # activations of 16 bits and less take 0.6 times the memory of FP32, because some operations widen them.
-WORKED_ON = 1.15  # a running operation takes 1.15 times the memory of the largest layer's input and output.
+KEPT = 1.08  # freed and unused parts of the heap add 8 % to the activations that wait for a backward pass.
+HALVED = 0.62  # activations of 16 bits and less take 0.62 times the memory of FP32, because some operations widen them.
+WORKED_ON = 1.15  # the values in use take 1.15 times their size during the operation that uses the most.
 FETCHED = 4  # the host holds the images of four passes: one being made, two waiting, one in use.
 CERTAIN = 0.8  # every measured run needed more than 0.8 times the predicted memory.
 # Limits of ulimit are compared with factor x resident peak + offset, in bytes. The address space includes memory that
 # threads only reserve. The writable memory excludes the pages of mapped files.
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_620_000_000), host_limits.DATA: (1.28, -270_000_000)}
-_OVERWRITTEN = ("norm", "add")  # an operation of _OVERWRITES after a norm or sum reuses the memory of the result.
-_OVERWRITES = ("relu", "relu6", "add")
+_JOINED = ("swish", "proxy")  # a kernel computes a norm and the activation after it, and again in the backward pass.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def inference(network: Network, batch: int, image: int, records: int = 0) -> Hos
     return HostMemory(
         fixed=TENSORFLOW + OPERATION * len(network.operations) // 3,
         weights=2 * FP32.bytes * network.parameters,
-        activations=int(WORKED_ON * batch * _largest(network.operations)),
+        activations=int(WORKED_ON * FP32.bytes * batch * max(alive(network.operations))),
         images=FETCHED * batch * image * FP32.bytes,
         records=records,
     )
@@ -127,46 +127,17 @@ def inference(network: Network, batch: int, image: int, records: int = 0) -> Hos
 def _activations(network: Network, plan: ExecutionPlan) -> int:
     """Return the bytes of activations that wait for a backward pass. With recomputation, these are the inputs of all
     segments (blocks of layers) and the activations of the largest segment. All stages of a pipeline work at once."""
-    activations = dict.fromkeys(network.segments, 0)
-    inputs: dict[str, int] = {}
-    for operation, next_operation in pairwise([*network.operations, None]):
-        activations[operation.segment] += _kept_for_backward(operation, next_operation)
-        inputs.setdefault(operation.segment, FP32.bytes * operation.source.elements)
-    total = 0
-    for stage, most in zip(plan.stages, plan.max_in_flight):
+    sizes, total, working = kept(network.operations, _JOINED), 0, 0
+    for names, most in zip(plan.stages, plan.max_in_flight):
+        segments = [network.by_segment[name] for name in names if network.by_segment[name]]
         if plan.options.enable_recomputation:
-            total += most * sum(inputs.get(name, 0) for name in stage) + max(
-                (activations[name] for name in stage), default=0
-            )
+            inputs = sum(each[0].source.elements for each in segments)
+            total += most * inputs + max((sizes[name] for name in names), default=0)
         else:
-            total += most * sum(activations[name] for name in stage)
-    total *= KEPT if storage_bytes(plan.precision.compute) == FP32.bytes else KEPT * HALVED
-    working = sum(_largest([o for name in stage for o in network.by_segment[name]]) for stage in plan.stages)
-    return int(plan.samples_per_pass * (total + WORKED_ON * working))
-
-
-def _kept_for_backward(operation: Node, next_operation: Node | None) -> int:
-    """Return the bytes that an operation's result for one image keeps for the backward pass. The result of a norm or a sum
-    is not kept if a ReLU overwrites it, or if a kernel computes the norm and the activation after it."""
-    behind = next_operation.op if next_operation else ""
-    if operation.op in _OVERWRITTEN and behind in (*_OVERWRITES, "swish", "proxy"):
-        return 0
-    return FP32.bytes * operation.shape.elements
-
-
-def _largest(operations: Iterable[Node]) -> int:
-    """Return the bytes of the largest layer's input and output for one image. A layer inside a block with a shortcut also
-    needs the block's input, which waits for the sum. Layers that can overwrite their input are left out."""
-    operations = list(operations)
-    added, first = {o.segment for o in operations if o.op == "add"}, {}
-    largest = 0
-    for operation in operations:
-        of_block = first.setdefault(operation.segment, operation)
-        waits = operation.segment in added and operation is not of_block
-        if operation.op not in (*_OVERWRITTEN, *_OVERWRITES):
-            values = operation.source.elements + operation.shape.elements + waits * of_block.source.elements
-            largest = max(largest, FP32.bytes * values)
-    return largest
+            total += most * sum(sizes[name] for name in names)
+        working += max(alive([*chain.from_iterable(segments)]), default=0)
+    share = KEPT if storage_bytes(plan.precision.compute) == FP32.bytes else KEPT * HALVED
+    return int(FP32.bytes * plan.samples_per_pass * (share * total + WORKED_ON * working))
 
 
 def find_exceeded_limit(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:

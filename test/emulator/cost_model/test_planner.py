@@ -316,7 +316,8 @@ def test_real_runs_are_predicted_to_fit(words):
 
 
 INFERENCES = {
-    "--model resnet --model-size 50 --batch-norm --fused-preprocessing": 90,
+    "--model resnet --model-size 50 --batch-norm --fused-preprocessing": 80,
+    "--model resnet --model-size 50 --batch-norm --fused-preprocessing --synthetic-data": 90,
     "--model efficientnet --model-size B0 --precision 16.16 --batch-norm": 42,
     "--model efficientnet --model-size B4 --precision 16.16 --batch-norm": 5,
 }

@@ -1,0 +1,38 @@
+"""Count the values in memory: those that wait for the backward pass, and those in use during an operation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from emulator.network.network import PRODUCTS, Node
+
+# The gradients of these operations need the inputs, or the result. All others need neither.
+_NEED_INPUTS = (*PRODUCTS, "norm", "proxy", "swish", "gate", "max_pool")
+_NEED_RESULT = ("relu", "relu6", "sigmoid", "max_pool")
+_IN_PLACE = ("norm", "add", "relu", "relu6")  # they write the result over an input, if nothing reads that later.
+
+
+def kept(operations: Sequence[Node], joined: Collection[str] = ()) -> Counter[str]:
+    """Return how many elements of one sample wait for the backward pass in each segment. The operations `joined` keep no
+    input, because a kernel computes them together with the norm before them."""
+    needed = {value for o in operations if o.op in _NEED_INPUTS and o.op not in joined for value in o.inputs}
+    sizes: Counter[str] = Counter()
+    for o in operations:
+        sizes[o.segment] += o.shape.elements * (o.op in _NEED_RESULT or o.outputs[0] in needed)
+    return sizes
+
+
+def alive(operations: Sequence[Node]) -> Iterator[int]:
+    """Yield how many elements of one sample are in memory during each operation: its result, and what it or a later one
+    reads."""
+    last = {value: place for place, o in enumerate(operations) for value in o.inputs}
+    sizes: dict[int, int] = {}
+    for place, o in enumerate(operations):
+        sizes.setdefault(o.inputs[0], o.source.elements)
+        before = sum(sizes.values())
+        sizes = {value: size for value, size in sizes.items() if last[value] > place}
+        overwrites = o.op in _IN_PLACE and sum(sizes.values()) < before
+        yield before + (0 if overwrites else o.shape.elements)
+        if o.outputs[0] in last:
+            sizes[o.outputs[0]] = o.shape.elements
