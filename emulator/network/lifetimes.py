@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-from emulator.network.network import PRODUCTS, Node
+from emulator.network.network import Node
 
-# The gradients of these operations need the inputs, or the result. All others need neither.
-_NEED_INPUTS = (*PRODUCTS, "norm", "proxy", "swish", "gate", "max_pool")
+# Gradients need the inputs of all operations but these, and the results of few.
+_NEED_NO_INPUT = ("relu", "relu6", "sigmoid", "add", "concat", "subsample", "global_mean", "dropout", "drop_path")
 _NEED_RESULT = ("relu", "relu6", "sigmoid", "max_pool")
 _IN_PLACE = ("norm", "add", "relu", "relu6")  # they write the result over an input, if nothing reads that later.
 
@@ -16,7 +16,7 @@ _IN_PLACE = ("norm", "add", "relu", "relu6")  # they write the result over an in
 def kept(operations: Sequence[Node], joined: Collection[str] = ()) -> Counter[str]:
     """Return how many elements of one sample wait for the backward pass in each segment. The operations `joined` keep no
     input, because a kernel computes them together with the norm before them."""
-    needed = {value for o in operations if o.op in _NEED_INPUTS and o.op not in joined for value in o.inputs}
+    needed = {value for o in operations if o.op not in (*_NEED_NO_INPUT, *joined) for value in o.inputs}
     sizes: Counter[str] = Counter()
     for o in operations:
         sizes[o.segment] += o.shape.elements * (o.op in _NEED_RESULT or o.outputs[0] in needed)
