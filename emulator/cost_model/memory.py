@@ -73,7 +73,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     stored = [(precision.stored_format(v).bytes, v.elements) for v in workload.moved(stage)]
     masters = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # layers use copies.
     io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
-    kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
+    stashed, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass.
     launched = sum(4 if o.op in (*PRODUCTS, "norm", "proxy") else 1 for o in operations)
@@ -91,7 +91,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
         weights=spread(weights),
         optimiser_state=spread(state),
         gradients=spread(trained * precision.accumulator.bytes) if workload.training else 0,
-        stashed_activations=spread(kept * batch * element),
+        stashed_activations=spread(stashed * batch * element),
         activations=spread(peak * batch * element),
         temporaries=int(min(cap, TEMPORARIES * temporaries * element)),
         images=int(images),
