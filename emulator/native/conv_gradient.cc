@@ -1,10 +1,9 @@
-// The gradient of the weights of a convolution with SAME padding, for processors with vectors of 16 numbers (AVX-512). x is
-// [batch, height, width, channels], the weights are [kernel, kernel, channels of a group, filters].
+// The gradient of the weights of a convolution with SAME padding. x is [batch, height, width, channels], the weights are
+// [kernel, kernel, channels of a group, filters]. convolution.cc computes it for more sizes, but takes up to five times as long
+// for groups of 16 channels, and four times for images of three channels, because it copies every pixel for every tap.
 //
 // Products of some rows of pixels are added in registers. Their sums are added in FP32 over rows and samples of a chunk, and
 // in double precision over chunks. The order is fixed, so the number of threads changes no bit.
-
-#ifdef __AVX512F__
 
 #include <array>
 #include <utility>
@@ -19,32 +18,26 @@ constexpr int64_t kCached = 384 << 10;    // This many bytes of rows of x stay i
 constexpr int64_t kChunkPixels = 8192;    // A chunk of samples has at least this many pixels.
 constexpr int64_t kItems = 8;             // If there would be fewer work items for threads, chunks are smaller.
 constexpr int64_t kSums = 5 << 20;        // The sums of these smaller chunks take at most this many bytes.
-constexpr int kTallest = 12;              // A tile of two vectors has 12 rows; its sums take 24 of the 32 registers.
+constexpr int kTallest = kRegisters / 2;  // A tile of one vector has at most this many rows.
 constexpr int64_t kPage = 128;            // Pixels with a multiple of 128 channels share cache lines.
 
-// Computes sums [rows, vectors * 16] += x^T dy over the pixels of some lines. dy is contiguous. If `begin` is true, the sums
-// are overwritten instead.
+// Computes sums [rows, vectors] += x^T dy over the pixels of some lines. dy is contiguous. If `begin` is true, the sums are
+// overwritten instead.
 template <int rows, int vectors>
 void add_products(const float* x, int64_t x_step, int64_t x_line, const float* dy, int64_t lines, int64_t columns, bool begin,
                   float* sums) {
-  __m512 own[rows][vectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) own[r][v] = _mm512_setzero_ps();
-  }
+  Lanes own[rows][vectors];
+  clear(own);
   for (int64_t line = 0; line < lines; ++line, x += x_line) {
     const float* pixel = x;
-    for (int64_t k = 0; k < columns; ++k, pixel += x_step, dy += vectors * kVector) add_step(pixel, dy, own);
+    for (int64_t k = 0; k < columns; ++k, pixel += x_step, dy += vectors * kLanes) add_step(pixel, dy, own);
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < rows; ++r, sums += vectors * kVector) {
+  for (int r = 0; r < rows && !begin; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-      float* const sum = sums + v * kVector;
-      _mm512_storeu_ps(sum, begin ? own[r][v] : _mm512_add_ps(_mm512_loadu_ps(sum), own[r][v]));
-    }
+    for (int v = 0; v < vectors; ++v) own[r][v] = load(sums + (r * vectors + v) * kLanes) + own[r][v];
   }
+  store(own, sums, vectors * kLanes);
 }
 
 using AddProducts = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, bool, float*);
@@ -55,20 +48,17 @@ constexpr std::array<AddProducts, sizeof...(heights)> adders(std::integer_sequen
 }
 
 inline void copy(const float* from, int64_t numbers, float* to) {
-  for (; numbers >= kVector; numbers -= kVector, from += kVector, to += kVector) _mm512_storeu_ps(to, _mm512_loadu_ps(from));
-  if (numbers) {
-    const __mmask16 left = static_cast<__mmask16>((1u << numbers) - 1);
-    _mm512_mask_storeu_ps(to, left, _mm512_maskz_loadu_ps(left, from));
-  }
+  for (; numbers >= kLanes; numbers -= kLanes, from += kLanes, to += kLanes) store(load(from), to);
+  if (numbers) First(numbers).store(First(numbers).load(from), to);
 }
 
 struct Sizes {
   Sizes(const TensorShape& x, int64_t filters, int64_t kernel, int64_t stride, int64_t groups)
       : batch(x.dim_size(0)), all_channels(x.dim_size(3)), all_filters(filters), groups(groups), channels(all_channels / groups),
-        filters(filters / groups), panel(this->filters % (2 * kVector) ? kVector : 2 * kVector), panels(this->filters / panel),
+        filters(filters / groups), panel(this->filters % kPanel ? kLanes : kPanel), panels(this->filters / panel),
         rows(x.dim_size(1), kernel, stride), columns(x.dim_size(2), kernel, stride),
-        window(channels < kTallest ? kernel * channels : channels), windows(kernel * channels / window),
-        pixel(channels % kPage || windows == 1 ? channels : channels + kVector),
+        window(channels < kTileRows ? kernel * channels : channels), windows(kernel * channels / window),
+        pixel(channels % kPage || windows == 1 ? channels : channels + kLine),
         line(((columns.out - 1) * stride + kernel) * pixel) {}
 
   TensorShape weights() const { return TensorShape({rows.kernel, columns.kernel, channels, all_filters}); }
@@ -97,7 +87,7 @@ struct Rules {
     shapes->input(1, "nHWf");
     shapes->require_positive("cf");
     shapes->divide('c', 'i', groups);
-    shapes->divide('f', 'v', groups * kVector);  // each group needs whole vectors of filters
+    shapes->divide('f', 'v', groups * kWhole);  // each group needs whole vectors of filters
     shapes->output(0, "kkif");
   }
 
@@ -137,7 +127,7 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
     const int64_t weights = size / sizes.panel;  // number of weights of a filter
     in_threads(context, panels * weights, chunks * sizes.panel + 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        double total[2 * kVector] = {};
+        double total[kPanel] = {};
         for (int64_t c = 0; c < chunks; ++c) {
           const float* own = sums + c * panels * size + k * sizes.panel;
           for (int64_t o = 0; o < sizes.panel; ++o) total[o] += own[o];
@@ -153,14 +143,14 @@ class ConvWeightsGradient : public CheckedKernel<Rules> {
   // add_products.
   static void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t n, int64_t first_panel, int64_t last_panel,
                          bool begin, float* sums) {
-    constexpr auto kTwo = adders<2>(std::make_integer_sequence<int, kTallest>());
-    constexpr auto kOne = adders<1>(std::make_integer_sequence<int, kVector>());
+    constexpr auto kTwo = adders<2>(std::make_integer_sequence<int, kTileRows>());
+    constexpr auto kOne = adders<1>(std::make_integer_sequence<int, kTallest>());
     const Axis &rows = sizes.rows, &columns = sizes.columns;
-    const bool is_wide = sizes.panel > kVector;
+    const bool is_wide = sizes.panel > kLanes;
     const int64_t stride = rows.stride, of_line = columns.out * sizes.panel;
     const int64_t near = kNear / (4 * of_line), cached = (kCached / (4 * sizes.line) - rows.kernel) / stride;
     const int64_t per_block = std::max<int64_t>(std::min(near, cached), 1);
-    const int64_t tiles = (sizes.window - 1) / (is_wide ? kTallest : kVector) + 1;
+    const int64_t tiles = (sizes.window - 1) / (is_wide ? kTileRows : kTallest) + 1;
     static thread_local std::vector<float> x_lines, dy_lines;
     x_lines.assign(((per_block - 1) * stride + rows.kernel) * sizes.line, 0.0f);
     dy_lines.resize(per_block * of_line);
@@ -218,5 +208,3 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorConvWeightsGradient").Device(tensorflow::D
 
 }  // namespace
 }  // namespace native
-
-#endif  // __AVX512F__

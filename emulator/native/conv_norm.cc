@@ -1,5 +1,4 @@
-// Convolutions of inference, together with the operations before and after them, in one pass over memory. They are for
-// processors with vectors of 16 numbers (AVX-512):
+// Convolutions of inference, together with the operations before and after them, in one pass over memory:
 //
 // * pointwise: x [batch, height, width, channels] by weights [1, 1, channels, filters]; a gate or a mean may come before it.
 // * depthwise: x by weights [kernel, kernel, 1, channels], with SAME padding.
@@ -7,8 +6,6 @@
 // Batch norm or a bias, and an activation, follow the convolution. Every result sums its products in the order of the
 // weights, and is then normalised as in batch_norm.cc. Neither the number of threads nor other pixels and samples change any
 // bit.
-
-#ifdef __AVX512F__
 
 #include <memory>
 #include <string>
@@ -25,7 +22,9 @@ constexpr int64_t kNear = 1 << 20;       // A previous layer leaves this many nu
 constexpr int64_t kBandRows = 16;        // A work item has this many rows of an image.
 constexpr int64_t kUnits = 16;           // A depthwise convolution needs this many work items for the threads.
 constexpr int kTilePixels = 7;           // A depthwise tile has 7 pixels, which divides the sides of most layers at 224 px.
-constexpr float kOutside[kPanel] = {};   // A pixel outside the image has these values.
+constexpr int kTileVectors = kRegisters / 16;  // A depthwise tile has this many vectors; its sums fit into the registers.
+constexpr int64_t kTileChannels = kTileVectors * kLanes;
+constexpr float kOutside[kTileChannels] = {};  // A pixel outside the image has these values.
 
 // The results of a convolution: their memory, and the factor and shift of each filter.
 struct Results {
@@ -35,7 +34,7 @@ struct Results {
 
   // Every thread must call this after its last result. Other threads may not see results written past the caches before.
   void end() const {
-    if (past_cache) _mm_sfence();
+    if (past_cache) end_stores_past_caches();
   }
 
   const float *factor, *shift;
@@ -45,33 +44,29 @@ struct Results {
 };
 
 // Writes the first `count` pixels of a tile: y = activation(sums * factor + shift). `columns` is the number of the tile's
-// columns, at most 32.
+// columns.
 template <Activation kind, int pixels, int vectors>
-inline void finish(const __m512 (&sums)[pixels][vectors], const Results& to, int64_t columns, int64_t count = pixels) {
-  alignas(64) float tile[pixels * vectors * kVector];
-  __mmask16 masks[vectors];
+inline void finish(const Lanes (&sums)[pixels][vectors], const Results& to, int64_t columns, int64_t count = pixels) {
+  alignas(kVectorBytes) float tile[pixels * vectors * kLanes];
 #pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) {
-    masks[v] = mask_of(columns - v * kVector);
-    const __m512 factor = _mm512_maskz_loadu_ps(masks[v], to.factor + v * kVector),
-                 shift = _mm512_maskz_loadu_ps(masks[v], to.shift + v * kVector);
+    const First own(columns - v * kLanes);
+    const Lanes factor = own.load(to.factor + v * kLanes), shift = own.load(to.shift + v * kLanes);
 #pragma GCC unroll 24
-    for (int p = 0; p < pixels; ++p) {
-      _mm512_store_ps(tile + (p * vectors + v) * kVector, _mm512_add_ps(_mm512_mul_ps(sums[p][v], factor), shift));
-    }
+    for (int p = 0; p < pixels; ++p) store(sums[p][v] * factor + shift, tile + (p * vectors + v) * kLanes);
   }
-  for (int k = 0; k < pixels * vectors * kVector; ++k) tile[k] = activated<kind>(tile[k]);
+  for (int k = 0; k < pixels * vectors * kLanes; ++k) tile[k] = activated<kind>(tile[k]);
   const float* from = tile;
   float* y = to.y;
   for (int p = 0; p < std::min<int64_t>(pixels, count); ++p, y += to.filters) {
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v, from += kVector) {
+    for (int v = 0; v < vectors; ++v, from += kLanes) {
       if (to.past_cache) {
-        _mm512_stream_ps(y + v * kVector, _mm512_load_ps(from));
+        store_past_caches(load(from), y + v * kLanes);
       } else {
         // Prefetch the lines of the next results, because stores that wait would delay later loads.
-        __builtin_prefetch(y + (pixels * to.filters + v * kVector), 1);
-        _mm512_mask_storeu_ps(y + v * kVector, masks[v], _mm512_load_ps(from));
+        __builtin_prefetch(y + (pixels * to.filters + v * kLanes), 1);
+        First(columns - v * kLanes).store(load(from), y + v * kLanes);
       }
     }
   }
@@ -140,12 +135,12 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
     });
     return;
   }
-  const int64_t chunk = std::max<int64_t>(kCached / (4 * depth) / kTallTile, 1) * kTallTile;
-  const int64_t tiles = (x.count + kTallTile - 1) / kTallTile;
-  in_shares(context, tiles, kTallTile * filters * picoseconds / 1000, [&](int64_t begin, int64_t end) {
+  const int64_t chunk = std::max<int64_t>(kCached / (4 * depth) / kTileRows, 1) * kTileRows;
+  const int64_t tiles = (x.count + kTileRows - 1) / kTileRows;
+  in_shares(context, tiles, kTileRows * filters * picoseconds / 1000, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch;
-    const int64_t last = std::min(end * kTallTile, x.count);
-    for (int64_t first = begin * kTallTile; first < last; first += chunk) {
+    const int64_t last = std::min(end * kTileRows, x.count);
+    for (int64_t first = begin * kTileRows; first < last; first += chunk) {
       const int64_t count = std::min(chunk, last - first);
       const float* from = x.of(first, count, &scratch);
       for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel);
@@ -211,7 +206,7 @@ class ConvNorm : public CheckedKernel<Rules> {
     invert(filters, numbers(context, 5), this->rules_.epsilon, r.data());
     scale(filters, numbers(context, 2), numbers(context, 3), numbers(context, 4), r.data(), factor.data(), shift.data());
     float* place = y->flat<float>().data();
-    const bool past_cache = y->TotalBytes() > kOfCaches && filters % kVector == 0 && reinterpret_cast<uintptr_t>(place) % 64 == 0;
+    const bool past_cache = y->TotalBytes() > kOfCaches && filters % kLanes == 0 && reinterpret_cast<uintptr_t>(place) % kVectorBytes == 0;
     convolve(context, rows, columns, {factor.data(), shift.data(), place, filters, past_cache});
   }
 
@@ -307,7 +302,7 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
     const Tensor &x = context->input(0), &weights = context->input(1);
     with_activation(rules_.activation, [&](auto kind) {
       const Image<decltype(kind)::value> image{rows, columns, x.dim_size(3), weights.flat<float>().data()};
-      const int64_t panels = (image.channels + kPanel - 1) / kPanel, bands = (rows.out + kBandRows - 1) / kBandRows;
+      const int64_t panels = (image.channels + kTileChannels - 1) / kTileChannels, bands = (rows.out + kBandRows - 1) / kBandRows;
       // A work item has all panels of a row, because they read the same pixels. If there would be too few work items, it has
       // only some panels.
       const int64_t split = std::min<int64_t>((kUnits - 1) / (x.dim_size(0) * bands) + 1, panels), together = panels / split;
@@ -321,7 +316,7 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
           for (int64_t row = first; row < std::min(first + kBandRows, rows.out); ++row) {
             if (together == panels && x.NumElements() > kNear) image.touch_row(own, row, row == first);
             for (int64_t panel = share; panel < std::min(share + together, panels); ++panel) {
-              image.do_row(own, panel, row, to.at((sample * rows.out + row) * columns.out, panel * kPanel));
+              image.do_row(own, panel, row, to.at((sample * rows.out + row) * columns.out, panel * kTileChannels));
             }
           }
         }
@@ -342,11 +337,11 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
     }
 
     void do_row(const float* x, int64_t panel, int64_t row, const Results& to) const {
-      const int64_t own = std::min(channels - panel * kPanel, kPanel);
-      if (own > kVector) {
-        do_columns<2>(x, panel * kPanel, own, row, to);
+      const int64_t channel = panel * kTileChannels, own = std::min(channels - channel, kTileChannels);
+      if (own > kLanes) {
+        do_columns<kTileVectors>(x, channel, own, row, to);
       } else {
-        do_columns<1>(x, panel * kPanel, own, row, to);
+        do_columns<1>(x, channel, own, row, to);
       }
     }
 
@@ -365,31 +360,27 @@ class DepthwiseConvNorm : public ConvNorm<DepthwiseRules> {
     // Computes some pixels of a row. `inside` promises that no window extends beyond the edges of the image.
     template <bool inside, int vectors>
     void do_tile(const float* x, int64_t channel, int64_t own, int64_t row, int64_t column, const Results& to) const {
-      const __mmask16 last = mask_of(own - (vectors - 1) * kVector);
-      auto load = [last](const float* from, int v) {
-        return v + 1 < vectors ? _mm512_loadu_ps(from + v * kVector) : _mm512_maskz_loadu_ps(last, from + v * kVector);
+      const First last(own - (vectors - 1) * kLanes);
+      auto read = [&last](const float* from, int v) {
+        return v + 1 < vectors ? load(from + v * kLanes) : last.load(from + v * kLanes);
       };
-      __m512 sums[kTilePixels][vectors];
-#pragma GCC unroll 8
-      for (int p = 0; p < kTilePixels; ++p) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) sums[p][v] = _mm512_setzero_ps();
-      }
+      Lanes sums[kTilePixels][vectors];
+      clear(sums);
       const int64_t left = column * columns.stride - columns.before, step = columns.stride * channels;
       const Taps down = taps_of(rows, row);
       for (int64_t i = down.first; i < down.last; ++i) {
         const float* line = x + ((row * rows.stride - rows.before + i) * columns.in + left) * channels + channel;
         const float* tap = w + i * columns.kernel * channels + channel;
         for (int64_t j = 0; j < columns.kernel; ++j, line += channels, tap += channels) {
-          __m512 factors[vectors];
+          Lanes factors[vectors];
 #pragma GCC unroll 2
-          for (int v = 0; v < vectors; ++v) factors[v] = load(tap, v);
+          for (int v = 0; v < vectors; ++v) factors[v] = read(tap, v);
 #pragma GCC unroll 8
           for (int p = 0; p < kTilePixels; ++p) {
             const int64_t place = left + j + p * columns.stride;
             const float* pixel = inside || (place >= 0 && place < columns.in) ? line + p * step : kOutside;
 #pragma GCC unroll 2
-            for (int v = 0; v < vectors; ++v) sums[p][v] = _mm512_fmadd_ps(load(pixel, v), factors[v], sums[p][v]);
+            for (int v = 0; v < vectors; ++v) sums[p][v] = add_product(read(pixel, v), factors[v], sums[p][v]);
           }
         }
       }
@@ -427,5 +418,3 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseConvNorm").Device(tensorflow::DEV
 
 }  // namespace
 }  // namespace native
-
-#endif  // __AVX512F__

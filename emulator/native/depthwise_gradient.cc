@@ -1,10 +1,8 @@
-// The gradient of the weights of a depthwise convolution with SAME padding, for processors with vectors of 16 numbers
-// (AVX-512). x is [batch, height, width, channels], the weights are [kernel, kernel, channels, 1].
+// The gradient of the weights of a depthwise convolution with SAME padding. x is [batch, height, width, channels], the weights
+// are [kernel, kernel, channels, 1].
 //
 // Products of a tile of pixels are added in registers. Their sums are added in FP32 over the tiles and samples of a chunk,
 // and in double precision over chunks. The order is fixed, so the number of threads changes no bit.
-
-#ifdef __AVX512F__
 
 #include "emulator/native/products.h"
 
@@ -13,14 +11,17 @@ namespace {
 
 constexpr int64_t kNear = 28 << 10;     // This many bytes of padded pixels of a tile stay in the first cache.
 constexpr int64_t kTileColumns = 32;    // A tile has at most this many columns.
-constexpr int64_t kTileRows = 8;        // A tile has at most this many rows.
+constexpr int64_t kTileLines = 8;       // A tile has at most this many rows.
 constexpr int64_t kChunkPixels = 8192;  // A chunk of samples has at least this many pixels.
 constexpr int64_t kItems = 8;           // If there would be fewer work items for threads, chunks are smaller.
 constexpr int64_t kSums = 5 << 20;      // The sums of these smaller chunks take at most this many bytes.
 
-// The number of vectors of channels whose sums fit into the registers.
+// The vectors of channels, and the rows of the kernel, whose sums fit into the registers: 18 or 25 sums in 32 registers, 9 or
+// 10 in 16.
 template <int kernel>
-constexpr int kVectors = kernel == 3 ? 2 : 1;
+constexpr int kVectors = (kernel == 3) == (kRegisters > 16) ? 2 : 1;
+template <int kernel>
+constexpr int kTapRows = kernel == 3 || kRegisters > 16 ? kernel : 1;
 
 struct Sizes {
   Sizes(const TensorShape& x, int64_t kernel, int64_t stride)
@@ -38,24 +39,24 @@ struct Tile {
   int64_t row, rows, column, columns;
 };
 
-// For each vector of a panel, the mask of the channels that exist.
+// For each vector of a panel, the channels that exist.
 template <int vectors>
-struct Masks {
-  explicit Masks(int64_t channels) {
-    for (int v = 0; v < vectors; ++v) of[v] = mask_of(std::max<int64_t>(channels - v * kVector, 0));
+struct Existing {
+  explicit Existing(int64_t channels) {
+    for (int v = 0; v < vectors; ++v) of[v] = First(channels - v * kLanes);
   }
-  __mmask16 of[vectors];
+  First of[vectors];
 };
 
 // Copies the pixels of x that the windows of a tile need, for one panel of channels, with zeros outside the image.
 template <int vectors>
-void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks, float* to) {
+void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Existing<vectors>& existing, float* to) {
   const Axis &rows = sizes.rows, &columns = sizes.columns;
   const int64_t top = tile.row * rows.stride - rows.before, left = tile.column * columns.stride - columns.before;
   const int64_t width = (tile.columns - 1) * columns.stride + columns.kernel;
   const int64_t from = std::clamp<int64_t>(-left, 0, width), end = std::clamp<int64_t>(columns.in - left, from, width);
   auto zeros = [&to](int64_t pixels) {
-    for (int64_t k = 0; k < pixels * vectors; ++k, to += kVector) _mm512_store_ps(to, _mm512_setzero_ps());
+    for (int64_t k = 0; k < pixels * vectors; ++k, to += kLanes) store(Lanes{}, to);
   };
   for (int64_t r = 0; r < (tile.rows - 1) * rows.stride + rows.kernel; ++r) {
     const int64_t row = top + r;
@@ -65,73 +66,58 @@ void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Mas
     }
     zeros(from);
     const float* pixel = x + (row * columns.in + left + from) * sizes.channels;
-    for (int64_t k = from; k < end; ++k, pixel += sizes.channels, to += vectors * kVector) {
+    for (int64_t k = from; k < end; ++k, pixel += sizes.channels, to += vectors * kLanes) {
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) {
-        _mm512_store_ps(to + v * kVector, _mm512_maskz_loadu_ps(masks.of[v], pixel + v * kVector));
-      }
+      for (int v = 0; v < vectors; ++v) store(existing.of[v].load(pixel + v * kLanes), to + v * kLanes);
     }
     zeros(width - end);
   }
 }
 
-// Adds the products of the copied pixels of a tile with the gradients to sums [kernel, kernel, vectors * 16].
-template <int kernel, int vectors>
-void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const Masks<vectors>& masks,
+// Adds the products of the copied pixels of a tile with the gradients to sums [rows, kernel, vectors], for some rows of the
+// kernel. `pixels` begins with the first of these rows.
+template <int rows, int kernel, int vectors>
+void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const Existing<vectors>& existing,
                   float* sums) {
-  constexpr int64_t kPixel = vectors * kVector;
+  constexpr int64_t kPixel = vectors * kLanes;
   const int64_t stride = sizes.columns.stride, line = ((tile.columns - 1) * stride + kernel) * kPixel;
-  __m512 own[kernel][kernel][vectors];
-#pragma GCC unroll 5
-  for (int i = 0; i < kernel; ++i) {
-#pragma GCC unroll 5
-    for (int j = 0; j < kernel; ++j) {
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) own[i][j][v] = _mm512_setzero_ps();
-    }
-  }
+  Lanes own[rows * kernel][vectors];
+  clear(own);
   for (int64_t r = 0; r < tile.rows; ++r) {
     const float* gradient = dy + ((tile.row + r) * sizes.columns.out + tile.column) * sizes.channels;
     const float* window = pixels + r * stride * line;
     for (int64_t c = 0; c < tile.columns; ++c, gradient += sizes.channels, window += stride * kPixel) {
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        const __m512 factor = _mm512_maskz_loadu_ps(masks.of[v], gradient + v * kVector);
-#pragma GCC unroll 5
-        for (int i = 0; i < kernel; ++i) {
-#pragma GCC unroll 5
-          for (int j = 0; j < kernel; ++j) {
-            own[i][j][v] = _mm512_fmadd_ps(_mm512_load_ps(window + i * line + j * kPixel + v * kVector), factor, own[i][j][v]);
-          }
+        const Lanes factor = existing.of[v].load(gradient + v * kLanes);
+#pragma GCC unroll 25
+        for (int k = 0; k < rows * kernel; ++k) {
+          const float* const pixel = window + k / kernel * line + k % kernel * kPixel + v * kLanes;
+          own[k][v] = add_product(load(pixel), factor, own[k][v]);
         }
       }
     }
   }
-#pragma GCC unroll 5
-  for (int i = 0; i < kernel; ++i) {
-#pragma GCC unroll 5
-    for (int j = 0; j < kernel; ++j) {
+#pragma GCC unroll 25
+  for (int k = 0; k < rows * kernel; ++k) {
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v, sums += kVector) {
-        _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), own[i][j][v]));
-      }
-    }
+    for (int v = 0; v < vectors; ++v, sums += kLanes) store(load(sums) + own[k][v], sums);
   }
 }
 
-// Adds the products of a sample to the sums of some panels of channels, [panels, kernel, kernel, vectors * 16].
+// Adds the products of a sample to the sums of some panels of channels, [panels, kernel, kernel, vectors].
 template <int kernel>
 void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t first_panel, int64_t last_panel, float* sums) {
   constexpr int vectors = kVectors<kernel>;
-  constexpr int64_t kPixel = vectors * kVector;
+  constexpr int64_t kPixel = vectors * kLanes;
   const Axis &rows = sizes.rows, &columns = sizes.columns;
   const int64_t stride = rows.stride, tiles = (columns.out + kTileColumns - 1) / kTileColumns;
   const int64_t widest = (columns.out + tiles - 1) / tiles, line = ((widest - 1) * stride + kernel) * kPixel;
-  const int64_t fitting = (kNear / 4 / line - kernel) / stride + 1, per_block = std::clamp<int64_t>(fitting, 1, kTileRows);
+  const int64_t fitting = (kNear / 4 / line - kernel) / stride + 1, per_block = std::clamp<int64_t>(fitting, 1, kTileLines);
   const int64_t blocks = (rows.out + per_block - 1) / per_block;
   const bool is_whole = last_panel - first_panel == (sizes.channels + kPixel - 1) / kPixel;
-  static thread_local std::vector<__m512> pixels;
-  pixels.resize(((per_block - 1) * stride + kernel) * line / kVector);
+  static thread_local std::vector<Lanes> pixels;
+  pixels.resize(((per_block - 1) * stride + kernel) * line / kLanes);
   float* const near = reinterpret_cast<float*>(pixels.data());
   for (int64_t block = 0; block < blocks; ++block) {
     Tile tile = {rows.out * block / blocks, 0, 0, 0};
@@ -144,11 +130,15 @@ void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t fir
     }
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
       const int64_t channel = panel * kPixel;
-      const Masks<vectors> masks(sizes.channels - channel);
+      const Existing<vectors> existing(sizes.channels - channel);
       for (int64_t t = 0; t < tiles; ++t) {
         tile.column = columns.out * t / tiles, tile.columns = columns.out * (t + 1) / tiles - tile.column;
-        copy_pixels<vectors>(x + channel, sizes, tile, masks, near);
-        add_products<kernel, vectors>(near, dy + channel, sizes, tile, masks, sums + panel * kernel * kernel * kPixel);
+        copy_pixels<vectors>(x + channel, sizes, tile, existing, near);
+        for (int i = 0; i < kernel; i += kTapRows<kernel>) {
+          const float* const from = near + i * ((tile.columns - 1) * stride + kernel) * kPixel;
+          float* const to = sums + (panel * kernel + i) * kernel * kPixel;
+          add_products<kTapRows<kernel>, kernel>(from, dy + channel, sizes, tile, existing, to);
+        }
       }
     }
   }
@@ -190,7 +180,7 @@ class DepthwiseWeightsGradient : public CheckedKernel<Rules> {
     const Sizes sizes(input.shape(), kernel, rules_.stride);
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, sizes.weights(), &output));
-    constexpr int64_t kPixel = kVectors<kernel> * kVector, kTaps = kernel * kernel;
+    constexpr int64_t kPixel = kVectors<kernel> * kLanes, kTaps = kernel * kernel;
     const int64_t panels = (sizes.channels + kPixel - 1) / kPixel, size = panels * kTaps * kPixel;
     const int64_t pixels = sizes.rows.out * sizes.columns.out;
     if (output->NumElements() == 0) return;
@@ -241,5 +231,3 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorDepthwiseWeightsGradient").Device(tensorfl
 
 }  // namespace
 }  // namespace native
-
-#endif  // __AVX512F__

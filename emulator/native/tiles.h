@@ -6,46 +6,11 @@
 #ifndef EMULATOR_NATIVE_TILES_H_
 #define EMULATOR_NATIVE_TILES_H_
 
-#include <cstdint>
-#include <cstring>
-
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#endif
+#include "emulator/native/vector.h"
 
 namespace native {
 
-// Sums take most registers: 24 of 32 with AVX-512, 12 of 16 with AVX2, 8 of 16 elsewhere.
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kTileRows = 12;
-#elif defined(__AVX__)
-constexpr int kVectorBytes = 32, kTileRows = 6;
-#else
-constexpr int kVectorBytes = 16, kTileRows = 4;
-#endif
-
-typedef float Lanes __attribute__((vector_size(kVectorBytes)));
-constexpr int64_t kLanes = kVectorBytes / sizeof(float);
 constexpr int64_t kDepth = 240;               // A strip has at most 240 columns; tiles of any height divide it.
-
-inline Lanes load(const float* from) {
-  Lanes x;
-  std::memcpy(&x, from, sizeof(x));
-  return x;
-}
-
-inline void store(const Lanes& x, float* to) { std::memcpy(to, &x, sizeof(x)); }
-
-// Returns a * b + c. Processors with FMA round only once.
-inline Lanes add_product(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__)
-  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
-}
 
 // Adds a product to c [kTileRows, vectors * kLanes], whose rows have the distance `c_row`. Element (r, k) of a is at
 // a[r * a_row + k * a_step]; b is [depth, vectors * kLanes].
