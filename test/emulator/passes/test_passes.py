@@ -36,7 +36,7 @@ PRECISIONS = {
     "16.16": by_name("16.16", stochastic=ALL),
     "8.16": by_name("8.16", stochastic=ALL, checks=EXCEPTIONS),
 }
-NATIVE = frozenset(  # as with AVX-512
+NATIVE = frozenset(
     f"emulator_{name}"
     for name in (
         "batch_norm", "convolution", "conv_weights_gradient", "depthwise_conv_norm", "depthwise_weights_gradient", "gate",
