@@ -6,6 +6,7 @@ content. A truncated library would crash the process, so it counts as missing.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -120,6 +121,12 @@ def load() -> ModuleType | None:
 def operations() -> frozenset[str]:
     """Return the names of the native operations, which this function loads."""
     return frozenset(name for name in dir(load()) if name.startswith("emulator_"))
+
+
+@cache
+def lanes() -> int:
+    """Return how many FP32 numbers a vector of the kernels has: 16 with AVX-512, 8 with AVX, else 4. Without kernels, return 0."""
+    return ctypes.c_int.in_dll(ctypes.CDLL(str(path())), "emulator_lanes").value if load() else 0
 
 
 def load_for(x: tf.Tensor, dtypes: Collection[str] = ("float32",)) -> ModuleType | None:

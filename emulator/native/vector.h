@@ -168,14 +168,21 @@ struct Doubles {
   Doubles operator*(double factor) const { return {low * factor, high * factor}; }
 
   void store(float* to) const {
-    const Half halves[] = {__builtin_convertvector(low, Half), __builtin_convertvector(high, Half)};
-    std::memcpy(to, halves, sizeof(halves));
+    const Half first = __builtin_convertvector(low, Half), second = __builtin_convertvector(high, Half);
+    std::memcpy(to, &first, sizeof(first));
+    std::memcpy(to + kLanes / 2, &second, sizeof(second));
   }
 
   static Wide widened(const float* from) {
+#if defined(__AVX512F__)  // compilers would use narrower vectors
+    return (Wide)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__AVX__)
+    return (Wide)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
     Half x;
     std::memcpy(&x, from, sizeof(x));
     return __builtin_convertvector(x, Wide);
+#endif
   }
 
   Wide low, high;

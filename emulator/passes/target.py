@@ -14,6 +14,7 @@ class Target:
     """The use of a network, and the device that computes it.
 
     * `native` has the names of the native operations, without any if the device or the dtype has none.
+    * `lanes` is the number of FP32 numbers in a vector of these operations.
     * `group_gradients` means that TensorFlow computes the gradients of grouped convolutions there.
     * `synced` means that several processes share the statistics of batch norm.
     * `frozen` names moving statistics. Norms with these statistics use them in training too.
@@ -21,6 +22,7 @@ class Target:
 
     training: bool = True
     native: Collection[str] = frozenset()
+    lanes: int = 16
     group_gradients: bool = False
     synced: bool = False
     frozen: Collection[str] = frozenset()
