@@ -53,7 +53,8 @@ def convolution(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
     network = record_layers(lambda layers, x: layers.conv(x, filters, kernel, GLOROT, **options), tuple(x.shape[1:]))
     policy = PrecisionPolicy(SINGLE, dtype=x.dtype)
     target = policy.target("/cpu:0")
-    target = replace(target, native=frozenset(target.native) - {"emulator_winograd_conv2d"})
+    # Choose kernels as on processors with wide vectors, because on others, groups use oneDNN.
+    target = replace(target, native=frozenset(target.native) - {"emulator_winograd_conv2d"}, lanes=16)
     return policy.lowering({"conv/conv2d/kernel": weights}, target).run(prepared(network, SINGLE, target), x)
 
 
