@@ -1,6 +1,6 @@
 // The gradient of the weights of a convolution with SAME padding. x is [batch, height, width, channels], the weights are
-// [kernel, kernel, channels of a group, filters]. convolution.cc computes it for more sizes, but takes up to five times as long
-// for groups of 16 channels, and four times for images of three channels, because it copies every pixel for every tap.
+// [kernel, kernel, channels of a group, filters]. convolution.cc computes this gradient for more sizes. But it copies every
+// pixel for every tap, so it takes up to five times as long for groups of 16 channels, and four times for three channels.
 //
 // Products of some rows of pixels are added in registers. Their sums are added in FP32 over rows and samples of a chunk, and
 // in double precision over chunks. The order is fixed, so the number of threads changes no bit.

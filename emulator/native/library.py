@@ -125,7 +125,7 @@ def operations() -> frozenset[str]:
 
 @cache
 def lanes() -> int:
-    """Return how many FP32 numbers a vector of the kernels has: 16 with AVX-512, 8 with AVX, else 4. Without kernels, return 0."""
+    """Return how many FP32 numbers a vector of the kernels has: 16 with AVX-512, 8 with AVX2, or 4; 0 without kernels."""
     return ctypes.c_int.in_dll(ctypes.CDLL(str(path())), "emulator_lanes").value if load() else 0
 
 
