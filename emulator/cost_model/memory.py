@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from emulator.cost_model.systems import Ipu
 from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
-from emulator.network.lifetimes import alive, kept
+from emulator.plan.lifetimes import alive, kept
 from emulator.network.network import PRODUCTS, Node
 
 CODE = 45  # each launched operation takes 45 bytes of code in every tile.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.network.lifetimes import alive, kept
+from emulator.plan.lifetimes import alive, kept
 from emulator.network.recorder import record_layers
 from Models._norms import BatchNorm
 
